@@ -148,7 +148,7 @@ def run(
     dim: DimsOption = None,
 ) -> None:
     """Run a model, or an artifact, on arrays from a file."""
-    from service.cli.arrays import save_arrays
+    from service.arrays import save_arrays
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
@@ -171,7 +171,7 @@ def _check_place(path: Path) -> None:
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:
-    from service.cli.arrays import ArraysError, load_arrays
+    from service.arrays import ArraysError, load_arrays
 
     try:
         return dict(load_arrays(existing_file(path)))

@@ -191,18 +191,27 @@ def explain(
     )
 
 
+def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
+    """Seconds of each of the plan's `kernels` in one run, each in its place: the fastest sample.
+
+    Raises:
+        DeviceError: if the device does not answer, or cannot run it.
+    """
+    best = device.profile(of_compiled(compiled), threads, SAMPLES)
+    return [
+        float(seconds)
+        for instruction, seconds in zip(compiled.program.walk(), best, strict=True)
+        if isinstance(instruction, KernelCall)
+    ]
+
+
 def _measure(
     planned: Planned, compiled: CompiledProgram, device: Device, timings: Timings | None
 ) -> dict[Workload, float]:
     """Seconds of each workload's kernel: the fastest sample, averaged over how often it is expected
     to run; a branch that these inputs do not choose takes no time."""
     with timed(timings, "measure kernels"):
-        best = device.profile(of_compiled(compiled), planned.threads, SAMPLES)
-    calls = [
-        float(seconds)
-        for instruction, seconds in zip(compiled.program.walk(), best, strict=True)
-        if isinstance(instruction, KernelCall)
-    ]
+        calls = kernel_seconds(compiled, planned.threads, device)
     found: dict[Workload, float] = {}
     for step, seconds in zip(planned.plan.kernels, calls, strict=True):
         found[step.workload] = found.get(step.workload, 0.0) + seconds

@@ -301,6 +301,16 @@ def test_jobs_import_no_web_framework() -> None:
     assert not wrong
 
 
+def test_quantising_knows_no_command_line_and_one_file_the_quantiser() -> None:
+    ours = {name for name in modules() if name.startswith("service.quantize")}
+    assert ours
+    targets = {(name, target) for name in ours for target in imports(name, everywhere=True)}
+    wrong = {pair for pair in targets if pair[1].startswith(("service.cli", "service.api"))}
+    assert not wrong
+    libraries = {n for n in modules() for t in imports(n, everywhere=True) if "quantization" in t}
+    assert libraries == {"service.quantize.methods"}
+
+
 def test_the_rules_see_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser behind the tests finds lazy, relative and from-imports."""
     path = tmp_path / "wrong.py"

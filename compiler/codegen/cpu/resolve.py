@@ -42,11 +42,9 @@ class Access:
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Elements that are loaded as one of 32 bits."""
+    """Neighbouring elements that are loaded as one of 32 bits."""
     present: int = 1
-    """How many of them there are; the others meet zeros."""
-    apart: int = 0
-    """Bytes from one of them to the next."""
+    """How many of them there are; the others count as zeros."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes lie side by side, in order."""
 
@@ -70,11 +68,6 @@ class Access:
     @property
     def is_vector(self) -> bool:
         return bool(self.lane_offsets)
-
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie apart: those of one lane between those of others."""
-        return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     address = locate(context.emitter, context.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
-    packed, present, apart = _packed(tensor, offset)
+    packed, present = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -165,30 +158,26 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         tuple(indirect),
         packed,
         present,
-        apart,
     )
 
 
-def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int, int]:
-    """How many elements one operand of a dot instruction takes, how many there are, and how many
-    bytes one is from the next.
+def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int]:
+    """How many elements one operand of a dot instruction takes, and how many there are.
 
-    Those of vectors must be neighbours, or each be part of a vector of neighbours. Vectors of
-    groups that are not full are read whole: the layout must have room for them.
+    They must be neighbours. Vectors of groups that are not full are read whole: the layout must
+    have room for them.
     """
     group = offset.of(Kind.PACKED)
     if not group:
-        return 1, 1, 0
+        return 1, 1
     ((variable, stride),) = group.items()
-    size, lanes = tensor.dtype.bytes, offset.of(Kind.LANE)
-    vectors = stride > size and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
-    if (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
+    if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    count = 4 // size
+    count = 4 // tensor.dtype.bytes
     whole = tensor.layout.factors and (tensor.layout.factors[-1].mod or 1) % count == 0
-    if variable.count < count and lanes and not vectors and not whole:
+    if variable.count < count and offset.of(Kind.LANE) and not whole:
         raise ScheduleError(f"'{tensor.name}' has no room for whole groups of {count}")
-    return count, variable.count, stride
+    return count, variable.count
 
 
 def _static_guard(

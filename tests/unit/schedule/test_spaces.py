@@ -132,7 +132,6 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("matmul", ["strassen", "gemm"]),
         ("bytes", ["gemm"]),
         ("bytes 3x3", ["direct"]),
-        ("bytes depthwise", ["window"]),
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),
         ("nibbles", ["blocks"]),

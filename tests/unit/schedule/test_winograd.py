@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from compiler.driver import load_graph, make_plan, optimise
 from compiler.loops.layout import Factor, Layout, blocked
 from compiler.ops.interpret import run_graph
 from compiler.schedule.schedule import Schedule
@@ -43,6 +45,28 @@ def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubS
 def test_what_it_does_not_apply_to(workload: Workload) -> None:
     """Padding is in a halo, channels lie together, and a phase of the window has two taps."""
     assert TEMPLATE.space(workload, TARGET, threads=1, numerics="fast") is None
+
+
+def test_sums_of_integers_are_not_transformed() -> None:
+    """A convolution of bytes whose sums become float32: ConvInteger and Cast."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["bytes", "scale", "zero"]),
+        helper.make_node(
+            "ConvInteger", ["bytes", "w", "zero"], ["sums"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]
+        ),
+        helper.make_node("Cast", ["sums"], ["whole"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["whole", "scale"], ["y"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64, 28, 28]) for name in "xy"
+    ]
+    weights = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.int8), "w")
+    graph = helper.make_graph(nodes, "bytes", ports[:1], ports[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    plan = make_plan(optimise(load_graph(model), TARGET), TARGET)
+    products = [w for w, _ in plan.tasks() if any(n.op == "conv" for n in w.graph.nodes)]
+    assert products
+    assert [analyse(workload) for workload in products] == [None] * len(products)
 
 
 def test_channels_last_serve_as_well_as_blocks() -> None:

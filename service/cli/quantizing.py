@@ -1,0 +1,235 @@
+"""`tilewright quantize`: a model in 8 or 4 bits, and what that costs and saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import (
+    DimsOption,
+    ModelPath,
+    ThreadsOption,
+    UserError,
+    existing_file,
+    load_settings,
+    parse_dims,
+)
+from service.cli.on_device import OnOption, device_for
+from service.cli.terminal import complain, console, say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from compiler.program_builder import ScheduleSource
+    from service.quantize.methods import Method
+    from service.quantize.samples import Samples
+
+_WHERE = "an .npz file, a folder of them, or a folder of images"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(quantize)
+
+
+def quantize(
+    model: ModelPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the quantised model")],
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="PATH", help=f"Samples of the inputs: {_WHERE}"),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Draw the samples: ranges and report mean little then")
+    ] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Quantise activations when the model runs")
+    ] = False,
+    int4: Annotated[
+        bool, typer.Option("--int4", help="Weights of 4 bits; activations stay in float32")
+    ] = False,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", help="With --int4: weights with one scale, 16 to 256; 32"),
+    ] = None,
+    accuracy_level: Annotated[
+        int | None,
+        typer.Option("--accuracy-level", help="With --int4: 4 multiplies int8 activations; 0"),
+    ] = None,
+    per_tensor: Annotated[
+        bool, typer.Option("--per-tensor", help="One scale for weights, not one a channel")
+    ] = False,
+    ranges: Annotated[
+        str | None,
+        typer.Option("--ranges", help="Of calibration: minmax, entropy or percentile; minmax"),
+    ] = None,
+    max_loss: Annotated[
+        str | None,
+        typer.Option(
+            "--max-loss",
+            metavar="DB|PERCENT",
+            help="Keep layers in float32 until outputs are 30dB above their noise, or 1% of the "
+            "answers of a classification change",
+        ),
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option("--mean", help="Of images: of pixels in 0..1, with commas; 0")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option("--std", help="Of images: what they are divided by; 1")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Of images: nchw or nhwc; nchw")
+    ] = None,
+    threads: ThreadsOption = 1,
+    dim: DimsOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    on: OnOption = None,
+) -> None:
+    """Quantise a float32 model with onnxruntime, and say what each layer loses and saves.
+
+    Accuracy is that of Tilewright's own executor on samples that calibration did not see, times
+    are those of the device.
+    """
+    import json
+
+    from service.cli.quantize_view import report_view, telling
+    from service.jobs.known_plan import known_plan
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import Planned
+    from service.quantize.limit import parse_limit
+    from service.quantize.methods import check_installed
+    from service.quantize.output import check_place, save_model
+    from service.quantize.run import Work
+    from service.quantize.run import quantize as quantize_model
+    from service.storage import open_storage
+
+    method = _method(
+        dynamic=dynamic,
+        int4=int4,
+        block=block,
+        accuracy_level=accuracy_level,
+        per_tensor=per_tensor,
+        ranges=ranges,
+    )
+    limit = None if max_loss is None else parse_limit(max_loss)
+    check_installed(method)
+    existing_file(model)
+    check_place(output, model)  # now, and not when the model is there
+    pictures = {"--mean": mean, "--std": std, "--layout": layout}
+    samples = _samples(model, calibration, method, parse_dims(dim), pictures, random=random)
+    out = console()
+    storage = open_storage(load_settings())
+
+    def serve(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
+        settled = settle([known_plan(planned, storage)], storage)
+        return settled.planned[0], settled.schedules
+
+    try:
+        with (
+            device_for(on, "host", storage) as (device, target),
+            telling(None if as_json else out) as tell,
+        ):
+            made, report = quantize_model(
+                Work(model, method, samples, device, target, threads, limit, serve, tell)
+            )
+    finally:
+        storage.close()
+    save_model(made, output)
+    if as_json:
+        say(json.dumps({"output": str(output), **report.to_json()}, indent=2))
+        return
+    out.print(report_view(report))
+    out.print(f"quantised model: {output}", soft_wrap=True)
+
+
+def _method(
+    *,
+    dynamic: bool,
+    int4: bool,
+    block: int | None,
+    accuracy_level: int | None,
+    per_tensor: bool,
+    ranges: str | None,
+) -> Method:
+    """The method that the options say. Raises UserError where they contradict each other."""
+    from service.quantize.methods import DynamicInt8, Int4, Ranges, StaticInt8
+
+    if dynamic and int4:
+        raise UserError("--dynamic and --int4 are two methods: give one of them")
+    if not int4 and (block is not None or accuracy_level is not None):
+        raise UserError("--block and --accuracy-level are for --int4")
+    if int4 and per_tensor:
+        raise UserError("--per-tensor is not for --int4, whose weights have a scale for each block")
+    if (int4 or dynamic) and ranges is not None:
+        raise UserError("--ranges are for calibration: neither --int4 nor --dynamic has any")
+    if int4:
+        plain = Int4()
+        return Int4(
+            plain.block if block is None else block,
+            plain.accuracy_level if accuracy_level is None else accuracy_level,
+        )
+    if dynamic:
+        return DynamicInt8(per_channel=not per_tensor)
+    chosen = Ranges.MINMAX
+    if ranges is not None:
+        if ranges not in list(Ranges):
+            raise UserError(f"--ranges '{ranges}': known are {', '.join(Ranges)}")
+        chosen = Ranges(ranges)
+    return StaticInt8(per_channel=not per_tensor, ranges=chosen)
+
+
+def _samples(
+    model: Path,
+    calibration: Path | None,
+    method: Method,
+    dims: Mapping[str, int],
+    pictures: Mapping[str, str | None],
+    *,
+    random: bool,
+) -> Samples:
+    """The samples that the options say. Raises UserError where they say none or two."""
+    from compiler.frontend.dimensions import check_dims, model_ports
+    from compiler.frontend.onnx_import import read_model
+    from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
+    from service.quantize.methods import StaticInt8
+    from service.quantize.samples import drawn_samples, model_inputs, read_samples
+
+    if calibration is not None and random:
+        raise UserError("--calibration and --random are two kinds of samples: give one of them")
+    given = [option for option, text in pictures.items() if text is not None]
+    if calibration is None and given:
+        raise UserError(f"{given[0]} is for images of --calibration")
+    if calibration is None and not random and isinstance(method, StaticInt8):
+        raise UserError(
+            f"static int8 takes the ranges of values from samples: give --calibration {_WHERE}; "
+            "--dynamic and --int4 need none, and --random draws some, for a trial"
+        )
+    graph = read_model(model).proto.graph
+    sizes = check_dims(graph, dims)
+    inputs = model_inputs(graph, model_ports(graph).fixed(sizes).inputs)
+    if calibration is None:
+        complain(
+            "warning: the inputs are DRAWN AT RANDOM, not taken from real data: "
+            + (
+                "the ranges of values, and so the model, are good for a trial of its speed alone"
+                if isinstance(method, StaticInt8)
+                else "the losses that are reported may be far from those of real data"
+            )
+        )
+        return drawn_samples(inputs, sizes)
+    options = ImageOptions()
+    if text := pictures["--layout"]:
+        if text not in list(ImageLayout):
+            raise UserError(f"--layout '{text}': known are {', '.join(ImageLayout)}")
+        options = ImageOptions(layout=ImageLayout(text))
+    if given:
+        mean, std = (pictures[option] for option in ("--mean", "--std"))
+        options = ImageOptions(
+            options.mean if mean is None else parse_numbers("--mean", mean),
+            options.std if std is None else parse_numbers("--std", std),
+            options.layout,
+        )
+    return read_samples(calibration, inputs, options, sizes)

@@ -1,0 +1,170 @@
+"""Whose time a kernel is: layers that kernels compute together are parts of a model.
+
+A plan still has the names of the model's values. A kernel belongs to the layers whose values it
+computes between its inputs and its output, rounded or not; if there are none, to those that it
+computes for (the integers of a product, an input's rounding). One that computes no value of the
+model at all (a relayout, a padding) belongs to the layers of the kernels that read it.
+
+Layers that share a kernel, in the float32 model or in the quantised one, have no time of their own:
+they are one part. So is a layer without any kernel (a Reshape in place) with the one that it reads
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.plan import GraphPlan, KernelStep, ViewStep
+from service.quantize.layers import Layer, Owners
+
+Indices = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers, by position, that are timed together, and seconds of one run of their kernels.
+
+    The times are None where the device was not asked, or could not say.
+    """
+
+    layers: tuple[int, ...]
+    float_seconds: float | None
+    quantised_seconds: float | None
+
+    @property
+    def saved_seconds(self) -> float | None:
+        """What quantising it saves; below zero where the quantised part takes longer."""
+        if self.float_seconds is None or self.quantised_seconds is None:
+            return None
+        return self.float_seconds - self.quantised_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A plan with the seconds of each of `plan.kernels`.
+
+    `owners` knows the layers of the model's values, `values` are all of them.
+    """
+
+    plan: GraphPlan
+    seconds: Sequence[float]
+    owners: Owners
+    values: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Parts, and the seconds of the kernels that belong to none, in either model."""
+
+    parts: tuple[Part, ...]
+    float_elsewhere: float | None
+    quantised_elsewhere: float | None
+
+
+def attribute(
+    layers: Sequence[Layer],
+    before: Timed | None,
+    after: Timed | None,
+) -> Attribution:
+    """The parts of a model by the kernels of its float32 and its quantised form.
+
+    Without timed plans each layer is a part, with times that nobody knows.
+    """
+    if before is None or after is None:
+        return Attribution(tuple(Part((i,), None, None) for i in range(len(layers))), None, None)
+    both = [list(zip(kernel_layers(t), t.seconds, strict=True)) for t in (before, after)]
+    groups = _Groups(len(layers))
+    for found, _ in both[0] + both[1]:
+        groups.join(found)
+    timed = {index for found, _ in both[0] + both[1] for index in found}
+    makers = {value: i for i, layer in enumerate(layers) for value in layer.outputs}
+    for index, layer in enumerate(layers):
+        sources = [makers[value] for value in layer.inputs if value in makers]
+        if index not in timed and sources:
+            groups.join((index, sources[0]))
+    totals = [_totals(kernels, groups) for kernels in both]
+    parts = tuple(
+        Part(members, totals[0].get(members[0], 0.0), totals[1].get(members[0], 0.0))
+        for members in groups.members()
+    )
+    return Attribution(parts, totals[0].get(None, 0.0), totals[1].get(None, 0.0))
+
+
+def kernel_layers(timed: Timed) -> list[Indices]:
+    """The layers of each of `plan.kernels`; those of bodies of loops and branches have none."""
+    plan = timed.plan
+    readers: dict[str, Indices] = {}
+    found: dict[int, Indices] = {}
+    for position in reversed(range(len(plan.steps))):
+        step = plan.steps[position]
+        layers: Indices = frozenset()
+        match step:
+            case KernelStep():
+                made = [v for v in _made(plan, step) if v in timed.values]
+                layers = _layers(timed, made) if made else readers.get(step.output, frozenset())
+                found[id(step)] = layers
+            case ViewStep():
+                if step.output in timed.values:
+                    layers = _layers(timed, [step.output])
+                layers = layers or readers.get(step.output, frozenset())
+        for value in step.inputs:
+            readers[value] = readers.get(value, frozenset()) | layers
+    return [found.get(id(kernel), frozenset()) for kernel in plan.kernels]
+
+
+def _layers(timed: Timed, made: Iterable[str]) -> Indices:
+    """The layers of a step that makes these values of the model."""
+    nobody: Indices = frozenset()
+    return nobody.union(*map(timed.owners.makers, made)) or nobody.union(
+        *map(timed.owners.served, made)
+    )
+
+
+def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
+    """The values of the graph that a kernel computes, those within it among them."""
+    inputs = set(step.inputs)
+    seen = {step.output}
+    pending = [step.output]
+    while pending:
+        value = pending.pop()
+        yield value
+        node = plan.graph.producer(value)
+        fresh = [] if node is None else [v for v in node.inputs if v not in inputs | seen]
+        seen.update(fresh)
+        pending += [v for v in fresh if plan.graph.producer(v) is not None]
+
+
+def _totals(
+    kernels: Iterable[tuple[Indices, float]], groups: _Groups
+) -> Mapping[int | None, float]:
+    """Seconds by the first layer of a part; of None those of kernels that belong to no layer."""
+    totals: dict[int | None, float] = {}
+    for found, seconds in kernels:
+        key = groups.first(min(found)) if found else None
+        totals[key] = totals.get(key, 0.0) + seconds
+    return totals
+
+
+class _Groups:
+    """Disjoint sets of 0..count-1."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def first(self, index: int) -> int:
+        """The least of its set."""
+        while self._parents[index] != index:
+            index = self._parents[index]
+        return index
+
+    def join(self, indices: Iterable[int]) -> None:
+        firsts = sorted({self.first(index) for index in indices})
+        for other in firsts[1:]:
+            self._parents[other] = firsts[0]
+
+    def members(self) -> list[tuple[int, ...]]:
+        sets: dict[int, list[int]] = {}
+        for index in range(len(self._parents)):
+            sets.setdefault(self.first(index), []).append(index)
+        return [tuple(each) for each in sets.values()]

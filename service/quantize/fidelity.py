@@ -1,0 +1,160 @@
+"""How near arrays are to what was expected: sums over any number of arrays, added with `+`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.runtime.packing import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Sums over elements. A value that is equal on both sides, NaN and infinities too, adds no
+    noise; one that is finite on one side only makes the noise infinite.
+
+    Attributes:
+        signal: of the squares of what was expected.
+        noise: of the squares of the differences.
+        power: of the squares of what came.
+        product: of expected values times those that came.
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+    power: float = 0.0
+    product: float = 0.0
+
+    @staticmethod
+    def of(expected: Array, actual: Array) -> Fidelity:
+        """The sums of two arrays of one shape. Raises ValueError if their shapes differ."""
+        if expected.shape != actual.shape:
+            raise ValueError(f"shapes {expected.shape} and {actual.shape} differ")
+        wanted = expected.astype(np.float64).ravel()
+        came = actual.astype(np.float64).ravel()
+        finite = np.isfinite(wanted) & np.isfinite(came)
+        if not finite.all():
+            special = ~finite
+            equal = np.array_equal(wanted[special], came[special], equal_nan=True)
+            wanted, came = wanted[finite], came[finite]
+            if not equal:
+                return Fidelity(float(wanted @ wanted), math.inf, float(came @ came), math.nan)
+        apart = came - wanted
+        return Fidelity(
+            float(wanted @ wanted), float(apart @ apart), float(came @ came), float(wanted @ came)
+        )
+
+    def __add__(self, other: Fidelity) -> Fidelity:
+        return Fidelity(
+            self.signal + other.signal,
+            self.noise + other.noise,
+            self.power + other.power,
+            self.product + other.product,
+        )
+
+    @property
+    def noise_ratio(self) -> float:
+        """The noise over the signal: 0 where all is equal, infinite where nothing was expected."""
+        if self.noise == 0.0:
+            return 0.0
+        return self.noise / self.signal if self.signal > 0.0 else math.inf
+
+    @property
+    def sqnr_db(self) -> float:
+        """The ratio of signal to quantisation noise in decibels; infinite where all is equal."""
+        ratio = self.noise_ratio
+        if ratio == 0.0:
+            return math.inf
+        return -math.inf if math.isinf(ratio) else -10.0 * math.log10(ratio)
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the angle between both, 1 where all is equal, NaN where it has none."""
+        if self.noise == 0.0:
+            return 1.0
+        length = math.sqrt(self.signal) * math.sqrt(self.power)
+        return self.product / length if length > 0.0 else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`, null where a number is not finite; `exact` says why."""
+        return {
+            "sqnr_db": _finite(self.sqnr_db),
+            "cosine": _finite(self.cosine),
+            "exact": self.noise == 0.0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TopOne:
+    """Rows of a classification, and those whose largest entry is at the same place."""
+
+    rows: int = 0
+    same: int = 0
+
+    @staticmethod
+    def of(expected: Array, actual: Array) -> TopOne | None:
+        """Of arrays (rows, classes), with any dimensions of 1 behind; None for all others."""
+        shape = expected.shape
+        while len(shape) > 2 and shape[-1] == 1:
+            shape = shape[:-1]
+        if len(shape) != 2 or shape[1] < 2 or expected.dtype.kind != "f":
+            return None
+        first, second = (array.reshape(shape).argmax(axis=1) for array in (expected, actual))
+        return TopOne(shape[0], int((first == second).sum()))
+
+    def __add__(self, other: TopOne) -> TopOne:
+        return TopOne(self.rows + other.rows, self.same + other.same)
+
+    @property
+    def changed(self) -> float:
+        """The share of rows whose answer changed, in 0..1."""
+        return 1.0 - self.same / self.rows if self.rows else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFidelity:
+    """One output of a model; `top_one` is None where it is no classification."""
+
+    name: str
+    fidelity: Fidelity
+    top_one: TopOne | None
+
+    @staticmethod
+    def of(name: str, expected: Array, actual: Array) -> OutputFidelity:
+        return OutputFidelity(name, Fidelity.of(expected, actual), TopOne.of(expected, actual))
+
+    def __add__(self, other: OutputFidelity) -> OutputFidelity:
+        both = self.top_one is not None and other.top_one is not None
+        return OutputFidelity(
+            self.name,
+            self.fidelity + other.fidelity,
+            self.top_one + other.top_one if both else None,  # type: ignore[operator]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        top = self.top_one
+        rows = None if top is None else {"rows": top.rows, "same": top.same}
+        return {"name": self.name, **self.fidelity.to_json(), "top_one": rows}
+
+
+Outputs = tuple[OutputFidelity, ...]
+"""All outputs of a model."""
+
+
+def added(first: Outputs, second: Outputs) -> Outputs:
+    """Two samples together; the first of all has none before it: `()`."""
+    if not first:
+        return second
+    return tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+def noise_ratio(outputs: Outputs) -> float:
+    """Of the output that has the most noise."""
+    return max((output.fidelity.noise_ratio for output in outputs), default=0.0)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,86 @@
+"""Images as a network takes them: cut to its size, scaled, in its order of dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from compiler.runtime.packing import Array
+from compiler.runtime.ports import Dims, dims_text
+from service.quantize.errors import QuantizeError
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""Of the files that are taken for images."""
+
+
+class ImageLayout(StrEnum):
+    NCHW = "nchw"
+    NHWC = "nhwc"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What a network was trained with: `(pixel / 255 - mean) / std`, one number or one a channel.
+
+    Raises:
+        QuantizeError: if a number is not finite, or a deviation is not above 0.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    layout: ImageLayout = ImageLayout.NCHW
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.mean).all():
+            raise QuantizeError(f"--mean {_listed(self.mean)}: a mean is a number")
+        if not (np.isfinite(self.std).all() and min(self.std) > 0):
+            raise QuantizeError(f"--std {_listed(self.std)}: a deviation is a number above 0")
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """(0.485, 0.456) from "0.485,0.456". Raises QuantizeError."""
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise QuantizeError(f"{option} '{text}': expected numbers with commas") from error
+
+
+def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
+    """An image as a float32 batch of one.
+
+    Its shorter side is scaled to cover the network's size, and the middle is cut out.
+
+    Raises:
+        QuantizeError: if it is no image, or the input takes none.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    order = options.layout.value
+    sizes = dict(zip(order, dims, strict=True)) if len(dims) == 4 else {}
+    channels, height, width = (sizes.get(name) for name in "chw")
+    if channels not in (1, 3) or not isinstance(height, int) or not isinstance(width, int):
+        raise QuantizeError(
+            f"images are for an input of 1 or 3 channels and a known size in the order "
+            f"{order.upper()}, this one is {dims_text(dims)}: see --layout and --dim"
+        )
+    for option, numbers in (("--mean", options.mean), ("--std", options.std)):
+        if len(numbers) not in (1, channels):
+            raise QuantizeError(f"{option} {_listed(numbers)}: the input has {channels} channels")
+    try:
+        with Image.open(path) as image:
+            whole = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+            cut = ImageOps.fit(whole, (width, height), Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise QuantizeError(f"'{path}' is no image that can be read: {error}") from error
+    pixels = np.asarray(cut, np.float32).reshape(1, height, width, channels)
+    scaled = (pixels / 255 - np.array(options.mean)) / np.array(options.std)
+    if options.layout is ImageLayout.NCHW:
+        scaled = scaled.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(scaled, np.float32)
+
+
+def _listed(numbers: tuple[float, ...]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,135 @@
+"""Layers: the nodes of a float32 model that were quantised, and their values in both models.
+
+The quantiser keeps the names of the values that it keeps. A value that it quantises goes through
+QuantizeLinear and DequantizeLinear on its way to those that read it:
+
+    Conv -> x              Conv -> x -> QuantizeLinear -> DequantizeLinear -> x'
+
+Where it takes a Relu away (the range cuts at 0 as well), the Conv makes the value of the Relu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A node of the float32 model that the quantiser changed.
+
+    Attributes:
+        name: of the node.
+        operator: its ONNX operator.
+        inputs: the values that it reads.
+        outputs: the values that it makes.
+        value: what is compared: its first output, or that of what follows, where the quantised
+            model has no such value; "" where it has none of them.
+    """
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Who makes and who reads each value of a graph."""
+
+    producers: Mapping[str, onnx.NodeProto]
+    consumers: Mapping[str, list[onnx.NodeProto]]
+
+    @staticmethod
+    def of(graph: onnx.GraphProto) -> Wiring:
+        consumers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for value in dict.fromkeys(node.input):
+                consumers.setdefault(value, []).append(node)
+        return Wiring({value: node for node in graph.node for value in node.output}, consumers)
+
+    def readers(self, value: str, operator: str) -> Iterable[onnx.NodeProto]:
+        return (node for node in self.consumers.get(value, ()) if node.op_type == operator)
+
+
+def find_layers(
+    model: onnx.GraphProto, quantised: onnx.GraphProto, operators: Collection[str]
+) -> tuple[Layer, ...]:
+    """The nodes of these operators that the quantiser changed, in order."""
+    after = {node.name: node for node in quantised.node}
+    values = Wiring.of(quantised).producers
+    wiring = Wiring.of(model)
+    layers = []
+    for node in model.node:
+        now = after.get(node.name)
+        same = now is not None and (now.op_type, list(now.input), list(now.output)) == (
+            node.op_type,
+            list(node.input),
+            list(node.output),
+        )
+        if node.op_type not in operators or same:
+            continue
+        value = node.output[0]
+        while value and value not in values:
+            behind = wiring.consumers.get(value, ())
+            value = behind[0].output[0] if len(behind) == 1 else ""
+        layers.append(Layer(node.name, node.op_type, tuple(node.input), tuple(node.output), value))
+    return tuple(layers)
+
+
+def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
+    """Of each value, the one that its readers see: that behind its rounding, if it is rounded."""
+    wiring = Wiring.of(graph)
+    found = {}
+    for value in values:
+        found[value] = value
+        for rounded in wiring.readers(value, "QuantizeLinear"):
+            for back in wiring.readers(rounded.output[0], "DequantizeLinear"):
+                found[value] = back.output[0]
+    return found
+
+
+class Owners:
+    """Which layers a value of a model has to do with, by their positions."""
+
+    def __init__(
+        self, graph: onnx.GraphProto, known: Collection[str], layers: Iterable[Layer]
+    ) -> None:
+        """`known` are the values of the float32 model."""
+        self._wiring = Wiring.of(graph)
+        self._known = known
+        self._makers = {
+            value: frozenset({index})
+            for index, layer in enumerate(layers)
+            for value in layer.outputs
+        }
+
+    def makers(self, value: str) -> frozenset[int]:
+        """The layer that makes a value of the float32 model, or one that is rounded from it."""
+        while value not in self._known:
+            node = self._wiring.producers.get(value)
+            if node is None or node.op_type not in ROUNDING:
+                return frozenset()
+            value = node.input[0]
+        return self._makers.get(value, frozenset())
+
+    def served(self, value: str) -> frozenset[int]:
+        """The layers on whose way a value lies that only the quantised model has."""
+        found: set[int] = set()
+        seen = {value}
+        pending = [value]
+        while pending:
+            now = pending.pop()
+            if now in self._known:
+                found |= self._makers.get(now, frozenset())
+                continue
+            behind = (v for node in self._wiring.consumers.get(now, ()) for v in node.output)
+            fresh = [v for v in behind if v not in seen]
+            seen.update(fresh)
+            pending += fresh
+        return frozenset(found)

@@ -1,0 +1,90 @@
+"""How much a quantised model may lose: `--max-loss`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from service.quantize.errors import QuantizeError
+from service.quantize.fidelity import Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class LeastSqnr:
+    """Every output is at least so many decibels above its noise."""
+
+    decibels: float
+
+    def __str__(self) -> str:
+        return f"{self.decibels:g} dB"
+
+
+@dataclass(frozen=True, slots=True)
+class MostChanged:
+    """At most this share of the rows of a classification, in 0..1, has another answer."""
+
+    share: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:g} %"
+
+
+Limit = LeastSqnr | MostChanged
+
+
+def parse_limit(text: str) -> Limit:
+    """LeastSqnr(30) from "30dB", MostChanged(0.01) from "1%".
+
+    Raises:
+        QuantizeError: if it is neither, or no number that a loss can be.
+    """
+    plain = text.strip().lower()
+    for unit in ("db", "%"):
+        if plain.endswith(unit):
+            try:
+                number = float(plain.removesuffix(unit))
+            except ValueError:
+                break
+            if unit == "db" and math.isfinite(number):
+                return LeastSqnr(number)
+            if unit == "%" and 0 <= number < 100:
+                return MostChanged(number / 100)
+            break
+    raise QuantizeError(
+        f"--max-loss '{text}': expected decibels that the outputs keep above their noise (30dB), "
+        "or the share of answers of a classification that may change (1%)"
+    )
+
+
+def keeps(limit: Limit, outputs: Outputs) -> bool:
+    """Whether outputs lose no more than the limit. Call `check_limit` before."""
+    match limit:
+        case LeastSqnr(decibels):
+            return all(output.fidelity.sqnr_db >= decibels for output in outputs)
+        case MostChanged(share):
+            tops = [output.top_one for output in outputs if output.top_one is not None]
+            return all(top.changed <= share for top in tops)
+        case _:
+            assert_never(limit)
+
+
+def check_limit(limit: Limit, outputs: Outputs) -> str | None:
+    """What of a limit the samples cannot show, as a sentence; None where they can.
+
+    Raises:
+        QuantizeError: if a share of answers is asked for, and no output is a classification.
+    """
+    if isinstance(limit, LeastSqnr):
+        return None
+    rows = [output.top_one.rows for output in outputs if output.top_one is not None]
+    if not rows:
+        raise QuantizeError(
+            f"--max-loss {limit}: no output is a classification, (rows, classes); give decibels"
+        )
+    if limit.share and min(rows) * limit.share < 1:
+        return (
+            f"{min(rows)} rows cannot show a loss of {limit}: none of their answers may change; "
+            f"{math.ceil(1 / limit.share)} rows would show it"
+        )
+    return None

@@ -1,0 +1,343 @@
+"""The quantising itself, by `onnxruntime.quantization`: the only file that imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, assert_never
+
+import onnx
+import onnx.version_converter
+
+from compiler.frontend.order import reads
+from compiler.runtime.packing import Array
+from service.quantize.errors import QuantizeError
+
+LEAST_OPSET = 13
+"""The first one with a scale for each channel."""
+
+LARGEST_BYTES = 1 << 31
+"""What one message of protobuf holds: the quantiser passes models around as messages."""
+
+QUANTISED = frozenset(
+    {
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+        *("MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul"),
+        *("QGemm", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
+        *("MatMulNBits", "GatherBlockQuantized", "QLinearAdd", "QLinearMul", "QLinearConcat"),
+    }
+)
+"""Operators that only a quantised model has."""
+
+DYNAMIC_OPERATORS = ("Conv", "Gather", "MatMul")
+"""Without Attention and LSTM, which become operators of onnxruntime alone."""
+
+
+class Ranges(StrEnum):
+    """How calibration makes a range of the values that it saw."""
+
+    MINMAX = "minmax"
+    ENTROPY = "entropy"
+    PERCENTILE = "percentile"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInt8:
+    """uint8 activations with scales from calibration, int8 weights with a scale per channel."""
+
+    per_channel: bool = True
+    ranges: Ranges = Ranges.MINMAX
+
+    def __str__(self) -> str:
+        return f"int8, {self.ranges} ranges, weights {_scales(self.per_channel)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicInt8:
+    """int8 weights; activations are quantised when the model runs."""
+
+    per_channel: bool = True
+
+    def __str__(self) -> str:
+        return f"dynamic int8, weights {_scales(self.per_channel)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """Weights of 4 bits with a scale for each block along the reduction; the rest in float32.
+
+    `accuracy_level` is MatMulNBits' own: 4 quantises activations to int8 when the model runs.
+
+    Raises:
+        QuantizeError: if no operator takes such blocks.
+    """
+
+    block: int = 32
+    accuracy_level: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            listed = ", ".join(map(str, BLOCKS))
+            raise QuantizeError(f"--block {self.block}: blocks are of {listed} weights")
+        if not 0 <= self.accuracy_level <= 4:
+            raise QuantizeError(f"--accuracy-level {self.accuracy_level}: levels are 0 to 4")
+
+    def __str__(self) -> str:
+        return f"int4 weights in blocks of {self.block}, accuracy level {self.accuracy_level}"
+
+
+BLOCKS = (16, 32, 64, 128, 256)
+
+Method = StaticInt8 | DynamicInt8 | Int4
+
+
+@dataclass(slots=True)
+class Quantiser:
+    """A float32 model that is ready to be quantised, as often as is asked.
+
+    Attributes:
+        model: the model after onnxruntime's own folding; each node has a name of its own.
+        method: what it becomes.
+        calibration: samples for the ranges of a static method; they are used once.
+        folder: for files in between; it outlives the quantiser.
+        operators: those that the method quantises.
+    """
+
+    model: onnx.ModelProto
+    method: Method
+    calibration: Sequence[Mapping[str, Array]]
+    folder: Path
+    operators: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.operators = frozenset(_operators(self.method))
+        onnx.save(self.model, self._source)
+
+    @property
+    def _source(self) -> str:
+        return str(self.folder / "prepared.onnx")
+
+    def quantise(self, keep: Collection[str] = ()) -> onnx.ModelProto:
+        """The quantised model, but for the nodes of these names, which stay as they are.
+
+        Raises:
+            QuantizeError: if onnxruntime cannot.
+        """
+        from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
+
+        result = str(self.folder / "quantised.onnx")
+        kept = sorted(keep)
+        with _quiet(f"onnxruntime cannot quantise the model to {self.method}"):
+            match self.method:
+                case StaticInt8(per_channel, ranges):
+                    quantize_static(
+                        self._source,
+                        result,
+                        _reader(self.calibration),
+                        activation_type=QuantType.QUInt8,
+                        weight_type=QuantType.QInt8,
+                        per_channel=per_channel,
+                        nodes_to_exclude=kept,
+                        calibrate_method=_calibration_method(ranges),
+                        calibration_cache_path=self.folder / "ranges.json",
+                    )
+                    return onnx.load(result)
+                case DynamicInt8(per_channel):
+                    quantize_dynamic(
+                        self._source,
+                        result,
+                        op_types_to_quantize=list(DYNAMIC_OPERATORS),
+                        weight_type=QuantType.QInt8,
+                        per_channel=per_channel,
+                        nodes_to_exclude=kept,
+                    )
+                    return onnx.load(result)
+                case Int4(block, level):
+                    return self._int4(block, level, kept)
+                case _:
+                    assert_never(self.method)
+
+    def _int4(self, block: int, level: int, kept: Sequence[str]) -> onnx.ModelProto:
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        quantiser = MatMulNBitsQuantizer(
+            model, block_size=block, accuracy_level=level, nodes_to_exclude=list(kept)
+        )
+        quantiser.process()
+        made: onnx.ModelProto = quantiser.model.model
+        return made
+
+
+def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
+    """A float32 model as the method takes it: opset, constants folded, Gemm spelled out, named.
+
+    Raises:
+        QuantizeError: if it is quantised already, too large, or what onnxruntime cannot read.
+    """
+    check_installed(method)
+    from onnxruntime.quantization.onnx_model import ONNXModel
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    model = load_whole(path)
+    _check_float(model)
+    written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
+    with _quiet(f"'{path}' cannot be prepared for quantising"):
+        opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        if opset < LEAST_OPSET:
+            model = onnx.version_converter.convert_version(model, LEAST_OPSET)
+        onnx.save(model, written)
+        quant_pre_process(written, source, skip_symbolic_shape=True)
+        model = onnx.load(source)
+        if not isinstance(method, StaticInt8):
+            wrapped = ONNXModel(model)
+            wrapped.replace_gemm_with_matmul()
+            model = wrapped.model
+    _name_nodes(model.graph)
+    return model
+
+
+def load_whole(path: Path) -> onnx.ModelProto:
+    """A model with the weights that lie in files beside it.
+
+    Raises:
+        QuantizeError: if they are missing, or too much for one message.
+    """
+    try:
+        plain = onnx.load(path, load_external_data=False)
+        size = sum(_bytes(tensor) for tensor in plain.graph.initializer)
+        if size >= LARGEST_BYTES:
+            raise QuantizeError(
+                f"'{path}' has weights of {size} bytes; onnxruntime.quantization is given models "
+                f"of less than {LARGEST_BYTES}"
+            )
+        onnx.load_external_data_for_model(plain, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise QuantizeError(f"'{path}': weights beside it cannot be read: {error}") from error
+    return plain
+
+
+def check_installed(method: Method) -> None:
+    """Raises QuantizeError, naming the extra, where a library that the method needs is missing."""
+    needed = ["onnxruntime.quantization"]
+    if isinstance(method, Int4):
+        needed.append("onnx_ir")
+    for name in needed:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise QuantizeError(
+                f"quantising needs '{name.partition('.')[0]}' ({error}): "
+                "pip install 'tilewright[quantize]' has it"
+            ) from error
+
+
+def _operators(method: Method) -> Collection[str]:
+    match method:
+        case StaticInt8():
+            from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+            return {*QDQRegistry, *QLinearOpsRegistry}
+        case DynamicInt8():
+            return DYNAMIC_OPERATORS
+        case Int4():
+            return ("MatMul",)
+        case _:
+            assert_never(method)
+
+
+def _reader(samples: Sequence[Mapping[str, Array]]) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
+        def __init__(self) -> None:
+            self._left = iter(samples)
+
+        def get_next(self) -> dict[str, Array] | None:
+            sample = next(self._left, None)
+            return None if sample is None else dict(sample)
+
+    return Reader()
+
+
+def _calibration_method(ranges: Ranges) -> Any:
+    from onnxruntime.quantization import CalibrationMethod
+
+    match ranges:
+        case Ranges.MINMAX:
+            return CalibrationMethod.MinMax
+        case Ranges.ENTROPY:
+            return CalibrationMethod.Entropy
+        case Ranges.PERCENTILE:
+            return CalibrationMethod.Percentile
+        case _:
+            assert_never(ranges)
+
+
+def _check_float(model: onnx.ModelProto) -> None:
+    """Raises QuantizeError if a node is what only quantised models have."""
+    for node in model.graph.node:
+        if node.op_type in QUANTISED:
+            raise QuantizeError(
+                f"the model is quantised already: node '{node.name or node.output[0]}' is a "
+                f"{node.op_type}"
+            )
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Give each node a name of its own: nodes are kept in float32 by name."""
+    taken: set[str] = set()
+    for node in graph.node:
+        name = node.name or f"{node.op_type}.{node.output[0]}"
+        while name in taken:
+            name += "_"
+        node.name = name
+        taken.add(name)
+
+
+def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
+    """Every value of a graph: inputs, initializers, what nodes make and what they read."""
+    names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        names.update(reads(node))
+        names.update(value for value in node.output if value)
+    return frozenset(names)
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    size = 1
+    for extent in tensor.dims:
+        size *= extent
+    return int(size * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _scales(per_channel: bool) -> str:
+    return "per channel" if per_channel else "per tensor"
+
+
+@contextlib.contextmanager
+def _quiet(failure: str) -> Iterator[None]:
+    """Nothing that onnxruntime prints or logs is seen; what it raises is one sentence.
+
+    It raises whatever its Python meets in a model that it does not expect: this is the border.
+    """
+    root = logging.getLogger()
+    level, disabled = root.level, root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except MemoryError:
+        raise
+    except Exception as error:  # see above
+        raise QuantizeError(f"{failure}: {type(error).__name__}: {error}") from error
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)

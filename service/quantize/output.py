@@ -1,0 +1,37 @@
+"""Where a quantised model goes."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+import onnx
+
+from service.quantize.errors import QuantizeError
+
+
+def check_place(path: Path, model: Path) -> None:
+    """Raises QuantizeError where no file can be, or the model itself is."""
+    if path.is_dir():
+        raise QuantizeError(f"--output '{path}' is a folder, no file")
+    if not path.parent.is_dir():
+        raise QuantizeError(f"--output '{path}': the folder '{path.parent}' is not there")
+    if path.exists() and path.samefile(model):
+        raise QuantizeError(f"--output '{path}' is the model that is to be quantised")
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model. A file that was there is replaced once the new one is complete.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_bytes(model.SerializeToString())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

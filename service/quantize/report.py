@@ -1,0 +1,131 @@
+"""What came of quantising a model, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.quantize.attribution import Part
+from service.quantize.fidelity import Fidelity, Outputs
+from service.quantize.layers import Layer
+from service.quantize.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """A layer of the float32 model that the method quantises.
+
+    Attributes:
+        layer: what it is.
+        kept: whether it stays in float32.
+        part: the position of the part that it is timed with.
+        fidelity: of its value in the quantised model to that in the float32 one, with the noise
+            that comes in from the layers before it; None where the two have no value in common.
+    """
+
+    layer: Layer
+    kept: bool
+    part: int
+    fidelity: Fidelity | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.layer.name,
+            "operator": self.layer.operator,
+            "value": self.layer.value,
+            "float32": self.kept,
+            "part": self.part,
+            "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of the kernels of one run on the device; None where it does not run the code.
+
+    Attributes:
+        device: where.
+        threads: of a run.
+        float_seconds: of the float32 model.
+        quantised_seconds: of the model that was made.
+        parts: their times in the float32 model, and with all parts quantised, those too that were
+            kept in float32 then.
+        elsewhere: of the kernels that belong to no layer, in these two.
+    """
+
+    device: str
+    threads: int
+    float_seconds: float | None
+    quantised_seconds: float | None
+    parts: tuple[Part, ...]
+    elsewhere: tuple[float | None, float | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "float_seconds": self.float_seconds,
+            "quantised_seconds": self.quantised_seconds,
+            "parts": [
+                {
+                    "layers": list(part.layers),
+                    "float_seconds": part.float_seconds,
+                    "quantised_seconds": part.quantised_seconds,
+                    "saved_seconds": part.saved_seconds,
+                }
+                for part in self.parts
+            ],
+            "elsewhere": dict(
+                zip(("float_seconds", "quantised_seconds"), self.elsewhere, strict=True)
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A quantised model against the float32 model that it was made of.
+
+    Attributes:
+        method: what was done, for people.
+        origin: of the samples: a path, or "drawn".
+        samples: how many calibration saw; 0 where the method takes none.
+        measured: how many the report is of.
+        seen: whether these are those that calibration saw.
+        outputs: of the models as a whole.
+        layers: every layer that the method quantises, in order.
+        times: by the device.
+        limit: the loss that was allowed, for people; "" where none was stated.
+        selection: what keeping it took; None where all could be quantised, or none was stated.
+        notes: sentences that the reader must know.
+    """
+
+    method: str
+    origin: str
+    samples: int
+    measured: int
+    seen: bool
+    outputs: Outputs
+    layers: Sequence[LayerReport]
+    times: Times
+    limit: str = ""
+    selection: Selection | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`."""
+        return {
+            "method": self.method,
+            "samples": {
+                "origin": self.origin,
+                "calibration": self.samples,
+                "measured": self.measured,
+                "seen": self.seen,
+            },
+            "outputs": [output.to_json() for output in self.outputs],
+            "layers": [layer.to_json() for layer in self.layers],
+            "times": self.times.to_json(),
+            "limit": self.limit or None,
+            "selection": None if self.selection is None else self.selection.to_json(),
+            "notes": list(self.notes),
+        }

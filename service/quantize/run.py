@@ -1,0 +1,238 @@
+"""From a float32 model to a quantised one and its report, as one column."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+
+from compiler.program_builder import ScheduleSource, build_program
+from compiler.target import Target
+from service.jobs.device import Device
+from service.jobs.explain import kernel_seconds
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.quantize.attribution import Attribution, Timed, attribute
+from service.quantize.errors import QuantizeError
+from service.quantize.fidelity import Fidelity, Outputs, noise_ratio
+from service.quantize.layers import Layer, Owners, find_layers
+from service.quantize.limit import Limit, check_limit, keeps
+from service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
+from service.quantize.report import LayerReport, Report, Times
+from service.quantize.running import Reference, Sizes, layer_fidelity
+from service.quantize.samples import Samples
+from service.quantize.selection import Candidate, Selection, select
+from service.quantize.switched import flags, switched_model
+
+LAYER_SAMPLES = 8
+"""Most samples on which layers are compared: all their values are kept at once."""
+
+ALONE_SAMPLES = 4
+"""Most samples on which each part is quantised alone."""
+
+Settle: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
+"""The plan and the schedules that a model is served with."""
+
+Tell: TypeAlias = Callable[[str], None]
+"""Is told what goes on, in a few words."""
+
+
+def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
+    """Untuned."""
+    return planned, None
+
+
+def quiet(_: str) -> None:
+    """For those who need not hear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model to quantise.
+
+    Attributes:
+        model: the file of the float32 model.
+        method: what it becomes.
+        samples: of its inputs.
+        device: where the kernels are timed, with `threads`.
+        target: what is compiled for the device; "host" is this machine.
+        limit: the loss that is allowed, if one is stated.
+        settle: what the models are timed with.
+        tell: hears of each step.
+    """
+
+    model: Path
+    method: Method
+    samples: Samples
+    device: Device
+    target: str | Target = "host"
+    threads: int = 1
+    limit: Limit | None = None
+    settle: Settle = by_rule
+    tell: Tell = field(default=quiet)
+
+
+def quantize(work: Work) -> tuple[onnx.ModelProto, Report]:
+    """The quantised model, and what it loses and saves.
+
+    Raises:
+        QuantizeError: if the model cannot be quantised, or not without losing more than is allowed.
+        CompilerError: if one of the models does not compile.
+        DeviceError: if the device does not answer, or cannot run them.
+    """
+    with tempfile.TemporaryDirectory(prefix="tilewright-quantize-") as folder:
+        return _Run(work, Path(folder)).whole()
+
+
+class _Run:
+    """What the steps of one run share."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self._work = work
+        self._folder = folder
+        self._sizes = Sizes(work.samples.dims, work.threads)
+        self._notes: list[str] = []
+
+    def whole(self) -> tuple[onnx.ModelProto, Report]:
+        work, samples = self._work, self._work.samples
+        work.tell(f"running {len(samples.held_out)} samples in float32")
+        reference = Reference.of(self._sizes.compile(work.model), samples.held_out)
+        work.tell("preparing")
+        self._model = prepare(work.model, work.method, self._folder)
+        self._known = tensor_names(self._model.graph)
+        quantiser = Quantiser(self._model, work.method, samples.calibration, self._folder)
+        work.tell(f"quantising: {work.method}")
+        made = quantiser.quantise()
+        self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
+        if not self._layers:
+            listed = ", ".join(sorted(quantiser.operators))
+            raise QuantizeError(
+                f"'{work.model}': there is nothing that {work.method} changes: of {listed} the "
+                "model has none with the weights or ranges that it takes"
+            )
+        work.tell(f"running {len(samples.held_out)} samples quantised")
+        outputs = reference.compare(self._sizes.compile(made))
+        work.tell("timing kernels")
+        before = self._timed(self._model)
+        after = self._timed(made)
+        found = attribute(self._layers, before, after)
+        selection = None
+        if work.limit is not None:
+            note = check_limit(work.limit, outputs)
+            self._notes += [note] if note else []
+            if not keeps(work.limit, outputs):
+                made, outputs, selection = self._keep(quantiser, made, found, reference, work.limit)
+        kept = {i for p in (selection.kept if selection else ()) for i in found.parts[p].layers}
+        if kept:
+            work.tell("timing what was chosen")
+            after = self._timed(made)
+        work.tell(f"comparing {len(self._layers)} layers")
+        times = self._times(found, before, after)
+        return made, self._report(made, outputs, times, kept, selection)
+
+    def _timed(self, model: onnx.ModelProto) -> Timed | None:
+        """The model's plan with the times of its kernels; None where the device does not run it."""
+        work = self._work
+        path = self._folder / "timed.onnx"
+        onnx.save(model, path)
+        request = ModelRequest(path, work.target, work.threads, dims=work.samples.dims)
+        planned, schedules = work.settle(plan_model(request))
+        if not work.device.runs(planned.target):
+            return None
+        compiled = build_program(planned.plan, schedules, planned.target, work.threads)
+        seconds = kernel_seconds(compiled, work.threads, work.device)
+        owners = Owners(model.graph, self._known, self._layers)
+        return Timed(planned.plan, seconds, owners, tensor_names(model.graph))
+
+    def _keep(
+        self,
+        quantiser: Quantiser,
+        made: onnx.ModelProto,
+        found: Attribution,
+        reference: Reference,
+        limit: Limit,
+    ) -> tuple[onnx.ModelProto, Outputs, Selection]:
+        """Keep parts in float32 until the limit is kept. Raises QuantizeError if it takes all."""
+        tell, count = self._work.tell, len(found.parts)
+        switched = self._sizes.compile(switched_model(self._model, made, self._layers, found.parts))
+        few = reference.first(ALONE_SAMPLES)
+        candidates = []
+        for number, part in enumerate(found.parts):
+            tell(f"quantising part {number + 1} of {count} alone")
+            alone = frozenset(range(count)) - {number}
+            noise = noise_ratio(few.compare(switched, flags(count, alone)))
+            candidates.append(Candidate(number, noise, part.saved_seconds))
+        chosen: list[tuple[onnx.ModelProto, Outputs]] = []
+
+        def would_keep(keep: frozenset[int]) -> bool:
+            tell(f"trying {len(keep)} of {count} parts in float32")
+            return keeps(limit, reference.compare(switched, flags(count, keep)))
+
+        def does_keep(keep: frozenset[int]) -> bool:
+            tell(f"quantising anew with {len(keep)} of {count} parts in float32")
+            names = [self._layers[i].name for part in keep for i in found.parts[part].layers]
+            model = quantiser.quantise(names)
+            outputs = reference.compare(self._sizes.compile(model))
+            chosen[:] = [(model, outputs)]
+            return keeps(limit, outputs)
+
+        selection = select(candidates, would_keep, does_keep)
+        if selection is None:
+            raise QuantizeError(
+                f"--max-loss {limit}: no choice of layers that was tried keeps it but all of them "
+                "in float32"
+            )
+        return *chosen[0], selection
+
+    def _times(self, found: Attribution, before: Timed | None, after: Timed | None) -> Times:
+        work = self._work
+        facts = work.device.facts
+        return Times(
+            work.device.name if facts is None else f"{work.device.name} ({facts.model})",
+            work.threads,
+            None if before is None else sum(before.seconds),
+            None if after is None else sum(after.seconds),
+            found.parts,
+            (found.float_elsewhere, found.quantised_elsewhere),
+        )
+
+    def _report(
+        self,
+        made: onnx.ModelProto,
+        outputs: Outputs,
+        times: Times,
+        kept: set[int],
+        selection: Selection | None,
+    ) -> Report:
+        work, samples = self._work, self._work.samples
+        some = samples.held_out[:LAYER_SAMPLES]
+        layers = layer_fidelity(self._model, made, self._layers, some, self._sizes)
+        part_of = {index: n for n, part in enumerate(times.parts) for index in part.layers}
+        return Report(
+            str(work.method),
+            samples.origin,
+            len(samples.calibration) if isinstance(work.method, StaticInt8) else 0,
+            len(samples.held_out),
+            samples.seen and isinstance(work.method, StaticInt8),
+            outputs,
+            _layer_reports(self._layers, layers, part_of, kept),
+            times,
+            "" if work.limit is None else str(work.limit),
+            selection,
+            tuple(self._notes),
+        )
+
+
+def _layer_reports(
+    layers: Sequence[Layer],
+    fidelity: Sequence[Fidelity | None],
+    part_of: dict[int, int],
+    kept: set[int],
+) -> tuple[LayerReport, ...]:
+    return tuple(
+        LayerReport(layer, index in kept, part_of[index], near)
+        for index, (layer, near) in enumerate(zip(layers, fidelity, strict=True))
+    )

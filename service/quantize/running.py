@@ -1,0 +1,81 @@
+"""Models run on samples by Tilewright's own executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from compiler import driver
+from compiler.runtime.executable import Executable
+from compiler.runtime.packing import Array
+from service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
+from service.quantize.layers import Layer, as_read
+from service.quantize.samples import Sample
+from service.quantize.switched import with_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What every compilation here is for: sizes of named dimensions, and threads."""
+
+    dims: Mapping[str, int]
+    threads: int
+
+    def compile(self, model: onnx.ModelProto | Path) -> Executable:
+        """Raises CompilerError if it does not compile."""
+        made = driver.compile_model(model, dims=self.dims, threads=self.threads)
+        assert isinstance(made, Executable), "a dimension is open"
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """The outputs of the float32 model, by `names`, for some samples."""
+
+    names: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    outputs: tuple[Sequence[Array], ...]
+
+    @staticmethod
+    def of(executable: Executable, samples: Sequence[Sample]) -> Reference:
+        return Reference(
+            executable.output_names, tuple(samples), tuple(executable.run(s) for s in samples)
+        )
+
+    def first(self, count: int) -> Reference:
+        """Of the first samples alone."""
+        return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
+
+    def compare(self, executable: Executable, more: Mapping[str, Array] | None = None) -> Outputs:
+        """The outputs of another model for the same samples, which gets `more` inputs."""
+        found: Outputs = ()
+        for sample, expected in zip(self.samples, self.outputs, strict=True):
+            came = executable.run({**sample, **(more or {})})
+            named = dict(zip(executable.output_names, came, strict=True))
+            each = zip(self.names, expected, strict=True)
+            found = added(found, tuple(OutputFidelity.of(n, e, named[n]) for n, e in each))
+        return found
+
+
+def layer_fidelity(
+    model: onnx.ModelProto,
+    quantised: onnx.ModelProto,
+    layers: Sequence[Layer],
+    samples: Sequence[Sample],
+    sizes: Sizes,
+) -> list[Fidelity | None]:
+    """Each layer's value in both models, with all values made outputs."""
+    values = [layer.value for layer in layers if layer.value]
+    seen = as_read(quantised.graph, values)
+    first = sizes.compile(with_outputs(model, values))
+    second = sizes.compile(with_outputs(quantised, [seen[value] for value in values]))
+    totals = dict.fromkeys(values, Fidelity())
+    for sample in samples:
+        wanted = dict(zip(first.output_names, first.run(sample), strict=True))
+        came = dict(zip(second.output_names, second.run(sample), strict=True))
+        for value in totals:
+            totals[value] += Fidelity.of(wanted[value], came[seen[value]])
+    return [totals.get(layer.value) for layer in layers]

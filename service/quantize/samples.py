@@ -1,0 +1,232 @@
+"""Samples of a model's inputs: read from files, checked against the model, and split.
+
+An .npz file holds one sample, arrays by input name; or many, where every array has a multiple of
+the rows that the model takes. A folder holds such files, or images (`images.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from compiler.dtypes import DType
+from compiler.runtime.packing import Array
+from compiler.runtime.ports import Dims, dims_text
+from service.arrays import ArraysError, load_arrays
+from service.quantize.errors import QuantizeError
+from service.quantize.images import SUFFIXES, ImageOptions, read_image
+from tuner.measure.model_runs import input_spec
+
+RANDOM_SAMPLES = 16
+HELD_OUT = 4
+"""One sample of so many is held out."""
+
+Sample = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a model: a dimension without a size has a name (`compiler.runtime.ports`)."""
+
+    name: str
+    dtype: np.dtype
+    dims: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of one size.
+
+    Attributes:
+        calibration: what value ranges are taken from.
+        held_out: what the report is of.
+        dims: the sizes of the model's named dimensions.
+        origin: where they come from: a path, or "drawn".
+    """
+
+    calibration: tuple[Sample, ...]
+    held_out: tuple[Sample, ...]
+    dims: Mapping[str, int]
+    origin: str
+
+    @property
+    def seen(self) -> bool:
+        """Whether the report is of what calibration saw: there is one sample alone."""
+        return self.held_out is self.calibration
+
+
+def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Input, ...]:
+    """The inputs that a run gives, with the dimensions that `ports` says.
+
+    Raises:
+        QuantizeError: if one is no tensor of numbers.
+    """
+    found = []
+    for info in graph.input:
+        if info.name not in ports:
+            continue
+        try:
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+        except (KeyError, ValueError) as error:
+            raise QuantizeError(f"input '{info.name}' is no tensor") from error
+        if dtype.kind not in "biuf":
+            raise QuantizeError(f"input '{info.name}' holds {dtype}, which no sample can have")
+        found.append(Input(info.name, dtype, ports[info.name]))
+    return tuple(found)
+
+
+def read_samples(
+    path: Path, inputs: Sequence[Input], images: ImageOptions, dims: Mapping[str, int]
+) -> Samples:
+    """The samples of a file or a folder; `dims` are sizes that `inputs` have already.
+
+    Raises:
+        QuantizeError: naming the file, and the array in it, that is wrong.
+        OSError: if a file cannot be read.
+    """
+    samples: list[Sample] = []
+    bound: dict[str, tuple[int, str]] = {}
+    for where, arrays in _arrays(path, inputs, images):
+        for sample in _rows(_checked(where, arrays, inputs), inputs):
+            _bind(where, sample, inputs, bound)
+            samples.append(sample)
+    if not samples:
+        raise QuantizeError(f"'{path}' holds no sample")
+    return split(samples, {**dims, **{n: size for n, (size, _) in bound.items()}}, str(path))
+
+
+def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
+    """Samples that are drawn: standard normal, integers 0 and 1; `dims` as in `read_samples`.
+
+    Raises:
+        QuantizeError: if a dimension has no size.
+    """
+    shapes = {}
+    for one in inputs:
+        for dim in one.dims:
+            if isinstance(dim, str):
+                raise QuantizeError(f"dimension '{dim}' has no size; give one with --dim")
+        shapes[one.name] = tuple(int(dim) for dim in one.dims)
+    samples = [
+        {
+            one.name: input_spec(one.name, shapes[one.name], DType(one.dtype.name), seed).draw()
+            for one in inputs
+        }
+        for seed in range(RANDOM_SAMPLES)
+    ]
+    return split(samples, dims, "drawn")
+
+
+def split(samples: Sequence[Sample], dims: Mapping[str, int], origin: str) -> Samples:
+    """Every fourth sample is held out, of two or three the last; one is used for both."""
+    every = min(HELD_OUT, len(samples))
+    held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
+    rest = tuple(s for i, s in enumerate(samples) if i % every != every - 1)
+    return Samples(rest or held, held, dims, origin)
+
+
+def _arrays(
+    path: Path, inputs: Sequence[Input], images: ImageOptions
+) -> Iterator[tuple[str, Mapping[str, Array]]]:
+    """Arrays by name, and the file that they come from."""
+    if not path.exists():
+        raise QuantizeError(f"'{path}' is not there")
+    if not path.is_dir():
+        yield str(path), _load(path)
+        return
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    archives = [file for file in files if file.suffix.lower() == ".npz"]
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if archives and pictures:
+        raise QuantizeError(f"'{path}' holds .npz files and images: give a folder of one kind")
+    if not archives and not pictures:
+        raise QuantizeError(f"'{path}' holds neither .npz files nor images")
+    for file in archives:
+        yield str(file), _load(file)
+    for file in pictures:
+        if len(inputs) != 1:
+            names = ", ".join(f"'{one.name}'" for one in inputs)
+            raise QuantizeError(f"images are for a model of one input, this one has {names}")
+        yield str(file), {inputs[0].name: read_image(file, inputs[0].dims, images)}
+
+
+def _load(path: Path) -> Mapping[str, Array]:
+    try:
+        return load_arrays(path)
+    except ArraysError as error:
+        raise QuantizeError(str(error)) from error
+
+
+def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> Sample:
+    """The arrays as the model takes them."""
+    names = {one.name for one in inputs}
+    for name in arrays:
+        if name not in names:
+            wanted = ", ".join(f"'{n}'" for n in sorted(names))
+            raise QuantizeError(f"'{where}': the model has no input '{name}', it has {wanted}")
+    sample = {}
+    for one in inputs:
+        if one.name not in arrays:
+            raise QuantizeError(f"'{where}': there is no array for input '{one.name}'")
+        array = arrays[one.name]
+        kinds = {"f": "biuf", "b": "b"}.get(one.dtype.kind, "biu")
+        if array.dtype.kind not in kinds:
+            raise QuantizeError(
+                f"'{where}': '{one.name}' holds {array.dtype}, the model takes {one.dtype}"
+            )
+        taken = array.astype(one.dtype)
+        if array.dtype.kind == "f" and not np.isfinite(taken).all():
+            raise QuantizeError(
+                f"'{where}': '{one.name}' holds NaN or infinity, or what {one.dtype} cannot hold"
+            )
+        if array.dtype.kind in "biu" and not np.array_equal(taken, array):
+            raise QuantizeError(f"'{where}': '{one.name}' holds values that {one.dtype} cannot")
+        sample[one.name] = taken
+    return sample
+
+
+def _rows(sample: Sample, inputs: Sequence[Input]) -> Iterator[Sample]:
+    """A sample as it is, or cut where each array has so many times the rows of its input."""
+    counts = set()
+    for one in inputs:
+        rows, shape = (one.dims or (None,))[0], sample[one.name].shape
+        whole = isinstance(rows, int) and rows and shape and shape[0] % rows == 0
+        counts.add(shape[0] // rows if whole else 0)
+    count = counts.pop() if len(counts) == 1 else 0
+    if count < 2:
+        yield sample
+        return
+    for index in range(count):
+        yield {
+            name: array[len(array) // count * index :][: len(array) // count]
+            for name, array in sample.items()
+        }
+
+
+def _bind(
+    where: str, sample: Sample, inputs: Sequence[Input], bound: dict[str, tuple[int, str]]
+) -> None:
+    """Check the shapes of a sample, and note the sizes of named dimensions."""
+    for one in inputs:
+        shape = sample[one.name].shape
+        fits = len(shape) == len(one.dims) and all(
+            size > 0 and (isinstance(dim, str) or dim == size)
+            for dim, size in zip(one.dims, shape, strict=True)
+        )
+        if not fits:
+            raise QuantizeError(
+                f"'{where}': '{one.name}' has shape {shape}, the model takes {dims_text(one.dims)}"
+            )
+        for dim, size in zip(one.dims, shape, strict=True):
+            if not isinstance(dim, str):
+                continue
+            other, before = bound.setdefault(dim, (size, where))
+            if other != size:
+                raise QuantizeError(
+                    f"dimension '{dim}' is {size} in '{where}' and {other} in '{before}': give "
+                    "samples of one size"
+                )

@@ -1,0 +1,120 @@
+"""Which parts of a model stay in float32 so that it loses no more than is allowed.
+
+Each part is quantised alone, which tells the noise that it brings to the outputs. Parts are kept
+in float32 in the order of the noise that they bring for each second that they save, worst first:
+as few of them as it takes. That is asked of a model that computes every part in both ways
+(`switched.py`), and then of the real thing, quantised anew without these parts. Where the real one
+loses more, more parts are kept, and it is asked again: at most `ROUNDS` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+ROUNDS = 6
+"""Most models that are quantised anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A part of a model.
+
+    Attributes:
+        part: its position.
+        noise: noise over signal at the output that has most of it, with this part alone quantised.
+        saved_seconds: by quantising it; None where nobody knows.
+    """
+
+    part: int
+    noise: float
+    saved_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a search did and found.
+
+    Attributes:
+        candidates: all parts, in the order in which they are kept.
+        kept: the parts that stay in float32.
+        runs: combinations of parts that were run, each on its samples.
+        rounds: how many parts each model kept that was quantised anew, in order.
+    """
+
+    candidates: tuple[Candidate, ...]
+    kept: frozenset[int]
+    runs: int
+    rounds: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "order": [
+                {"part": c.part, "noise": c.noise, "saved_seconds": c.saved_seconds}
+                for c in self.candidates
+            ],
+            "kept": sorted(self.kept),
+            "runs": self.runs,
+            "rounds": list(self.rounds),
+        }
+
+
+def by_noise_for_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The order in which parts are kept: most noise for each second first.
+
+    A part that saves nothing comes before all that save something. One of which nobody knows what
+    it saves counts as if it saved what the middle one of the others does.
+    """
+    known = [c.saved_seconds for c in candidates if c.saved_seconds is not None]
+    usual = median([s for s in known if s > 0] or [1.0])
+
+    def worth(candidate: Candidate) -> tuple[bool, float]:
+        saved = usual if candidate.saved_seconds is None else candidate.saved_seconds
+        if saved <= 0:
+            return True, candidate.noise
+        return False, candidate.noise / saved
+
+    noisy = [c for c in candidates if c.noise > 0]
+    silent = [c for c in candidates if not c.noise > 0]
+    return (*sorted(noisy, key=worth, reverse=True), *silent)
+
+
+def select(
+    candidates: Sequence[Candidate],
+    would_keep: Callable[[frozenset[int]], bool],
+    does_keep: Callable[[frozenset[int]], bool],
+) -> Selection | None:
+    """The parts to keep in float32, fewer than all; None where that takes all of them.
+
+    Args:
+        candidates: the parts of the model.
+        would_keep: whether the loss is kept with these parts in float32, by the switched model.
+        does_keep: the same of the model itself, which is quantised anew. The last set that it is
+            asked about is the one that is chosen.
+    """
+    order = by_noise_for_time(candidates)
+    runs = len(order)
+
+    def first(count: int) -> frozenset[int]:
+        return frozenset(candidate.part for candidate in order[:count])
+
+    low, high = 0, len(order)  # all of them are the float32 model, which loses nothing
+    while low < high:
+        middle = (low + high) // 2
+        runs += 1
+        if would_keep(first(middle)):
+            high = middle
+        else:
+            low = middle + 1
+    rounds: list[int] = []
+    count, step = low, 1
+    while count < len(order) and len(rounds) < ROUNDS:
+        rounds.append(count)
+        if does_keep(first(count)):
+            return Selection(order, first(count), runs, tuple(rounds))
+        count, step = min(count + step, len(order) - 1), 2 * step
+        if rounds[-1] == count:
+            break
+    return None

@@ -1,0 +1,144 @@
+"""A model that is float32 or quantised part by part, as inputs of each run say.
+
+Every layer is computed in both ways, and a flag of its part chooses:
+
+    x -> quantised layer -> y      x -> quantised layer -> y.quantised -+
+                                   x -> float32 layer   -> y.float -----+-> Where(flag) -> y
+
+A value is rounded for all that read it if one of the layers that make or read it is quantised: so
+does the quantiser. So one compilation serves any number of questions "what would it lose if just
+these parts were quantised?".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from compiler.runtime.packing import Array
+from service.quantize.attribution import Part
+from service.quantize.layers import Layer, as_read
+
+_FLAG = "tilewright.float32."
+
+
+def flag(part: int) -> str:
+    """The name of the input, a bool, that keeps a part in float32."""
+    return f"{_FLAG}{part}"
+
+
+def flags(count: int, keep: Collection[int]) -> dict[str, Array]:
+    """The flags of a run in which these of `count` parts stay in float32."""
+    return {flag(part): np.array(part in keep) for part in range(count)}
+
+
+def switched_model(
+    model: onnx.ModelProto,
+    quantised: onnx.ModelProto,
+    layers: Sequence[Layer],
+    parts: Sequence[Part],
+) -> onnx.ModelProto:
+    """The quantised model with each layer of the float32 model beside its quantised form."""
+    result = onnx.ModelProto()
+    result.CopyFrom(quantised)
+    graph = result.graph
+    del graph.value_info[:]
+    known = {opset.domain for opset in result.opset_import}
+    result.opset_import.extend(o for o in model.opset_import if o.domain not in known)
+    switches = _Switches(layers, parts, graph)
+    switches.choose_layers(model.graph)
+    switches.choose_rounding()
+    for node in graph.node:
+        node.output[:] = [switches.renamed.get(value, value) for value in node.output]
+    graph.node.extend(switches.nodes)
+    graph.initializer.extend(switches.constants.values())
+    graph.input.extend(
+        helper.make_tensor_value_info(flag(number), TensorProto.BOOL, [])
+        for number in range(len(parts))
+    )
+    return result
+
+
+class _Switches:
+    """What is added to a quantised graph, and the values in it that get other names."""
+
+    def __init__(
+        self, layers: Sequence[Layer], parts: Sequence[Part], graph: onnx.GraphProto
+    ) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.renamed: dict[str, str] = {}
+        self._made = {value for node in graph.node for value in node.output}
+        self._there = {info.name for info in graph.input} | self._made
+        self._there |= {tensor.name for tensor in graph.initializer}
+        self._part_of: dict[str, int] = {}
+        self._touching: dict[str, set[int]] = {}
+        for number, part in enumerate(parts):
+            for layer in (layers[index] for index in part.layers):
+                self._part_of[layer.name] = number
+                for value in (*layer.inputs, *layer.outputs, layer.value):
+                    self._touching.setdefault(value, set()).add(number)
+        self._read = as_read(graph, (v for v in self._touching if v in self._there))
+
+    def choose_layers(self, model: onnx.GraphProto) -> None:
+        """Each layer once more, in float32, and which of both makes its values."""
+        weights = {tensor.name: tensor for tensor in model.initializer}
+        for node in model.node:
+            part = self._part_of.get(node.name)
+            if part is None:
+                continue
+            twin = onnx.NodeProto()
+            twin.CopyFrom(node)
+            twin.name = f"{node.name}.float"
+            twin.input[:] = [self._of_float(value) for value in node.input]
+            twin.output[:] = [f"{value}.float" if value else "" for value in node.output]
+            self.nodes.append(twin)
+            for value in node.input:
+                if value in weights and value not in self._there:
+                    tensor = onnx.TensorProto()
+                    tensor.CopyFrom(weights[value])
+                    tensor.name = f"{value}.float"
+                    self.constants[value] = tensor
+            for value in node.output:
+                if value in self._made:
+                    self._choose(flag(part), f"{value}.float", value)
+
+    def choose_rounding(self) -> None:
+        """Leave a value as it is where all layers that make or read it are in float32."""
+        for value, rounded in self._read.items():
+            if rounded == value:
+                continue
+            first, *others = (flag(part) for part in sorted(self._touching[value]))
+            for number, other in enumerate(others):
+                both = f"{value}.float32.{number}"
+                self.nodes.append(helper.make_node("And", [first, other], [both], both))
+                first = both
+            self._choose(first, value, rounded)
+
+    def _choose(self, condition: str, other: str, value: str) -> None:
+        """`value` becomes `other` where the condition is true."""
+        self.renamed[value] = f"{value}.quantised"
+        inputs = [condition, other, self.renamed[value]]
+        self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
+
+    def _of_float(self, value: str) -> str:
+        """What a layer in float32 reads for a value of the float32 model."""
+        if not value or value in self._there:
+            return self._read.get(value, value)
+        return f"{value}.float"
+
+
+def with_outputs(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
+    """The model with more outputs, float32 values within it."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    there = {info.name for info in result.graph.output}
+    result.graph.output.extend(
+        helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
+        for value in dict.fromkeys(values)
+        if value not in there
+    )
+    return result

@@ -1,0 +1,117 @@
+"""Signal, noise and answers of a classification, and what a loss is measured by."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from service.quantize.errors import QuantizeError
+from service.quantize.fidelity import Fidelity, OutputFidelity, TopOne, added, noise_ratio
+from service.quantize.limit import LeastSqnr, MostChanged, check_limit, keeps, parse_limit
+
+ONES = np.ones((2, 50), np.float32)
+
+
+def test_a_hundredth_of_the_power_is_20_db() -> None:
+    near = Fidelity.of(ONES, ONES + np.float32(0.1))
+    assert near.sqnr_db == pytest.approx(20, abs=1e-5)
+    assert near.noise_ratio == pytest.approx(0.01)
+    assert near.cosine == pytest.approx(1)
+    assert Fidelity.of(ONES, -ONES).cosine == pytest.approx(-1)
+
+
+def test_equal_arrays_are_exact_and_json_has_no_infinity() -> None:
+    for array in (ONES, np.zeros((0,), np.float32), 0 * ONES):
+        same = Fidelity.of(array, array)
+        assert (same.sqnr_db, same.cosine, same.noise_ratio) == (math.inf, 1.0, 0.0)
+    assert Fidelity.of(ONES, ONES).to_json() == {"sqnr_db": None, "cosine": 1.0, "exact": True}
+
+
+def test_noise_without_a_signal_is_all_noise() -> None:
+    lost = Fidelity.of(0 * ONES, ONES)
+    assert lost.sqnr_db == -math.inf and math.isnan(lost.cosine)
+    assert json.loads(json.dumps(lost.to_json(), allow_nan=False))["exact"] is False
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_counts_only_where_it_differs(special: float) -> None:
+    first, second = ONES.copy(), ONES.copy()
+    first[0, 0] = special
+    assert Fidelity.of(first, second).sqnr_db == -math.inf
+    assert (Fidelity.of(first, second) + Fidelity.of(ONES, ONES)).sqnr_db == -math.inf
+    second[0, 0] = special
+    assert Fidelity.of(first, second).sqnr_db == math.inf
+
+
+def test_sums_over_samples_are_those_of_all_elements() -> None:
+    random = np.random.default_rng(0)
+    first, second = (random.standard_normal((4, 9)).astype(np.float32) for _ in range(2))
+    parts = Fidelity.of(first[:1], second[:1]) + Fidelity.of(first[1:], second[1:])
+    whole = Fidelity.of(first, second)
+    assert parts.sqnr_db == pytest.approx(whole.sqnr_db)
+    assert parts.cosine == pytest.approx(whole.cosine)
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(ValueError, match="differ"):
+        Fidelity.of(ONES, ONES[:1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_one"),
+    [((4, 3), True), ((4, 3, 1, 1), True), ((4, 1), False), ((3,), False), ((4, 3, 2), False)],
+)
+def test_what_is_a_classification(shape: tuple[int, ...], is_one: bool) -> None:
+    array = np.zeros(shape, np.float32)
+    assert (TopOne.of(array, array) == TopOne(4, 4)) is is_one
+    assert TopOne.of(array.astype(np.int64), array) is None
+
+
+def test_answers_that_changed_are_counted() -> None:
+    first = np.eye(4, dtype=np.float32)
+    top = TopOne.of(first, first[[0, 1, 2, 2]])
+    assert top == TopOne(4, 3) and top.changed == 0.25
+    assert (top + TopOne(4, 4)).changed == 0.125
+
+
+def output(sqnr_db: float, top: TopOne | None = None) -> OutputFidelity:
+    return OutputFidelity("y", Fidelity(1.0, 10 ** (-sqnr_db / 10)), top)
+
+
+def test_outputs_are_added_one_by_one() -> None:
+    both = added((output(20, TopOne(1, 1)),), (output(10, TopOne(1, 0)),))
+    assert both[0].top_one == TopOne(2, 1)
+    assert noise_ratio((output(20), output(10))) == pytest.approx(0.1)
+    assert added((output(20),), (output(20, TopOne(1, 1)),))[0].top_one is None
+
+
+def test_limits_are_read_with_their_units() -> None:
+    assert parse_limit("30dB") == LeastSqnr(30) == parse_limit(" 30 db")
+    assert parse_limit("1%") == MostChanged(0.01)
+    assert str(parse_limit("1%")) == "1 %" and str(parse_limit("30dB")) == "30 dB"
+
+
+@pytest.mark.parametrize("text", ["", "30", "dB", "nandB", "infdB", "-1%", "100%", "x%", "30dB%"])
+def test_other_limits_are_refused(text: str) -> None:
+    with pytest.raises(QuantizeError, match="expected decibels"):
+        parse_limit(text)
+
+
+def test_every_output_keeps_the_limit() -> None:
+    assert keeps(LeastSqnr(10), (output(20), output(10.001)))
+    assert not keeps(LeastSqnr(10), (output(20), output(9.9)))
+    assert keeps(MostChanged(0.25), (output(1, TopOne(4, 3)), output(1)))
+    assert not keeps(MostChanged(0.2), (output(1, TopOne(4, 3)),))
+
+
+def test_limits_that_samples_cannot_show() -> None:
+    assert check_limit(LeastSqnr(10), (output(1),)) is None
+    assert check_limit(MostChanged(0), (output(1, TopOne(4, 4)),)) is None
+    assert check_limit(MostChanged(0.25), (output(1, TopOne(4, 4)),)) is None
+    note = check_limit(MostChanged(0.01), (output(1, TopOne(4, 4)),))
+    assert note is not None and "100 rows would show it" in note
+    with pytest.raises(QuantizeError, match="no output is a classification"):
+        check_limit(MostChanged(0.01), (output(1),))

@@ -1,0 +1,330 @@
+"""Whole runs with the real onnxruntime.quantization, on small models."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.errors import CompilerError
+from service.quantize.errors import QuantizeError
+from service.quantize.limit import LeastSqnr, MostChanged
+from service.quantize.methods import (
+    DynamicInt8,
+    Int4,
+    Method,
+    Ranges,
+    StaticInt8,
+    check_installed,
+    load_whole,
+    prepare,
+)
+from service.quantize.output import check_place, save_model
+from service.quantize.run import Work, quantize
+from service.quantize.samples import Samples
+from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
+
+
+class Clockwork:
+    """A device on which every instruction takes as long as the one before and a microsecond."""
+
+    name = "clockwork"
+    facts = None
+
+    def __init__(self, runnable: bool = True) -> None:
+        self._runnable = runnable
+
+    def runs(self, target: object) -> bool:
+        return self._runnable
+
+    def profile(self, loadable: Any, threads: int, samples: int) -> np.ndarray:
+        return np.arange(1, 1 + len(list(loadable.program.walk()))) * 1e-6
+
+
+def work(path: Path, method: Method, samples: Samples, **more: Any) -> Work:
+    device: Any = Clockwork()
+    return Work(path, method, samples, more.pop("device", device), **more)
+
+
+def operators(made: onnx.ModelProto) -> set[str]:
+    return {node.op_type for node in made.graph.node}
+
+
+def onnxruntime_outputs(made: onnx.ModelProto, samples: Sequence[Any]) -> list[Any]:
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return [session.run(None, dict(sample)) for sample in samples]
+
+
+def sqnr(wanted: Sequence[Any], came: Sequence[Any]) -> float:
+    first, second = (np.concatenate([np.ravel(o[0]) for o in each]) for each in (wanted, came))
+    return float(10 * np.log10((first**2).sum() / ((first - second) ** 2).sum()))
+
+
+METHODS = {
+    StaticInt8(): "QuantizeLinear",
+    StaticInt8(per_channel=False): "QuantizeLinear",
+    DynamicInt8(): "DynamicQuantizeLinear",
+    Int4(): "MatMulNBits",
+    Int4(16, accuracy_level=4): "MatMulNBits",
+}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_loss_is_that_of_onnxruntime_on_the_same_file(tmp_path: Path, method: Method) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12], 16)
+    made, report = quantize(work(path, method, samples))
+    (output,) = report.outputs
+    theirs = sqnr(
+        onnxruntime_outputs(onnx.load(path), samples.held_out),
+        onnxruntime_outputs(made, samples.held_out),
+    )
+    assert output.fidelity.sqnr_db == pytest.approx(theirs, abs=0.5)
+    assert 15 < output.fidelity.sqnr_db < 60
+    assert output.top_one is not None and output.top_one.rows == 4
+    assert METHODS[method] in operators(made)
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["method"] == str(method)
+
+
+def test_times_are_those_of_the_device(tmp_path: Path) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12])
+    _, report = quantize(work(path, StaticInt8(), samples))
+    times = report.times
+    assert times.device == "clockwork" and times.float_seconds and times.quantised_seconds
+    parts = sum(part.float_seconds or 0 for part in times.parts) + (times.elsewhere[0] or 0)
+    assert parts == pytest.approx(times.float_seconds)
+    assert report.selection is None and not any(layer.kept for layer in report.layers)
+    _, blind = quantize(work(path, StaticInt8(), samples, device=Clockwork(runnable=False)))
+    assert blind.times.float_seconds is None
+    assert all(part.saved_seconds is None for part in blind.times.parts)
+    assert blind.to_json()["outputs"] == report.to_json()["outputs"]
+
+
+@pytest.mark.parametrize(
+    ("method", "runnable"),
+    [(StaticInt8(), True), (StaticInt8(), False), (DynamicInt8(), True), (Int4(), True)],
+)
+def test_a_stated_loss_is_kept(tmp_path: Path, method: Method, runnable: bool) -> None:
+    path, samples = saved(perceptron(layers=5), tmp_path), drawn([4, 64], 12)
+    _, free = quantize(work(path, method, samples))
+    limit = LeastSqnr(free.outputs[0].fidelity.sqnr_db + 3)
+    told: list[str] = []
+    device = Clockwork(runnable)
+    made, report = quantize(
+        work(path, method, samples, limit=limit, tell=told.append, device=device)
+    )
+    assert report.outputs[0].fidelity.sqnr_db >= limit.decibels
+    assert report.limit == str(limit) and report.selection is not None
+    kept = [layer.layer.name for layer in report.layers if layer.kept]
+    assert 0 < len(kept) < len(report.layers)
+    floats = {node.name for node in made.graph.node if node.op_type == "MatMul"}
+    if not isinstance(method, StaticInt8):
+        assert floats == set(kept)
+    wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
+    assert sqnr(wanted, onnxruntime_outputs(made, samples.held_out)) >= limit.decibels - 0.5
+    assert any("alone" in line for line in told) and any("anew" in line for line in told)
+
+
+def test_a_loss_that_is_kept_anyway_costs_no_search(tmp_path: Path) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12])
+    _, report = quantize(work(path, StaticInt8(), samples, limit=LeastSqnr(5)))
+    assert report.selection is None and report.limit == "5 dB"
+    _, report = quantize(work(path, StaticInt8(), samples, limit=MostChanged(0.5)))
+    assert report.limit == "50 %"
+
+
+def test_a_loss_that_no_choice_keeps(tmp_path: Path) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12])
+    with pytest.raises(QuantizeError, match="300 dB: no choice of layers that was tried keeps it"):
+        quantize(work(path, StaticInt8(), samples, limit=LeastSqnr(300)))
+    path = saved(perceptron(), tmp_path)
+    with pytest.raises(QuantizeError, match="no output is a classification"):
+        quantize(work(path, StaticInt8(), drawn([4, 64]), limit=MostChanged(0.1)))
+
+
+def test_what_a_share_cannot_show_is_said(tmp_path: Path) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12])
+    _, report = quantize(work(path, StaticInt8(), samples, limit=MostChanged(0.001)))
+    assert any("2 rows cannot show" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("ranges", list(Ranges))
+def test_ranges(tmp_path: Path, ranges: Ranges, capsys: pytest.CaptureFixture[str]) -> None:
+    path, samples = saved(network(), tmp_path), drawn([1, 3, 12, 12])
+    _, report = quantize(work(path, StaticInt8(ranges=ranges), samples))
+    assert report.outputs[0].fidelity.sqnr_db > 5
+    assert str(ranges) in report.method
+    captured = capsys.readouterr()
+    assert captured.out == "", "onnxruntime prints what it does"
+
+
+def test_one_sample_serves_for_both_and_is_said(tmp_path: Path) -> None:
+    path = saved(network(), tmp_path)
+    _, report = quantize(work(path, StaticInt8(), drawn([1, 3, 12, 12], 1)))
+    assert report.seen and (report.samples, report.measured) == (1, 1)
+    _, report = quantize(work(path, DynamicInt8(), drawn([1, 3, 12, 12], 1)))
+    assert not report.seen and report.samples == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e30, 1e-40])
+def test_constant_samples(tmp_path: Path, value: float) -> None:
+    path = saved(network(), tmp_path)
+    samples = drawn([1, 3, 12, 12], 4)
+    for sample in (*samples.calibration, *samples.held_out):
+        sample["x"][:] = value
+    _, report = quantize(work(path, StaticInt8(), samples))
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_open_dimensions_and_old_opsets(tmp_path: Path) -> None:
+    path = saved(network("batch", opset=11), tmp_path)
+    samples = drawn([2, 3, 12, 12])
+    sized = Samples(samples.calibration, samples.held_out, {"batch": 2}, "seeds")
+    made, report = quantize(work(path, StaticInt8(), sized))
+    assert report.outputs[0].top_one is not None and report.outputs[0].top_one.rows == 4
+    (dim, *_) = made.graph.input[0].type.tensor_type.shape.dim
+    assert dim.dim_param == "batch", "the quantised model takes any batch, too"
+
+
+def test_nodes_without_names_of_their_own(tmp_path: Path) -> None:
+    plain = perceptron(layers=4)
+    for node, name in zip(plain.graph.node, ["", "same", "same", "", "", "same", ""], strict=False):
+        node.name = name
+    path, samples = saved(plain, tmp_path), drawn([4, 64])
+    _, free = quantize(work(path, DynamicInt8(), samples))
+    names = [layer.layer.name for layer in free.layers]
+    assert len(set(names)) == 4 and "" not in names
+    limit = LeastSqnr(free.outputs[0].fidelity.sqnr_db + 2)
+    made, report = quantize(work(path, DynamicInt8(), samples, limit=limit))
+    kept = {layer.layer.name for layer in report.layers if layer.kept}
+    assert {node.name for node in made.graph.node if node.op_type == "MatMul"} == kept
+
+
+def test_a_model_with_bodies(tmp_path: Path) -> None:
+    """A branch reads a value that is quantised outside; what lies in it stays as it is."""
+    branches = []
+    for name, operator in (("then", "Relu"), ("otherwise", "Neg")):
+        node = helper.make_node(operator, ["h"], [f"{name}_y"])
+        port = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [4, 8])
+        branches.append(helper.make_graph([node], name, [], [port]))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]
+        ),
+    ]
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    made = model(nodes, [("x", [4, 8])], [("y", [4, 8])], [weights("w", 8, 8), zero])
+    path, samples = saved(made, tmp_path), drawn([4, 8], 12)
+    for method in (StaticInt8(), DynamicInt8()):
+        _, report = quantize(work(path, method, samples))
+        assert "product" in [layer.layer.name for layer in report.layers]
+        assert report.outputs[0].fidelity.sqnr_db > 15
+
+
+def test_weights_beside_the_file(tmp_path: Path) -> None:
+    path, whole = tmp_path / "split.onnx", perceptron()
+    onnx.save(whole, path, save_as_external_data=True, location="data.bin", size_threshold=0)
+    made, report = quantize(work(path, DynamicInt8(), drawn([4, 64])))
+    assert "MatMulInteger" in operators(made) and report.outputs[0].fidelity.sqnr_db > 20
+    (tmp_path / "data.bin").unlink()
+    with pytest.raises(QuantizeError, match=r"split\.onnx': weights beside it cannot be read"):
+        load_whole(path)
+
+
+def test_weights_that_no_message_holds(tmp_path: Path) -> None:
+    huge = perceptron()
+    tensor = huge.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.dims[:] = [1 << 20, 1 << 10]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="data.bin")
+    with pytest.raises(QuantizeError, match="weights of 4295"):
+        load_whole(saved(huge, tmp_path))
+
+
+def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
+    path, samples = saved(perceptron(), tmp_path), drawn([4, 64])
+    made, _ = quantize(work(path, StaticInt8(), samples))
+    again = saved(made, tmp_path, "again.onnx")
+    with pytest.raises(QuantizeError, match=r"quantised already: node '.*' is a \w+Linear"):
+        quantize(work(again, DynamicInt8(), samples))
+
+
+def test_models_with_nothing_to_quantise(tmp_path: Path) -> None:
+    tanh = model([helper.make_node("Tanh", ["x"], ["y"])], [("x", [2])], [("y", [2])])
+    with pytest.raises(QuantizeError, match=r"there is nothing that dynamic int8, .* changes"):
+        quantize(work(saved(tanh, tmp_path), DynamicInt8(), drawn([2])))
+
+
+def test_what_does_not_compile_is_said(tmp_path: Path) -> None:
+    unknown = perceptron()
+    unknown.graph.node[1].op_type = "Unheard"
+    with pytest.raises(CompilerError, match="Unheard"):
+        quantize(work(saved(unknown, tmp_path), DynamicInt8(), drawn([4, 64])))
+
+
+def test_blocks_and_levels_that_no_operator_takes() -> None:
+    for block in (0, -32, 24, 512):
+        with pytest.raises(QuantizeError, match=f"--block {block}: blocks are of 16, 32"):
+            Int4(block)
+    for level in (-1, 5):
+        with pytest.raises(QuantizeError, match="levels are 0 to 4"):
+            Int4(accuracy_level=level)
+
+
+@pytest.mark.parametrize(
+    ("method", "missing"),
+    [(StaticInt8(), "onnxruntime"), (Int4(), "onnx_ir"), (DynamicInt8(), "onnxruntime")],
+)
+def test_the_extra_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method, missing: str
+) -> None:
+    def absent(name: str, *_: object) -> object:
+        if name.split(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+        return builtins.__import__(name)
+
+    monkeypatch.setattr("service.quantize.methods.import_module", absent)
+    with pytest.raises(QuantizeError, match=rf"needs '{missing}' .*tilewright\[quantize\]'"):
+        check_installed(method)
+    with pytest.raises(QuantizeError, match="quantize"):
+        prepare(saved(perceptron(), tmp_path), method, tmp_path)
+
+
+def test_logging_is_left_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        quantize(work(saved(perceptron(), tmp_path), DynamicInt8(), drawn([4, 64])))
+        assert not [r for r in caplog.records if r.name == "root"]
+        logging.getLogger("after").warning("heard")
+    assert "heard" in caplog.text
+
+
+def test_places_for_the_result(tmp_path: Path) -> None:
+    path = saved(perceptron(), tmp_path)
+    check_place(tmp_path / "new.onnx", path)
+    for place, sentence in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "away" / "a.onnx", "is not there"),
+        (path, "is the model that is to be quantised"),
+    ):
+        with pytest.raises(QuantizeError, match=sentence):
+            check_place(place, path)
+    save_model(perceptron(), tmp_path / "new.onnx")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "new.onnx"]
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        save_model(perceptron(), tmp_path / "taken")
+    assert len(list(tmp_path.iterdir())) == 3, "nothing half written is left"
