@@ -21,8 +21,9 @@ from onnx import TensorProto
 from benchmarks import operators
 from benchmarks.convolutional import efficientnet_b0, mobilenet_v2, vgg16_features
 from benchmarks.light import LIGHT_MODELS, light_model
+from benchmarks.llama import LLAMA_VOCABULARY, llama
 from benchmarks.plain import lstm, mlp
-from benchmarks.quantized import dynamic_int8, static_int8
+from benchmarks.quantized import dynamic_int8, static_int8, weights_int4
 from benchmarks.transformer import BERT_VOCABULARY, GPT2_VOCABULARY, bert, deit, gpt2
 
 EXPORTED_FOLDER = Path(__file__).parent / "models"
@@ -67,6 +68,7 @@ STATIC_INT8 = (
     *("bert-base-128", "minilm-l6-128", "deit-small"),
 )
 DYNAMIC_INT8 = ("bert-base-128", "minilm-l6-128")
+WEIGHTS_INT4 = ("gpt2-prefill-64", "gpt2-decode-64", "llama-prefill-64", "llama-decode-64")
 INT8_ERROR = 0.2
 """Each rounding that falls on the other side moves what follows by a step of 1/255."""
 
@@ -78,6 +80,11 @@ def _quantized(case: ModelCase) -> Iterator[ModelCase]:
     if case.name in DYNAMIC_INT8:
         build = partial(dynamic_int8, case.build)
         yield replace(case, name=f"{case.name}-dynamic", build=build, largest_error=INT8_ERROR)
+    if case.name in WEIGHTS_INT4:
+        for level, suffix in ((0, "int4"), (4, "int4-int8")):
+            build = partial(weights_int4, case.build, level)
+            error = INT8_ERROR if level else case.largest_error
+            yield replace(case, name=f"{case.name}-{suffix}", build=build, largest_error=error)
 
 
 def _cases() -> dict[str, ModelCase]:
@@ -91,6 +98,10 @@ def _cases() -> dict[str, ModelCase]:
         ModelCase("gpt2-prefill-64", gpt2, {"input_ids": GPT2_VOCABULARY}),
         ModelCase(
             "gpt2-decode-64", partial(gpt2, tokens=1, past=64), {"input_ids": GPT2_VOCABULARY}
+        ),
+        ModelCase("llama-prefill-64", llama, {"input_ids": LLAMA_VOCABULARY}),
+        ModelCase(
+            "llama-decode-64", partial(llama, tokens=1, past=64), {"input_ids": LLAMA_VOCABULARY}
         ),
         ModelCase("mlp", mlp),
         ModelCase("lstm-2x256-64", lstm),

@@ -1,8 +1,8 @@
-"""Models in 8 bits, as their users make them: `onnxruntime.quantization` of the float32 ones.
+"""Models in 8 and 4 bits, as their users make them: `onnxruntime.quantization` of the float32 ones.
 
 `static_int8` calibrates with seeded inputs and writes QuantizeLinear and DequantizeLinear around
 every operator that it knows; `dynamic_int8` quantises weights alone, and activations when they are
-run.
+run. `weights_int4` quantises the weights of products, block by block.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnx.version_converter
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 SAMPLES = 4
 """Inputs of a calibration: activations of random inputs to random weights are all alike."""
@@ -67,6 +68,37 @@ def dynamic_int8(build: Callable[[], Any]) -> Any:
     with _files(build()) as (source, result):
         quantize_dynamic(source, result, weight_type=QuantType.QInt8)
         return onnx.load(result)
+
+
+def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> Any:
+    """A model whose products are MatMulNBits: weights of 4 bits with a scale for each block of
+    them, symmetric, at an accuracy level (0: the engine chooses, 4: rows may be of int8)."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    model = build()
+    _fold_transposes(model.graph)
+    quantizer = MatMulNBitsQuantizer(
+        model,
+        bits=4,
+        block_size=block,
+        is_symmetric=True,
+        accuracy_level=level,
+        op_types_to_quantize=("MatMul",),
+    )
+    quantizer.process()
+    return quantizer.model.model
+
+
+def _fold_transposes(graph: Any) -> None:
+    """Weights that are transposed in the graph (tied embeddings) become weights."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in list(graph.node):
+        if node.op_type == "Transpose" and node.input[0] in constants:
+            (order,) = (attribute.ints for attribute in node.attribute)
+            array = numpy_helper.to_array(constants[node.input[0]]).transpose(order)
+            turned = np.ascontiguousarray(array)
+            graph.initializer.append(numpy_helper.from_array(turned, node.output[0]))
+            graph.node.remove(node)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -32,6 +34,9 @@ from compiler.ops.shapes import operand_count, show
 BITS = (4, 8)
 LEAST_BLOCK, MOST_BLOCK = 16, 256
 _CHUNK = 32
+_FEW_ROWS = 3
+"""More of them than these share weights that are centred before they are multiplied."""
+
 _LOW_NIBBLES = 0x0F0F0F0F
 
 
@@ -189,7 +194,9 @@ def _expression(
         zero = -(stored if stored.dtype is DType.FLOAT32 else Cast(stored, DType.FLOAT32))
     if given.x_scale is None or given.x_sum is None:
         word = given.weight((column, at))
-        inner = _float_products(packing, given.x, word, row, at, zero)
+        elements = [_element(packing, word, place) for place in range(packing.word)]
+        factors = [given.x((row, at * packing.word + p)) for p in range(packing.word)]
+        inner = _products(elements, factors, zero, many=types[0].shape[0] > _FEW_ROWS)
     else:
         words = packing.chunk // packing.word
         total: Expr = Const(0, DType.INT32)
@@ -213,18 +220,17 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
     return [Cast(op(Operation.AND, half, mask), DType.INT32) for half in (word, high)]
 
 
-def _float_products(
-    packing: Packing, x: Source, word: Expr, row: Affine, at: Affine, zero: Expr
-) -> Expr:
-    """x times the elements of one word, less its zero point."""
-    places = range(packing.word)
-    factors = [x((row, at * packing.word + place)) for place in places]
-    sums = factors[0]
-    for factor in factors[1:]:
-        sums = sums + factor
-    total: Expr = op(Operation.MUL, zero, sums)
-    for place, factor in zip(places, factors, strict=True):
-        total = op(Operation.FMA, _element(packing, word, place), factor, total)
+def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
+    """The products of a word's elements, less the zero point: of the elements, which `many` rows
+    share, or of the sum, which all columns share."""
+    if many:
+        elements = [element + zero for element in elements]
+        total: Expr = op(Operation.MUL, elements[0], factors[0])
+        elements, factors = elements[1:], factors[1:]
+    else:
+        total = op(Operation.MUL, zero, reduce(add, factors))
+    for element, factor in zip(elements, factors, strict=True):
+        total = op(Operation.FMA, element, factor, total)
     return total
 
 

@@ -16,7 +16,18 @@ from itertools import product
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Combiner, Expr, Load, Op, Role, Tensor, loads, walk
+from compiler.loops.expr import (
+    Cast,
+    Combiner,
+    Expr,
+    Load,
+    Op,
+    Role,
+    Tensor,
+    children,
+    loads,
+    walk,
+)
 from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
@@ -43,8 +54,26 @@ _VECTORS = (1, 2, 3, 4, 6, 8)
 _UNROLLS = (1, 2, 4, 8)
 _PREFETCHES = (0, 2048)
 
+_LOOP = 3
+"""Operations of a run-time loop."""
+
+_LONGEST = 4000
+"""Operations in a row at which code is worth nothing: a core fetches it no faster than data."""
+
+_PREFETCHED = 0.999
+"""Panels are one stream, which hardware prefetches."""
+
 _WRITTEN_OUT = 3000
 """Operations in the innermost loop, above which code takes too long to compile and to fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations at each step of a sum: on weights alone, on rows alone, and on both."""
+
+    weights: int
+    rows: int
+    both: int
 
 
 @dataclass(frozen=True)
@@ -52,8 +81,7 @@ class Blocks:
     """The roles of the axes: `lanes` along the vectors, `tile` the rows of the register tile,
     `outer` other axes of the output, `reduced` those of the sum, the last of which is unrolled.
 
-    `unpacked` are the values of weights alone that a row is multiplied with, and `work` the
-    operations that one row and one vector of columns take at each step.
+    `unpacked` are the values computed of weights alone that a row is multiplied with.
     """
 
     problem: Problem
@@ -62,7 +90,7 @@ class Blocks:
     outer: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     unpacked: int
-    work: int
+    work: Work
 
     @property
     def rows(self) -> int:
@@ -106,18 +134,19 @@ def analyse(workload: Workload) -> Blocks | None:
         return None
     reduced = tuple(a for a in problem.reduction.axes if a.extent > 1)
     unpacked, work = _counts(body)
+    if not unpacked:
+        return None
     return Blocks(problem, lanes, tile, tuple(outputs[:-1]), reduced, unpacked, work)
 
 
-def _counts(body: Expr) -> tuple[int, int]:
-    """Values of weights alone that others use, and operations that depend on more than weights."""
-    alone: dict[Expr, bool] = {}
-    for node in walk(body):
-        roles = {load.tensor.role for load in loads(node)}
-        alone[node] = roles == {Role.WEIGHT}
-    mixed = [node for node in walk(body) if isinstance(node, Op) and not alone[node]]
-    used = {arg for node in mixed for arg in node.args if alone[arg]}
-    return len(used), len(mixed)
+def _counts(body: Expr) -> tuple[int, Work]:
+    """Values computed of weights alone that others use, and all operations."""
+    roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
+    computed = [node for node in roles if isinstance(node, Op | Cast)]
+    alone = [node for node in computed if roles[node] == {Role.WEIGHT}]
+    both = [node for node in computed if {Role.WEIGHT} < roles[node]]
+    used = {arg for node in both for arg in children(node)} & {*alone}
+    return len(used), Work(len(alone), len(computed) - len(alone) - len(both), len(both))
 
 
 class _Template:
@@ -143,7 +172,7 @@ class _Template:
 
         def form(choice: Mapping[str, Choice]) -> bool:
             points = int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"])
-            return points * found.work <= _WRITTEN_OUT or points == 1
+            return points * found.work.both <= _WRITTEN_OUT or points == 1
 
         def machine(choice: Mapping[str, Choice]) -> bool:
             tile, vectors = int(choice["tile"]), int(choice["vectors"])
@@ -171,21 +200,20 @@ TEMPLATE = _Template()
 
 
 def _score(found: Blocks, choice: Mapping[str, Choice], lanes: int, threads: int) -> float:
-    """Useful work per operation: of rows, of lanes, of threads, and of what is unpacked for them.
-
-    One row wants several chains of sums at a time; where rows share what is unpacked, those are
-    the chains.
+    """Operations that a row and a vector of columns need, of those that they take: what weights
+    alone need is shared by rows, what rows alone need by vectors. Long code costs a little.
     """
     tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
-    rows = -(-found.rows // tile) * tile
+    work = found.work
+    points = tile * vectors
+    taken = work.both + work.weights / tile + work.rows / vectors + _LOOP / (unroll * points)
+    length = unroll * (points * work.both + vectors * work.weights + tile * work.rows)
     width = vectors * lanes
-    columns = -(-found.lanes.extent // width) * width
-    used = found.rows * found.lanes.extent / (rows * columns)
-    shared = tile * found.work / (tile * found.work + 2 * found.unpacked)
-    chains = min(tile * vectors, 4) / 4
-    loops = [LoopSpec(found.lanes, width)]
-    small = 1 - 0.01 * vectors - (0.001 if choice["prefetch"] else 0)
-    return used * shared * chains * small * parallel_balance(loops, threads) * (1 + 0.01 * unroll)
+    whole = -(-found.rows // tile) * tile * -(-found.lanes.extent // width) * width
+    used = found.rows * found.lanes.extent / whole
+    balance = parallel_balance([LoopSpec(found.lanes, width)], threads)
+    prefetch = _PREFETCHED if choice["prefetch"] else 1.0
+    return used * balance * prefetch * work.both / taken * (1 - length / _LONGEST)
 
 
 def _lower(found: Blocks, schedule: Schedule, target: Target) -> Kernel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -9,7 +11,10 @@ import pytest
 
 from benchmarks import models
 from benchmarks.light import LIGHT_MODELS, light_model
-from benchmarks.quantized import dynamic_int8, static_int8
+from benchmarks.quantized import dynamic_int8, static_int8, weights_int4
+from compiler.driver import compile_model
+
+small_llama = partial(models.llama, hidden=32, heads=4, cached=2, intermediate=48)
 
 SMALL = {
     "mlp": lambda: models.mlp(widths=(16, 8, 4)),
@@ -24,6 +29,8 @@ SMALL = {
     "deit-small": lambda: models.deit(size=32, layers=2, hidden=32, heads=4, classes=10),
     "gpt2-prefill-64": lambda: models.gpt2(tokens=8, layers=2, hidden=32, heads=4),
     "gpt2-decode-64": lambda: models.gpt2(tokens=1, past=8, layers=2, hidden=32, heads=4),
+    "llama-prefill-64": lambda: small_llama(tokens=8),
+    "llama-decode-64": lambda: small_llama(tokens=1, past=8),
     "lstm-2x256-64": lambda: models.lstm(steps=4, features=8, hidden=16),
     "vgg16-features": lambda: models.vgg16_features(height=32, width=32),
     "shufflenet": lambda: light_model("shufflenet"),
@@ -68,6 +75,36 @@ def test_a_quantised_model_has_weights_of_8_bits_and_answers_alike(kind: str) ->
     assert weights == {onnx.TensorProto.INT8}
     exact = run(build())
     assert 0 < np.max(np.abs(run(made[0]) - exact)) < 0.1 * np.max(np.abs(exact))
+
+
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_products_have_weights_of_4_bits_and_answer_alike(name: str, level: int) -> None:
+    """Tied embeddings, which are transposed in the graph, too; this compiler agrees."""
+    kind = f"{name}-prefill-64"
+    build = {"llama": partial(small_llama, tokens=8), "gpt2": SMALL["gpt2-prefill-64"]}[name]
+
+    def run(model: onnx.ModelProto) -> np.ndarray:
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        return session.run(None, feeds)[0]
+
+    model, feeds = build(), models.feeds(kind, build())
+    made = weights_int4(build, level, block=16)
+    products = [node for node in made.graph.node if node.op_type == "MatMulNBits"]
+    weights = {one.name for one in model.graph.initializer if one.name.startswith("weight")}
+    assert len(products) == len(weights) + (name == "gpt2")
+    for node in products:
+        attrs = {a.name: a.i for a in node.attribute}
+        assert (attrs.get("accuracy_level", 0), attrs["bits"], attrs["block_size"]) == (
+            level,
+            4,
+            16,
+        )
+    expected = run(made)
+    largest = np.max(np.abs(expected))
+    assert 0 < np.max(np.abs(run(model) - expected)) < 0.5 * largest
+    found = compile_model(made).run(feeds)[0]
+    assert np.max(np.abs(found - expected)) < (0.1 if level else 1e-4) * largest
 
 
 def test_another_seed_gives_other_parameters() -> None:

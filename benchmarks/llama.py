@@ -1,0 +1,129 @@
+"""A decoder as Llama's (Touvron et al. 2023), with seeded random parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from benchmarks.onnx_writer import OnnxWriter
+
+LLAMA_VOCABULARY = 32000
+
+
+class _Decoder:
+    """Values are (1, tokens, hidden); `heads` query heads share `cached` heads of the cache."""
+
+    def __init__(
+        self, writer: OnnxWriter, tokens: int, past: int, hidden: int, heads: int, cached: int
+    ) -> None:
+        self.writer, self.tokens, self.past, self.hidden = writer, tokens, past, hidden
+        self.heads, self.cached, self.head = heads, cached, hidden // heads
+        steps = 1e4 ** -(np.arange(0, self.head, 2) / self.head)
+        angles = np.arange(past, past + tokens)[:, None] * np.concatenate([steps, steps])
+        self._cosine = writer.constant(np.cos(angles).astype(np.float32), "cosine")
+        self._sine = writer.constant(np.sin(angles).astype(np.float32), "sine")
+
+    def product(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
+        weight = self.writer.normal((features, outputs), (gain / features) ** 0.5)
+        return self.writer.node("MatMul", x, self.writer.constant(weight, "weight"))
+
+    def normalise(self, x: str) -> str:
+        """Root mean square normalisation with a scale of 0.5 to 1.5."""
+        writer = self.writer
+        square = writer.node("Pow", x, writer.constant(np.float32(2)))
+        mean = writer.node("ReduceMean", square, axes=[-1])
+        root = writer.node("Sqrt", writer.node("Add", mean, writer.constant(np.float32(1e-5))))
+        scale = writer.constant(writer.random.uniform(0.5, 1.5, self.hidden).astype(np.float32))
+        return writer.node("Mul", writer.node("Div", x, root), scale)
+
+    def split_heads(self, x: str, heads: int) -> str:
+        shape = self.writer.constant(np.array([1, self.tokens, heads, self.head], np.int64))
+        return self.writer.node(
+            "Transpose", self.writer.node("Reshape", x, shape), perm=[0, 2, 1, 3]
+        )
+
+    def rotated(self, x: str) -> str:
+        """Rotary position embedding: x cos + (-second half, first half) sin."""
+        writer = self.writer
+        first, second = writer.split(x, [self.head // 2] * 2, axis=-1)
+        turned = writer.node("Concat", writer.node("Neg", second), first, axis=-1)
+        kept = writer.node("Mul", x, self._cosine)
+        return writer.node("Add", kept, writer.node("Mul", turned, self._sine))
+
+    def repeated(self, x: str, every: int) -> str:
+        """Each head of the cache for all the query heads that share it."""
+        writer, count = self.writer, self.heads // self.cached
+        wide = np.array([1, self.cached, count, every, self.head], np.int64)
+        split = writer.node("Unsqueeze", x, writer.constant(np.array([2], np.int64)))
+        full = writer.node("Expand", split, writer.constant(wide))
+        shape = np.array([1, self.heads, every, self.head], np.int64)
+        return writer.node("Reshape", full, writer.constant(shape))
+
+    def attend(self, query: str, key: str, value: str, mask: str) -> str:
+        writer, every = self.writer, self.past + self.tokens
+        turned = writer.node("Transpose", self.repeated(key, every), perm=[0, 1, 3, 2])
+        scores = writer.node("MatMul", query, turned)
+        scores = writer.node("Div", scores, writer.constant(np.float32(self.head**0.5)))
+        if mask:
+            scores = writer.node("Add", scores, mask)
+        weights = writer.node("Softmax", scores, axis=-1)
+        mixed = writer.node("MatMul", weights, self.repeated(value, every))
+        shape = writer.constant(np.array([1, self.tokens, self.hidden], np.int64))
+        return writer.node("Reshape", writer.node("Transpose", mixed, perm=[0, 2, 1, 3]), shape)
+
+
+def llama(
+    seed: int = 0,
+    tokens: int = 64,
+    past: int = 0,
+    layers: int = 2,
+    hidden: int = 2048,
+    heads: int = 32,
+    cached: int = 4,
+    intermediate: int = 5632,
+    vocabulary: int = LLAMA_VOCABULARY,
+) -> Any:
+    """Some layers of TinyLlama's size by default: logits of every token.
+
+    Inputs and outputs are those of `gpt2`; the cache has `cached` heads.
+    """
+    writer = OnnxWriter("llama", seed)
+    decoder = _Decoder(writer, tokens, past, hidden, heads, cached)
+    every = past + tokens
+    shape = (1, cached, every, hidden // heads)
+    ids = writer.input("input_ids", (1, tokens), TensorProto.INT64)
+    words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
+    x = writer.node("Gather", words, ids, axis=0)
+    mask = ""
+    if tokens > 1:
+        ahead = np.triu(np.full((tokens, every), np.finfo(np.float32).min, np.float32), past + 1)
+        mask = writer.constant(ahead[None, None], "mask")
+    outputs: list[tuple[str, tuple[int, ...]]] = []
+    for layer in range(layers):
+        inner = decoder.normalise(x)
+        query = decoder.split_heads(decoder.product(inner, hidden, hidden), heads)
+        width = cached * decoder.head
+        key, value = (
+            decoder.split_heads(decoder.product(inner, hidden, width), cached) for _ in "kv"
+        )
+        query, key = decoder.rotated(query), decoder.rotated(key)
+        if past:
+            presents = []
+            for name, new in (("key", key), ("value", value)):
+                old = writer.input(f"past_{name}_{layer}", (1, cached, past, decoder.head))
+                present = f"present_{name}_{layer}"
+                presents.append(writer.node("Concat", old, new, axis=2, output=present))
+                outputs.append((present, shape))
+            key, value = presents
+        mixed = decoder.attend(query, key, value, mask)
+        x = writer.node("Add", x, decoder.product(mixed, hidden, hidden))
+        inner = decoder.normalise(x)
+        gate, up = (decoder.product(inner, hidden, intermediate) for _ in range(2))
+        gate = writer.node("Mul", gate, writer.node("Sigmoid", gate))
+        down = decoder.product(writer.node("Mul", gate, up), intermediate, hidden, gain=2.0)
+        x = writer.node("Add", x, down)
+    weight = writer.constant(writer.normal((hidden, vocabulary), hidden**-0.5), "weight")
+    logits = writer.node("MatMul", decoder.normalise(x), weight, output="logits")
+    return writer.finish([*outputs, (logits, (1, tokens, vocabulary))])
