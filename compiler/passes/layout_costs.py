@@ -30,9 +30,6 @@ _TRANSFORM_MACS = 8
 WEIGHT_MACS = 15.0
 """`CoreModel.weight_macs` where no target is known: between the least and the most measured."""
 
-_TOGETHER = 0.25
-"""Channels of bytes that lie together are multiplied four at a time."""
-
 _MIXED = 10.0
 """Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
@@ -62,8 +59,9 @@ def convolution(
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
     work = 2.0 * types[node.output].elements * prod(weight[1:])
+    together = 1.0
     if node.attr("accumulator") is not None and source != ROW_MAJOR and weight[1] > 1:
-        work *= _TOGETHER
+        together = types[node.inputs[1]].dtype.bytes / 4
     group = integer(node.attrs, "group", 1)
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)
@@ -78,8 +76,8 @@ def convolution(
         turned = 1.05 if source == ROW_MAJOR and pointwise else 1.0
         whole = _holds_vectors(source, lanes) and _holds_vectors(output, lanes)
         share = _winograd(node, weight, result, weight_macs) if whole else 1.0
-        return work * turned * share
-    work *= _filled(prod(result[2:]) if pointwise else result[-1], lanes)
+        return work * turned * min(share, together)
+    work *= together * _filled(prod(result[2:]) if pointwise else result[-1], lanes)
     if pointwise:
         return work * (1.05 if source == ROW_MAJOR else 1.15)
     return work * (_gathered(steps[-1]) if source == ROW_MAJOR else _MIXED)

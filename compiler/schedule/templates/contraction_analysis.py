@@ -58,13 +58,17 @@ class Contraction:
         Without an instruction for its types, two parts of each factor and a product are kept.
         """
         operands = vectors + 1
-        if self.group > 1:
-            types = self.broadcast.dtype, self.streamed.dtype
-            sums = self.problem.reduction.dtype
-            lanes = target.lanes(sums)
-            if not any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
-                operands = 2 * operands + 1
+        if self.group > 1 and self.products_at_once(target) == 1:
+            operands = 2 * operands + 1
         return tile * vectors + operands
+
+    def products_at_once(self, target: Target) -> int:
+        """How many products one instruction adds to a sum."""
+        types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype
+        lanes = target.lanes(sums)
+        if any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
+            return self.group
+        return 1
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
         """Bytes of one panel of the streamed factor."""

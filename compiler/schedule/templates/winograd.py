@@ -17,6 +17,7 @@ from compiler.schedule.cook_toom import POINTS
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.templates import contraction_analysis
 from compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from compiler.schedule.templates.winograd_lowering import lower
 from compiler.target import Target
@@ -49,7 +50,7 @@ class _Template:
             return 0.9
         core = target.core
         costs = [_cost(found, core, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
-        return 3.0 if costs and min(costs) < _direct_cost(found, core) else 0.9
+        return 3.0 if costs and min(costs) < _direct_cost(found, workload, target) else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, numerics: str
@@ -219,9 +220,12 @@ def _cost(found: Winograd, core: CoreModel, m: int, block: int, useful: float) -
     return _overlapped(blocks * products, fetches) + transforms
 
 
-def _direct_cost(found: Winograd, core: CoreModel) -> float:
-    weights = prod(found.weight.shape)
-    return _overlapped(weights * prod(found.shape) / 0.95, weights * core.weight_macs)
+def _direct_cost(found: Winograd, workload: Workload, target: Target) -> float:
+    """Estimated time of the direct algorithm, which multiplies narrow elements as they are."""
+    direct, weights = contraction_analysis.analyse(workload), prod(found.weight.shape)
+    together = direct.products_at_once(target) if direct is not None else 1
+    fetched = weights * target.core.weight_macs * found.weight.dtype.bytes / DType.FLOAT32.bytes
+    return _overlapped(weights * prod(found.shape) / together / 0.95, fetched)
 
 
 def _overlapped(multiply: float, fetch: float) -> float:

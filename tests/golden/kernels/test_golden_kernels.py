@@ -45,6 +45,16 @@ CASES: dict[str, tuple[str, Schedule]] = {
             "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
         ),
     ),
+    "gemm_halves": (
+        "halves",
+        Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=2, prefetch=0),
+    ),
+    "direct_halves": (
+        "halves 3x3",
+        Schedule.of(
+            "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
+        ),
+    ),
     "strassen": (
         "matmul",
         Schedule.of(

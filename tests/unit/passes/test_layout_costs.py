@@ -115,6 +115,25 @@ def test_winograds_algorithm_saves_less_where_transforms_or_weights_weigh() -> N
     assert saved(512, 4, 3, 3) <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "sums", "share"),
+    [(DType.UINT8, DType.INT32, 0.25), (DType.BFLOAT16, DType.FLOAT32, 0.5)],
+)
+def test_narrow_channels_that_lie_together_are_multiplied_together(
+    dtype: DType, sums: DType, share: float
+) -> None:
+    g = Maker()
+    x, w = (g.input(n, *s, dtype=dtype) for n, s in (("x", (1, 64, 8, 8)), ("w", (64, 64, 1, 1))))
+    y = g(
+        "conv", x, w, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1,
+        accumulator=sums.value,
+    )  # fmt: skip
+    graph = g.graph(y)
+    (node,) = graph.nodes
+    assert costs.convolution(graph, node, NCHW16, NCHW16, 16) == share * work(graph, node)
+    assert costs.convolution(graph, node, ROW_MAJOR, NCHW16, 16) == 1.05 * work(graph, node)
+
+
 def test_winograds_algorithm_is_not_for_every_convolution() -> None:
     assert saved(64, 56, 1, 1) == 1.0
     assert saved(64, 56, 3, 3, dilations=(2, 2)) == 1.0

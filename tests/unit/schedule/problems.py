@@ -104,6 +104,29 @@ def byte_conv(lanes: int) -> Workload:
     return as_workload(make.graph(y), ("w", "b"), {x: (layout, HALO), y: (layout, HALO)})
 
 
+def half_matmul(m: int, n: int, k: int, dtype: DType = DType.BFLOAT16) -> Workload:
+    make = Maker()
+    a, b = make.input("a", m, k, dtype=dtype), make.input("b", k, n, dtype=dtype)
+    total = make("matmul", a, b, make.input("bias", n), accumulator="float32")
+    return as_workload(make.graph(make("cast", make("gelu", total), to=dtype.value)), ("b", "bias"))
+
+
+def half_conv(lanes: int, channels: int, size: int) -> Workload:
+    """Also reads what it adds, as a residual block does."""
+    make, layout = Maker(), blocked(4, 1, lanes)
+    x, other = (
+        make.input(name, 1, channels, size, size, dtype=DType.BFLOAT16) for name in ("x", "other")
+    )
+    w = make.input("w", channels, channels, 3, 3, dtype=DType.BFLOAT16)
+    total = make(
+        "conv", x, w, make.input("b", channels), strides=(1, 1), pads=(1, 1, 1, 1),
+        dilations=(1, 1), group=1, accumulator="float32",
+    )  # fmt: skip
+    y = make("cast", make("add", total, make("cast", other, to="float32")), to="bfloat16")
+    places = {x: (layout, HALO), y: (layout, HALO), other: (layout, ())}
+    return as_workload(make.graph(y), ("w", "b"), places)
+
+
 def matmul_of_rows(m: int, n: int, k: int, *batch: int) -> Workload:
     """A product with a run-time matrix whose rows lie along the sum: a transposed one."""
     make, rank = Maker(), len(batch)
@@ -181,6 +204,10 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "bytes": lambda lanes: byte_matmul(128, 768, 768),
     "bytes of odd sizes": lambda lanes: byte_matmul(19, 37, 50),
     "bytes 3x3": byte_conv,
+    "halves": lambda lanes: half_matmul(128, 768, 768),
+    "halves of odd sizes": lambda lanes: half_matmul(19, 37, 51, DType.FLOAT16),
+    "halves 3x3": lambda lanes: half_conv(lanes, 64, 56),
+    "halves 3x3 of few pixels": lambda lanes: half_conv(lanes, 512, 7),
     "nibbles": lambda lanes: block_matmul(64, 768, 768),
     "nibbles with one row": lambda lanes: block_matmul(1, 768, 3072, zero=True),
     "nibbles and bytes": lambda lanes: block_matmul(64, 768, 768, quantised=True),

@@ -132,6 +132,8 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("matmul", ["strassen", "gemm"]),
         ("bytes", ["gemm"]),
         ("bytes 3x3", ["direct"]),
+        ("halves", ["gemm"]),
+        ("halves 3x3", ["winograd", "direct"]),
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),
         ("nibbles", ["blocks"]),
@@ -149,6 +151,14 @@ def test_algorithms(problem: str, expected: list[str]) -> None:
     """Which templates apply, the best guess first."""
     found = algorithms(PROBLEMS[problem](16))
     assert found[: len(expected)] == expected
+
+
+def test_winograd_gives_way_to_pairs_of_products() -> None:
+    """One instruction for two products halves what the direct algorithm takes."""
+    workload = PROBLEMS["halves 3x3 of few pixels"](16)
+    for name, expected in (("x86-64-v4", "winograd"), ("znver5", "direct")):
+        space = schedule_space(workload, resolve_target(name))
+        assert space.subspaces[0].algorithm == expected
 
 
 def test_strict_numerics_keep_the_order_of_rounding() -> None:
