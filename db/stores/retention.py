@@ -180,10 +180,13 @@ def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _newest_artifacts() -> sa.Select[tuple[str]]:
-    """The jobs that made the newest artifact of each model, target, threads, numerics and sizes."""
+    """The jobs that made the newest artifact of each model, target, threads, numerics, precision
+    and sizes."""
     same = (
         *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),
         *(_jobs.c.threads, _jobs.c.numerics, _jobs.c.options["dims"].as_string()),
+        # jobs of earlier releases have none
+        sa.func.coalesce(_jobs.c.options["precision"].as_string(), "float32"),
     )
     newest_first = (_jobs.c.finished_at.desc(), _jobs.c.id.desc())
     place = sa.func.row_number().over(partition_by=same, order_by=newest_first)

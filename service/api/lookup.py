@@ -16,7 +16,7 @@ from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from service.api.schemas.lookups import LookupRequest
 from service.api.served import ServedRecords
 from service.jobs.addressee import is_described, resolve_addressee, target_key_of
-from service.jobs.known_plan import chosen_plan, plan_identity
+from service.jobs.known_plan import chosen_plan, mode, plan_identity
 from service.jobs.targets import is_target_key
 
 
@@ -70,12 +70,17 @@ async def lookup_model(
     def known() -> WorkloadsQuestion:
         storage.models.get(digest)
         target = resolve_addressee(body.target, storage).target
-        how = (target, body.threads, body.numerics, body.dims)
-        return WorkloadsQuestion(digest, *how, chosen_plan(digest, *how, storage))
+        kept_as = mode(body.numerics, body.precision)
+        stored = chosen_plan(digest, target, body.threads, kept_as, body.dims, storage)
+        return WorkloadsQuestion(
+            digest, target, body.threads, body.numerics, body.dims, stored, body.precision
+        )
 
     question = await run_in_threadpool(known)
-    how = (question.target.key, body.threads, body.numerics, canonical_json(body.dims))
-    plan = plan_identity(digest, *how)
+    kept_as = mode(body.numerics, body.precision)
+    plan = plan_identity(
+        digest, question.target.key, body.threads, kept_as, canonical_json(body.dims)
+    )
     if not planning.knows(question):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
     workloads = await planning.workloads(question)

@@ -150,5 +150,11 @@ def _key(question: WorkloadsQuestion) -> str:
     """Names a question. The code version is this process's own and so it is not in it."""
     stored = question.stored
     chosen = None if stored is None else (stored.digest, stored.created_at)
-    how = (question.target.key, question.threads, question.numerics, question.dims)
+    how = (
+        question.target.key,
+        question.threads,
+        question.numerics,
+        question.precision,
+        question.dims,
+    )
     return canonical_json((question.digest, *how, chosen))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.target import Target
 from db.errors import DatabaseError, StorageError, StorageKind
@@ -86,6 +87,7 @@ class WorkloadsQuestion:
     numerics: str
     dims: Mapping[str, int]
     stored: StoredPlan | None
+    precision: str = DType.FLOAT32
     path: Path = Path()
 
     def run(self) -> Sequence[PlannedWorkload]:
@@ -96,6 +98,7 @@ class WorkloadsQuestion:
             self.numerics,
             self.dims,
             self.digest,
+            self.precision,
         )
         planned = with_plan(plan_model(request), self.stored)
         return [

@@ -39,6 +39,12 @@ class Numerics(StrEnum):
     LOOSE = "loose"
 
 
+class Precision(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
 TargetOption = Annotated[
     str, typer.Option("--target", help="'host', a target's name, or NAME:BITS for its vectors")
@@ -48,6 +54,10 @@ ThreadsOption = Annotated[
 ]
 NumericsOption = Annotated[
     Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen; loose: F(6) too")
+]
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option("--precision", help="16 bits for what a float32 model stores and multiplies"),
 ]
 DimsOption = Annotated[
     list[str] | None,

@@ -12,6 +12,8 @@ from service.cli.common import (
     ModelPath,
     Numerics,
     NumericsOption,
+    Precision,
+    PrecisionOption,
     TargetOption,
     ThreadsOption,
     TimingsOption,
@@ -48,6 +50,7 @@ def explain(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON")] = False,
     dump_after: DumpOption = None,
@@ -77,7 +80,12 @@ def explain(
     try:
         with device_for(on, target, storage) as (device, compiled_for):
             request = ModelRequest(
-                existing_file(model), compiled_for, threads, numerics.value, parse_dims(dim)
+                existing_file(model),
+                compiled_for,
+                threads,
+                numerics.value,
+                parse_dims(dim),
+                precision=precision.value,
             )
             planned = plan_model(request, dump_observer(dump_after), recorder)
             settled = settle([known_plan(planned, storage)], storage)

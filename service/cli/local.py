@@ -16,6 +16,8 @@ from service.cli.common import (
     Numerics,
     NumericsOption,
     PadOption,
+    Precision,
+    PrecisionOption,
     SizesOption,
     TargetOption,
     ThreadsOption,
@@ -57,6 +59,7 @@ def inspect(
     model: ModelPath,
     target: TargetOption = "host",
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     dump_after: DumpOption = None,
@@ -73,7 +76,13 @@ def inspect(
 
     check_printing(as_json, dump_after)
     planned = plan_model(
-        ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim)),
+        ModelRequest(
+            existing_file(model),
+            target,
+            numerics=numerics.value,
+            dims=parse_dims(dim),
+            precision=precision.value,
+        ),
         dump_observer(dump_after),
     )
     storage = open_storage(load_settings())
@@ -98,6 +107,7 @@ def compile_(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
@@ -114,7 +124,9 @@ def compile_(
     from service.jobs.tuning import build_artifact
     from service.storage import open_storage
 
-    request = ModelRequest(existing_file(model), target, threads, numerics.value)
+    request = ModelRequest(
+        existing_file(model), target, threads, numerics.value, precision=precision.value
+    )
     recorder = Timings()
     plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
     storage = open_storage(load_settings())
@@ -145,6 +157,7 @@ def run(
     outputs: Annotated[Path, typer.Option("--outputs", help="Where to write the outputs (.npz)")],
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
 ) -> None:
     """Run a model, or an artifact, on arrays from a file."""
@@ -152,7 +165,7 @@ def run(
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
-    with _opened(model, threads, numerics, parse_dims(dim)) as (executable, known):
+    with _opened(model, threads, numerics, precision, parse_dims(dim)) as (executable, known):
         results = executable.run(arrays)
     names = executable.output_names
     save_arrays(outputs, zip(names, results, strict=True))
@@ -191,7 +204,7 @@ def _tell_served(known: KnownModel | None) -> None:
 
 @contextmanager
 def _opened(
-    model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
+    model: Path, threads: int, numerics: Numerics, precision: Precision, dims: dict[str, int]
 ) -> Iterator[tuple[Executable | SizedExecutable, KnownModel | None]]:
     """An artifact, or a model compiled with what the database knows and its KnownModel."""
     if model.is_dir():
@@ -200,6 +213,8 @@ def _opened(
 
         if numerics is not Numerics.FAST:
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
+        if precision is not Precision.FLOAT32:
+            raise UserError(f"--precision {precision.value}: the artifact '{model}' keeps its own")
         yield load_artifact(model, threads=threads, sizes=dims or None), None
         return
     from service.jobs.known_model import KnownModel
@@ -208,7 +223,7 @@ def _opened(
     existing_file(model)
     storage = open_storage(load_settings())
     try:
-        known = KnownModel(model, storage, threads, numerics.value)
+        known = KnownModel(model, storage, threads, numerics.value, precision.value)
         # with dimensions left open it compiles, and asks the database, when it runs
         yield known.compile(dims), known
     finally:
@@ -216,12 +231,12 @@ def _opened(
 
 
 def _closed(
-    model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
+    model: Path, threads: int, numerics: Numerics, precision: Precision, dims: dict[str, int]
 ) -> tuple[Executable, KnownModel | None]:
     """As `_opened`, for one size. Raises UserError where a dimension is left open."""
     from compiler.runtime.sized import SizedExecutable
 
-    with _opened(model, threads, numerics, dims) as (executable, known):
+    with _opened(model, threads, numerics, precision, dims) as (executable, known):
         if isinstance(executable, SizedExecutable):
             raise UserError(f"dimension '{executable.open[0]}' has no size; give one with --dim")
         return executable, known
@@ -237,6 +252,7 @@ def bench(
     ] = None,
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, max=1000, help="5 if not given")
@@ -263,9 +279,9 @@ def bench(
             raise UserError("--on times a model with what the database knows, not an artifact")
         if rounds is not None or seconds is not None:
             raise UserError("--rounds and --seconds are for this machine, not for a worker")
-        _bench_on(on, model, threads, numerics, parse_dims(dim))
+        _bench_on(on, model, threads, numerics, precision, parse_dims(dim))
         return
-    executable, known = _closed(model, threads, numerics, parse_dims(dim))
+    executable, known = _closed(model, threads, numerics, precision, parse_dims(dim))
     arrays = _seeded_inputs(executable)
     runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
     error = None
@@ -299,7 +315,14 @@ def bench(
     _tell_served(known)
 
 
-def _bench_on(on: str, model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> None:
+def _bench_on(
+    on: str,
+    model: Path,
+    threads: int,
+    numerics: Numerics,
+    precision: Precision,
+    dims: dict[str, int],
+) -> None:
     from service.cli.view import settled_line
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
@@ -311,7 +334,11 @@ def _bench_on(on: str, model: Path, threads: int, numerics: Numerics, dims: dict
     storage = open_storage(load_settings())
     try:
         with device_for(on, "host", storage) as (device, target):
-            planned = plan_model(ModelRequest(model, target, threads, numerics.value, dims))
+            planned = plan_model(
+                ModelRequest(
+                    model, target, threads, numerics.value, dims, precision=precision.value
+                )
+            )
             settled = settle([known_plan(planned, storage)], storage)
             (served,) = settled.planned
             timing = time_model(served, settled.schedules, device)

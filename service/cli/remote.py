@@ -17,6 +17,8 @@ from service.cli.common import (
     Numerics,
     NumericsOption,
     PadOption,
+    Precision,
+    PrecisionOption,
     SecondsOption,
     SeedOption,
     ServerOption,
@@ -67,6 +69,7 @@ def submit(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     trials: TrialsOption = 1000,
     seconds: SecondsOption = None,
     dim: SizesOption = None,
@@ -103,6 +106,7 @@ def submit(
                 target=target,
                 threads=threads,
                 numerics=numerics.value,
+                precision=precision.value,
                 trials=trials,
                 seconds=seconds,
                 dims={name: list(sizes) for name, sizes in parse_sizes(dim).items()},
@@ -321,6 +325,7 @@ def lookup(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
 ) -> None:
     """The best schedules known, of one workload or of a whole model.
@@ -340,7 +345,13 @@ def lookup(
             wanted = {"model": client.upload(existing_file(path)).digest, "dims": parse_dims(dim)}
         found = client.lookup(
             LookupRequest.model_validate(
-                {**wanted, "target": target, "threads": threads, "numerics": numerics.value}
+                {
+                    **wanted,
+                    "target": target,
+                    "threads": threads,
+                    "numerics": numerics.value,
+                    "precision": precision.value,
+                }
             )
         )
         answer = None

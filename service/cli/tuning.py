@@ -14,6 +14,8 @@ from service.cli.common import (
     Numerics,
     NumericsOption,
     PadOption,
+    Precision,
+    PrecisionOption,
     SecondsOption,
     SeedOption,
     SizesOption,
@@ -47,6 +49,7 @@ def tune(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
@@ -80,7 +83,15 @@ def tune(
     chosen = resolve_target(target)
     sizes = parse_sizes(dim)
     spec = JobSpec(
-        existing_file(model), chosen, threads, numerics.value, sizes, pad, weight_limit, budget
+        existing_file(model),
+        chosen,
+        threads,
+        numerics.value,
+        sizes,
+        pad,
+        weight_limit,
+        budget,
+        precision=precision.value,
     )
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.build import CODEGEN_VERSION
+from compiler.dtypes import DType
 from compiler.target import Target
 from service.jobs.planning import ModelRequest
 from service.version import version
@@ -66,6 +67,7 @@ class JobSpec:
         weight_limit_bytes: most memory that packed weights may take; None: no limit.
         budget: when tuning ends.
         digest: the SHA-256 of the model's bytes, if known.
+        precision: what values between products are stored as, and products formed of.
     """
 
     model: Path | bytes
@@ -77,6 +79,7 @@ class JobSpec:
     weight_limit_bytes: int | None = None
     budget: JobBudget = JobBudget()
     digest: str = ""
+    precision: str = DType.FLOAT32
 
     @classmethod
     def of_options(cls, request: ModelRequest, options: Mapping[str, Any]) -> JobSpec:
@@ -90,6 +93,7 @@ class JobSpec:
         given = dict(options)
         dims = given.pop("dims", None) or {}
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
+        precision = given.pop("precision", request.precision)
         unknown = set(given) - {one.name for one in fields(JobBudget)}
         if unknown:
             raise TuningError(f"options that nobody knows: {', '.join(sorted(unknown))}")
@@ -103,11 +107,17 @@ class JobSpec:
             limit,
             JobBudget(**given),
             request.digest,
+            precision,
         )
 
     @property
     def request(self) -> ModelRequest:
         """The model without its sizes."""
         return ModelRequest(
-            self.model, self.target, self.threads, self.numerics, digest=self.digest
+            self.model,
+            self.target,
+            self.threads,
+            self.numerics,
+            digest=self.digest,
+            precision=self.precision,
         )

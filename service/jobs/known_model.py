@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from compiler import driver
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
@@ -40,6 +41,7 @@ class KnownModel:
     storage: Storage
     threads: int = 1
     numerics: str = "fast"
+    precision: str = DType.FLOAT32
     settled: list[Settled] = field(default_factory=list, init=False)
     _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
     _source: Path | bytes = field(init=False)
@@ -60,6 +62,7 @@ class KnownModel:
             dims=dims,
             schedules=self,
             numerics=self.numerics,
+            precision=self.precision,
             planner=self._plan,
         )
 
@@ -74,12 +77,17 @@ class KnownModel:
         if not self._digest:
             self._digest = model_digest(self._source)
         request = ModelRequest(
-            self._source, "host", self.threads, self.numerics, sizes, self._digest
+            self._source,
+            "host",
+            self.threads,
+            self.numerics,
+            sizes,
+            self._digest,
+            self.precision,
         )
         target = resolve_target("host")
-        plan = driver.make_plan(
-            driver.optimise(graph, target, self.numerics), target, self.numerics
-        )
+        optimised = driver.optimise(graph, target, self.numerics, precision=self.precision)
+        plan = driver.make_plan(optimised, target, self.numerics)
         planned = known_plan(Planned(request, graph, plan, target), self.storage)
         settled = settle([planned], self.storage)
         (served,) = settled.planned

@@ -14,6 +14,7 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE, GraphChoice
+from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.text import without_digests
 from compiler.target import Target
@@ -121,13 +122,21 @@ def model_digest(model: Path | bytes) -> str:
 
 def planner_of(planned: Planned) -> Planner:
     """What makes other plans of the same model."""
-    return Planner(planned.graph, planned.target, planned.request.numerics, planned.optimised)
+    request = planned.request
+    return Planner(
+        planned.graph, planned.target, request.numerics, planned.optimised, request.precision
+    )
 
 
 def _model(planned: Planned) -> tuple[str, str, int, str]:
     request = planned.request
     digest = request.digest or model_digest(request.model)
-    return digest, planned.target.key, request.threads, request.numerics
+    return digest, planned.target.key, request.threads, mode(request.numerics, request.precision)
+
+
+def mode(numerics: str, precision: str) -> str:
+    """What a plan is kept by, in the place of its numerics: the precision, too, unless float32."""
+    return numerics if precision == DType.FLOAT32 else f"{numerics} {precision}"
 
 
 def _of(

@@ -35,10 +35,10 @@ from db.storage import Storage
 from db.stores.records import record_id
 from db.stores.verdicts import VerdictKind
 from service.jobs.device import Device, DeviceError, Variant
+from service.jobs.known_plan import planner_of
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
 from service.jobs.second_opinion import race_again
-from tuner.graph.planner import Planner
 from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.measure.model_runs import Race
@@ -309,7 +309,7 @@ def _by_rules(planned: Planned) -> Planned:
     """The model with the rules' plan, whatever plan was chosen by measurements."""
     if planned.decision is None or planned.decision["choice"] == RULE.to_json():
         return planned
-    plan = Planner(planned.graph, planned.target, planned.numerics, planned.optimised).plan()
+    plan = planner_of(planned).plan()
     decision = {
         **planned.decision,
         "choice": RULE.to_json(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler import costs, driver, ops
+from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.onnx_import import read_model
@@ -40,7 +41,7 @@ TRANSFORMING = frozenset({"winograd", "strassen"})
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and the target, sizes, threads and numerics that it is wanted for.
+    """A model, and the target, sizes, threads, numerics and precision that it is wanted for.
 
     `target` is a name, or a target that was resolved before, since "host" means something else in
     each process. `digest` is the SHA-256 of the model's bytes, if known.
@@ -52,6 +53,7 @@ class ModelRequest:
     numerics: str = "fast"
     dims: Mapping[str, int] | None = None
     digest: str = ""
+    precision: str = DType.FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class Planned:
         return self.request.numerics
 
     @property
+    def precision(self) -> str:
+        return self.request.precision
+
+    @property
     def workloads(self) -> list[tuple[Workload, int]]:
         """Each workload with how often the model runs it."""
         return self.plan.tasks()
@@ -95,7 +101,7 @@ def plan_model(
     if isinstance(target, str):
         target = resolve_target(target)
     graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
-    optimised = optimise(graph, target, request.numerics, observer, timings)
+    optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
     plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
     return Planned(request, graph, plan, target, optimised=optimised)
 

@@ -45,7 +45,7 @@ ErrorOf = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
 """(outputs, expected) -> the largest error, as a share of the largest value expected."""
 
 
-def tolerances(graph: Graph) -> dict[str, float]:
+def tolerances(graph: Graph, precision: str = DType.FLOAT32) -> dict[str, float]:
     """How far each value of a graph may be from its reference, relative to its largest element.
 
     What a narrow type rounds stays in all that is computed from it, also in a wider type. The
@@ -54,11 +54,16 @@ def tolerances(graph: Graph) -> dict[str, float]:
     the tolerance of a kernel of the type (`tolerance_for`: 20 u for float16, 13 u for bfloat16) is
     that of 400 and 160 operators behind each other. Moving or widening an element rounds nothing.
     Values that are no floats have no roundings of their own: they keep float32's tolerance.
+
+    A model that was compiled in a narrower `precision` rounds its weights to that, and values
+    between its products: then what a product is computed into counts as being of that type.
     """
     narrow: dict[str, float] = {}
     for node in graph.nodes:
+        product = ops.get(node.op).kind in (OpKind.CONTRACTION, OpKind.ATTENTION)
+        own = tolerance_for(DType(precision)) if product or node.bodies else 0.0
         narrow[node.output] = max(
-            _rounding(graph, node), *(narrow.get(value, 0.0) for value in node.inputs), 0.0
+            own, _rounding(graph, node), *(narrow.get(value, 0.0) for value in node.inputs), 0.0
         )
     return {
         value: max(MODEL_TOLERANCE, narrow.get(value, 0.0) if kind.dtype.is_float else 0.0)
@@ -79,6 +84,7 @@ def clearly_wrong(
     expected: Sequence[np.ndarray],
     errors: Mapping[str, float],
     error_of: ErrorOf,
+    precision: str = DType.FLOAT32,
 ) -> tuple[str, ...]:
     """Those outputs whose errors rounding does not explain.
 
@@ -88,11 +94,12 @@ def clearly_wrong(
         expected: all outputs of its reference.
         errors: of the outputs in question, how far the program's are from those.
         error_of: how errors are counted.
+        precision: what the program rounds to.
     """
     rng = np.random.default_rng(MOVES)
     left = dict(errors)
     for _ in range(MOVES):
-        moved = _moved(graph, inputs, rng)
+        moved = _moved(graph, inputs, rng, _EPSILON.get(DType(precision), MOVED_BY))
         if moved is None:
             return ()
         try:
@@ -109,7 +116,7 @@ def clearly_wrong(
 
 
 def _moved(
-    graph: Graph, inputs: Mapping[str, np.ndarray], rng: np.random.Generator
+    graph: Graph, inputs: Mapping[str, np.ndarray], rng: np.random.Generator, least: float
 ) -> tuple[Graph, dict[str, np.ndarray]] | None:
     """The model and inputs with floats beside theirs; None if there are none to move.
 
@@ -123,7 +130,7 @@ def _moved(
         if not dtype.is_float:
             return array
         found = True
-        share = max(MOVED_BY, _EPSILON.get(dtype, 0.0))
+        share = max(least, _EPSILON.get(dtype, 0.0))
         numbers = from_memory(array, dtype)
         return to_memory(numbers * (1.0 + share * rng.standard_normal(array.shape)), dtype)
 

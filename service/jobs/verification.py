@@ -16,6 +16,10 @@ By induction over the choices, every value of the program is within the toleranc
 that makes the same choices, each of which was right. If no call matches a choice (it was folded),
 the reference keeps its own choice, and what depends on it must agree with that.
 
+A model in a narrower precision is compared with its float32 reference, within what the type allows
+(`service.jobs.rounding.tolerances`). What is further off is tested in the same way as what lies
+behind choices that cannot be seen:
+
 Choices within the bodies of loops and branches, and loops that computed values end, cannot be seen
 from outside. Outputs behind them are compared by number too. If they differ, the reference is
 tested whether rounding can be the reason (`service.jobs.rounding`). If it cannot, the program is
@@ -181,7 +185,7 @@ def verify_artifact(
     for attempt in range(ATTEMPTS):
         try:
             seed = INPUT_SEED + attempt
-            found = _verify(planned.graph, loadable, device, planned.threads, seed, expected)
+            found = _verify(planned, loadable, device, seed, expected)
         except UndecidedError as error:
             undecided = error
         except DeviceError as error:
@@ -215,13 +219,13 @@ def _follows(graph: Graph) -> bool:
 
 
 def _verify(
-    graph: Graph,
+    planned: Planned,
     loadable: Loadable,
     device: Device,
-    threads: int,
     seed: int,
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
+    graph, threads, precision = planned.graph, planned.threads, planned.precision
     inputs = _draw(graph, seed)
     if any(node.bodies for node in graph.nodes):
         # first: it gives up on loops that do not end
@@ -232,16 +236,20 @@ def _verify(
     if calls:
         watched = _with_program(loadable, program)
         values = device.check(watched, threads, seed, {}, looked_at).fetched
-    choices = Choices(graph, calls, values)
+    choices = Choices(graph, calls, values, precision)
     expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
     ports = [port.name for port in loadable.program.outputs]
     wanted = {p: np.asarray(e) for p, e in zip(ports, expected, strict=True)}
     checked = device.check(loadable, threads, seed, wanted)
     errors = {n: checked.errors[p] for n, p in zip(graph.outputs, ports, strict=True)}
-    hidden, allowed = chosen_outputs(graph), tolerances(graph)
+    hidden, allowed = chosen_outputs(graph), tolerances(graph, precision)
+    if precision != DType.FLOAT32:
+        hidden = frozenset(graph.outputs)  # how far its rounding goes is up to the model
     unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= allowed[n])
     doubted = {name: errors[name] for name in unverified}
-    wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error) if doubted else ()
+    wrong: tuple[str, ...] = ()
+    if doubted:
+        wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error, precision)
     judged = [name for name in errors if name not in unverified or name in wrong]
     # not a number is over any tolerance
     apart = [name for name in judged if not errors[name] <= allowed[name]]
@@ -302,12 +310,16 @@ class Choices:
     """
 
     def __init__(
-        self, graph: Graph, calls: Sequence[_Call], values: Mapping[str, np.ndarray]
+        self,
+        graph: Graph,
+        calls: Sequence[_Call],
+        values: Mapping[str, np.ndarray],
+        precision: str = DType.FLOAT32,
     ) -> None:
         self._graph = graph
         self._calls = calls
         self._values = values
-        self._allowed = tolerances(graph)
+        self._allowed = tolerances(graph, precision)
         self.undecided = ""
 
     def __call__(

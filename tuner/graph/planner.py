@@ -33,8 +33,13 @@ def optimise(
     numerics: str = "fast",
     observer: Observer | None = None,
     timings: Timings | None = None,
+    precision: str = DType.FLOAT32,
 ) -> Optimised:
-    """Run all passes; `observer` sees the graph after each. Raises CompilerError for `numerics`."""
+    """Run all passes; `observer` sees the graph after each.
+
+    Raises:
+        CompilerError: if `numerics` or `precision` is unknown, or a weight does not fit into that.
+    """
     changing: set[str] = set()
     last = graph
 
@@ -46,7 +51,7 @@ def optimise(
         if observer is not None:
             observer(name, after)
 
-    made = driver.optimise(graph, target, numerics, observe, timings)
+    made = driver.optimise(graph, target, numerics, observe, timings, precision=precision)
     if any(node.bodies for node in made.nodes):
         # Passes over bodies are not observed: any of them may have had an effect.
         changing.update(step.__name__ for step in PASSES)
@@ -64,6 +69,7 @@ class Planner:
     target: Target
     numerics: str = "fast"
     rule: Optimised | None = None
+    precision: str = DType.FLOAT32
     _optimised: dict[frozenset[str], Graph] = field(default_factory=dict)
     _plans: dict[GraphChoice, GraphPlan] = field(default_factory=dict)
 
@@ -80,12 +86,12 @@ class Planner:
     def optimised(self, choice: GraphChoice) -> Graph:
         """The graph after all passes but those that the choice leaves out."""
         if self.rule is None:
-            self.rule = optimise(self.graph, self.target, self.numerics)
+            self.rule = optimise(self.graph, self.target, self.numerics, precision=self.precision)
         if choice.without.isdisjoint(self.rule.changing):
             return self.rule.graph
         if choice.without not in self._optimised:
             self._optimised[choice.without] = driver.optimise(
-                self.graph, self.target, self.numerics, choice=choice
+                self.graph, self.target, self.numerics, choice=choice, precision=self.precision
             )
         return self._optimised[choice.without]
 

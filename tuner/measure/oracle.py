@@ -20,6 +20,8 @@ from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
+from compiler.ops.products import HALVES
+from compiler.ops.registry import OpKind
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
 from tuner.measure.measurement import Phase
@@ -44,6 +46,9 @@ BYTE_PRODUCT = 1.1e4
 
 SCALED_SUM = 8.0
 """Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
+
+MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
+"""Kinds of operators whose results are elements of their operands."""
 
 NICENESS = 5
 """The niceness of the thread that computes references, as of the builders."""
@@ -147,19 +152,34 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
 def _tolerance(workload: Workload, output: np.ndarray) -> float:
     """How far a candidate may be off: one quantum, where floats are rounded to integers.
 
-    A float near a tie may fall either way; integers that no float is rounded to must be equal.
+    A float near a tie may fall either way; integers that no float is rounded to must be equal. So
+    may one that is only stored in 16 bits: the tolerance is one step of the largest element (2**-7
+    of it for bfloat16, whose fraction has 7 bits), and what its float32 sums may be off.
     """
     kind = workload.output.type.dtype
+    if kind in HALVES and not _computes_in(workload.graph, kind):
+        step = 2.0**-7 if kind is DType.BFLOAT16 else 2.0**-10
+        return step + tolerance_for(DType.FLOAT32)
     rounded = any(each.dtype.is_float for each in workload.graph.types.values())
     if kind.is_float or kind is DType.BOOL or not rounded or not output.size:
         return tolerance_for(kind)
     return 1.0 / max(1.0, float(np.abs(output.astype(np.float64)).max()))
 
 
+def _computes_in(graph: Graph, dtype: DType) -> bool:
+    """Whether an operation rounds to a type, beside what converts to it and what moves elements."""
+    return any(
+        graph.types[node.output].dtype is dtype
+        and node.op != "cast"
+        and ops.get(node.op).kind not in MOVING
+        for node in graph.nodes
+    )
+
+
 def _is_wide(workload: Workload) -> bool:
     """Whether its floats have the range for magnitudes that differ by decades."""
     dtypes = {kind.dtype for kind in workload.graph.types.values() if kind.dtype.is_float}
-    return dtypes <= {DType.FLOAT32, DType.FLOAT64}
+    return dtypes <= {DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
@@ -169,7 +189,7 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
     way goes unnoticed.
     """
     bounds = _index_bounds(workload)
-    multiplied = any(node.attr("accumulator") is not None for node in workload.graph.nodes)
+    multiplied = any(_sums_bytes(node) for node in workload.graph.nodes)
     scales = _scales(workload)
     specs = []
     for number, (name, boundary) in enumerate(
@@ -230,11 +250,15 @@ def _scales(workload: Workload) -> dict[str, float]:
         if terms is not None:
             fan_in = terms([workload.graph.types[value] for value in node.inputs], node.attrs)
             scales[node.inputs[1]] = max(1, fan_in) ** -0.5
-            if node.attr("accumulator") is not None:
+            if _sums_bytes(node):
                 for user in _after_casts(workload.graph, node.output):
                     size = SCALED_SUM / (BYTE_PRODUCT * max(1, fan_in) ** 0.5)
                     scales |= dict.fromkeys(user.inputs, size) if user.op == "mul" else {}
     return scales
+
+
+def _sums_bytes(node: Node) -> bool:
+    return node.attr("accumulator") == DType.INT32
 
 
 def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:

@@ -54,6 +54,7 @@ AddresseeQuery = Annotated[
 ]
 
 Numerics = Literal["fast", "strict", "loose"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 40)]

@@ -15,6 +15,7 @@ from service.api.schemas.fields import (
     Key,
     Numerics,
     NumericsName,
+    Precision,
     Seconds,
     Size,
     Time,
@@ -36,6 +37,9 @@ class JobRequest(RequestBody):
     )
     threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
+    precision: Precision = Field(
+        "float32", description="What a float32 model's values are stored and multiplied as"
+    )
     trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
     seconds: float | None = Field(
         None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"

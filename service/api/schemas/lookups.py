@@ -15,6 +15,7 @@ from service.api.schemas.fields import (
     MeasurementJson,
     Numerics,
     NumericsName,
+    Precision,
     ScheduleJson,
     Seconds,
     Version,
@@ -61,6 +62,7 @@ class LookupRequest(RequestBody):
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
     threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
+    precision: Precision = Field("float32", description="Of a model's kernels")
 
 
 class LookupEntry(View):

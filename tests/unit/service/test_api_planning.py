@@ -168,6 +168,40 @@ def test_a_model_is_planned_for_the_first_of_its_lookups(
     assert len(asked) == 4
 
 
+def test_a_precision_is_another_question_with_other_kernels(client: TestClient) -> None:
+    digest = client.post("/v1/models", content=two_products()).json()["digest"]
+    body = {"model": digest, "target": "x86-64-v3"}
+    keys = {
+        precision: [
+            entry["workload_key"]
+            for entry in client.post(
+                "/v1/schedules/lookup", json={**body, "precision": precision}
+            ).json()["schedules"]
+        ]
+        for precision in ("float32", "bfloat16", "float16")
+    }
+    assert client.post("/v1/schedules/lookup", json=body).json()["known"] == 0
+    assert len({*map(tuple, keys.values())}) == 3
+    refused = client.post("/v1/schedules/lookup", json={**body, "precision": "int8"})
+    assert refused.status_code == 422
+    job = {**body, "trials": 0, "precision": "bfloat16"}
+    assert client.post("/v1/jobs", json=job).json()["options"]["precision"] == "bfloat16"
+    assert client.post("/v1/jobs", json={**job, "precision": "half"}).status_code == 422
+
+
+def two_products() -> bytes:
+    weights = [
+        helper.make_tensor(n, TensorProto.FLOAT, (8, 8), np.arange(64) % 7) for n in ("v", "w")
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 8]) for n in "xy"]
+    graph = helper.make_graph(nodes, "two", ends[:1], ends[1:], weights)
+    return bytes(helper.make_model(graph).SerializeToString())
+
+
 def test_an_unknown_strategy_is_refused_before_the_model_is_read(client: TestClient) -> None:
     digest = client.post("/v1/models", content=model_bytes()).json()["digest"]
     asked = count_questions(client.app.state.planning)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -238,6 +239,68 @@ def test_an_artifact_keeps_its_numerics(
     command = ("run", folder, "--inputs", inputs, "--outputs", tmp_path / "out.npz")
     assert run(*command, "--numerics", "strict") == 1
     assert "--numerics strict" in capsys.readouterr().err
+    assert run(*command, "--precision", "bfloat16") == 1
+    assert "--precision bfloat16" in capsys.readouterr().err
+
+
+def two_products(path: Path) -> Path:
+    """Of which the second is narrow where that is asked for."""
+    random = np.random.default_rng(2)
+    weights = [
+        helper.make_tensor(n, TensorProto.FLOAT, (16, 16), random.standard_normal(256))
+        for n in ("v", "w")
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "w"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 16]) for n in "xy"]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "two", ends[:1], ends[1:], weights)), path)
+    return path
+
+
+def test_every_command_compiles_in_the_precision_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, given = two_products(tmp_path / "two.onnx"), tmp_path / "in.npz"
+    x = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
+    np.savez(given, x=x)
+    results = {}
+    for precision in ("float32", "bfloat16", "float16"):
+        command = ("--precision", precision)
+        out, folder = tmp_path / f"{precision}.npz", tmp_path / precision
+        assert run("run", model, "--inputs", given, "--outputs", out, *command) == 0
+        assert run("compile", model, "-o", folder, *command) == 0
+        again = tmp_path / f"{precision}-again.npz"
+        assert run("run", folder, "--inputs", given, "--outputs", again) == 0
+        results[precision] = np.load(out)["y"]
+        np.testing.assert_array_equal(np.load(again)["y"], results[precision])
+        capsys.readouterr()
+        assert run("inspect", model, "--json", *command) == 0
+        kernels = [task["operators"] for task in json.loads(capsys.readouterr().out)["tasks"]]
+        assert (["matmul", "relu", "cast"] in kernels) == (precision != "float32")
+        assert run(*EXPLAIN, model, "--json", *command) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (precision in report["kernels"][0]["operators"]) or precision == "float32"
+        assert run("bench", model, "--rounds", "1", "--seconds", "0.01", *command) == 0
+        capsys.readouterr()
+    wide = results["float32"]
+    for precision, step in (("bfloat16", 2.0**-8), ("float16", 2.0**-11)):
+        error = np.abs(results[precision] - wide).max() / np.abs(wide).max()
+        assert 0 < error < 2 * step
+
+
+def test_a_tuned_model_is_known_by_its_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = two_products(tmp_path / "two.onnx")
+    folder = tmp_path / "artifact"
+    command = ("tune", model, "--trials", "2", "--precision", "bfloat16", "-o", folder)
+    assert run(*command) == 0
+    assert "verified: largest error" in capsys.readouterr().out
+    assert run("plans", model) == 0
+    assert "fast bfloat16" in capsys.readouterr().out
 
 
 def test_explain_times_nothing_that_does_not_run_here(

@@ -92,6 +92,30 @@ def test_what_is_rounded_to_a_narrow_type_may_differ_by_more() -> None:
     assert tuple(found[end] for end in ends) == (*floats, MODEL_TOLERANCE)
 
 
+@pytest.mark.parametrize(("precision", "allowed"), [("bfloat16", 5e-2), ("float16", 1e-2)])
+def test_a_narrower_precision_rounds_what_products_lead_to(precision: str, allowed: float) -> None:
+    make = Maker()
+    x = make.input("x", 4, 8)
+    before = make("exp", x)
+    product = make("matmul", before, make.weight("w", 8, 8))
+    behind = make("softmax", product, axis=-1)
+    graph = make.graph(before, product, behind)
+    found = tolerances(graph, precision)
+    assert [found[v] for v in (before, product, behind)] == [MODEL_TOLERANCE, allowed, allowed]
+    assert set(tolerances(graph).values()) == {MODEL_TOLERANCE}
+
+
+def test_errors_of_the_size_of_a_narrower_precision_may_be_rounding() -> None:
+    make = Maker()
+    product = make("matmul", make.input("x", 4, 64), make.weight("w", 64, 64))
+    graph = make.graph(make("mul", product, make("exp", product)))
+    expected = run_graph(graph, {"x": X})
+    errors = {graph.outputs[0]: 0.1}
+    for precision, wrong_ones in (("bfloat16", ()), ("float32", graph.outputs)):
+        found = clearly_wrong(graph, {"x": X}, expected, errors, largest_model_error, precision)
+        assert found == wrong_ones
+
+
 def test_bits_of_bfloat16_are_moved_as_numbers() -> None:
     """x where it is over its own largest element, else -x: a tie that a move decides."""
     values = to_bfloat16(np.linspace(1.0, 2.0, 64))

@@ -258,6 +258,20 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
         verify_artifact(other, artifact, HERE)
 
 
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> None:
+    """A wrong weight shows, although more is allowed than in float32."""
+    given = plan_model(ModelRequest(narrow(TensorProto.FLOAT), precision="bfloat16"))
+    driver.save_artifact(
+        {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
+    )
+    artifact = read_artifact(tmp_path / "a")
+    assert verify_artifact(given, artifact, HERE).complete
+    other = plan_model(ModelRequest(narrow(TensorProto.FLOAT, -1.0), precision="bfloat16"))
+    with pytest.raises(CompilerError, match=r"output '[yz]' .* differs .* allowed are 5e-02"):
+        verify_artifact(other, artifact, HERE)
+
+
 def _with_weight_moved(planned: Planned) -> Planned:
     """Another model, of which the artifact is not."""
     graph: Graph = planned.graph

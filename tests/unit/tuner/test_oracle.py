@@ -125,3 +125,29 @@ def test_what_is_rounded_may_be_one_quantum_off() -> None:
         output[place] += apart
         assert (compare(output, expected) <= made.tolerance) == right
     assert make_reference(quantised_product(scaled=False)).tolerance == 0.0
+
+
+def half_product(*, own: bool = False) -> Workload:
+    """bfloat16 that is stored; `own`: also computed in, once the product is rounded."""
+    make = Maker()
+    a, b = (make.input(n, 32, 32, dtype=DType.BFLOAT16) for n in "ab")
+    value = make("cast", make("matmul", a, b, accumulator="float32"), to="bfloat16")
+    return as_workload(make.graph(make("exp", value) if own else value), ("b",))
+
+
+def test_what_is_only_stored_in_16_bits_may_be_one_step_off() -> None:
+    made = make_reference(half_product())
+    expected = np.load(io.BytesIO(made.expected))
+    place = np.unravel_index(np.abs(expected).argmax(), expected.shape)
+    step = 2.0 ** (np.floor(np.log2(np.abs(expected[place]))) - 7)
+    for apart, right in ((0, True), (1, True), (3, False)):
+        output = expected.copy()
+        output[place] += apart * step
+        assert (compare(output, expected) <= made.tolerance) == right
+    assert make_reference(half_product(own=True)).tolerance == 5e-2
+
+
+def test_sums_of_halves_have_the_size_of_sums_of_floats() -> None:
+    """They are not scaled as those of bytes are."""
+    made = make_reference(half_product())
+    assert 0.3 < float(np.load(io.BytesIO(made.expected)).std()) < 3.0
