@@ -198,6 +198,17 @@ class RecordLedger:
                 found[stored.record.key] = stored
         return found
 
+    def weak(self, codegen_version: str, limit: int = 200) -> Sequence[StoredRecord]:
+        """Records of a code generation that are served on one owner's word, the newest first."""
+        query = sa.select(_records).where(
+            _confirmed,
+            _records.c.backing.in_([each.value for each in Backing if each.weak]),
+            _records.c.codegen_version == codegen_version,
+        )
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(_records.c.serial.desc()).limit(limit))
+            return [_stored(row) for row in rows]
+
     def carry_over(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:

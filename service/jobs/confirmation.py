@@ -4,7 +4,8 @@ A worker may lie, or be sick without knowing. What it says is the best schedule 
 be served for ever. So its schedule and the default run once more, interleaved, on another worker
 where there is one. The record is confirmed if it holds there, disputed if it does not, and stays
 provisional if nobody could tell. One that rests on the word of one owner's workers is served, and
-says so; the next job that could use it measures it again where another owner's worker is.
+says so; the next job that could use it measures it again where another owner's worker is, or a
+tuner without a job does (`service.jobs.weak_records`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tuner process: takes jobs from the database, tunes, builds and verifies the artifacts.
 
 It works on several jobs at a time, each in a thread; they share the builder processes and the
-references. It shares nothing with the web process but the database and the blobs. If it is killed
-at any moment, the next tuner process goes on from the trials that were stored.
+references. Without a job it trains cost models, and has weak records measured again. It shares
+nothing with the web process but the database and the blobs. If it is killed at any moment, the next
+tuner process goes on from the trials that were stored.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 
 import structlog
 
+from compiler.errors import CompilerError
 from db.errors import DatabaseError, StorageError
 from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
@@ -21,7 +23,9 @@ from service.jobs.cost_models import train_due
 from service.jobs.job_run import JobRun
 from service.jobs.run_job import Workshop
 from service.jobs.waiting import match_jobs
+from service.jobs.weak_records import WeakRecords
 from service.settings import Settings
+from tuner.cancel import CancelToken
 from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
 
@@ -43,10 +47,14 @@ class TunerProcess:
         self._runs: dict[JobRun, threading.Thread] = {}
         self._builder: Builder | None = None
         self._references = ReferenceCache()
+        self._weak = WeakRecords(storage, self._name)
+        self._beside: threading.Thread | None = None
+        self._leave_it = CancelToken()
 
     def stop(self) -> None:
         """End soon: the jobs in hand go back to the queue. Safe in a signal handler's thread."""
         self._stopping.set()
+        self._leave_it.cancel("shutdown")
         for run in list(self._runs):
             run.interrupt("shutdown")
         self._wake.set()
@@ -67,14 +75,18 @@ class TunerProcess:
                     continue
                 if taken is not None:
                     learned = False
+                    self._leave_it.cancel("a job has come")
                     self._start(taken)
                 elif not (learned or self._runs):
                     # while nobody waits for a job
                     learned = self._learn()
                 else:
+                    if not self._runs:
+                        self._measure_again()
                     self._wake.wait(self._settings.tuner_poll_seconds)
         finally:
-            for thread in list(self._runs.values()):
+            self._leave_it.cancel("shutdown")
+            for thread in [*self._runs.values(), *filter(None, [self._beside])]:
                 thread.join()
             if self._builder is not None:
                 self._builder.close()
@@ -133,6 +145,36 @@ class TunerProcess:
             # a model is a help and no more: jobs go on without
             log.error("bug", exc_info=error)
         return True
+
+    def _measure_again(self) -> None:
+        """Let records be measured again that rest on one owner's word, until a job comes."""
+        if self._beside is not None and self._beside.is_alive():
+            return
+        try:
+            due = self._weak.due()
+        except StorageError as error:
+            log.warning("database", error=str(error))
+            return
+        if not due:
+            return
+        builder, token = self.builder, CancelToken()
+
+        def work() -> None:
+            try:
+                self._weak.measure(due, builder, self._references, token)
+            except (CompilerError, DatabaseError) as error:
+                log.warning("not measured again", error=str(error))
+            except Exception as error:
+                # jobs go on without
+                log.error("bug", exc_info=error)
+            finally:
+                self._wake.set()
+
+        self._leave_it = token
+        self._beside = threading.Thread(target=work, name="again", daemon=True)
+        self._beside.start()
+        if self._stopping.is_set():  # `stop` may have cancelled the token before
+            token.cancel("shutdown")
 
     @property
     def builder(self) -> Builder:

@@ -1,0 +1,151 @@
+"""A tuner without a job measures again what is served on one owner's word.
+
+Jobs come first: a few records at a time are measured, by workers that have nothing in hand, behind
+whatever a job asks for, and no longer than until a job comes.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from compiler.build import CODEGEN_VERSION
+from compiler.target import Target
+from compiler.workload import Workload
+from db.standing import Witness
+from db.storage import Storage
+from db.stores.leases import RequestState
+from db.stores.record_ledger import StoredRecord
+from db.stores.workers import Health, Presence
+from service.jobs.confirmation import SecondMeasurements
+from service.jobs.interrupts import Interrupted, JobCancelled
+from service.jobs.leased_device import LeasedDevice
+from service.jobs.planning import task_of
+from tuner.cancel import CancelToken
+from tuner.measure.builder import Builder
+from tuner.measure.oracle import ReferenceCache
+
+log = structlog.get_logger("tilewright.tuner")
+
+TURN = "weak records"
+"""The name of the turn: one tuner does it for all."""
+
+LOOK_SECONDS = 30.0
+"""Between two looks at what there is to do."""
+
+AT_A_TIME = 4
+"""Records: a job that comes waits for no more."""
+
+AGAIN_SECONDS = 3600.0
+"""A record that was measured, and still rests on one owner's word, is left alone for so long."""
+
+AWAY_SECONDS = 10.0
+"""Nobody waits for longer for a worker that has gone."""
+
+AFTER_JOBS = -1
+"""The priority of requests that wait for those of all jobs."""
+
+
+class WeakRecords:
+    """What one tuner does about the weak records of a database.
+
+    Args:
+        storage: the database.
+        name: of the tuner.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage = storage
+        self._name = name
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._tried: dict[str, float] = {}
+
+    def due(self) -> Sequence[StoredRecord]:
+        """A few records of one target that an idle worker could back better; empty without any, if
+        another tuner sees to it, and shortly after it was so. Raises StorageError."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_SECONDS:
+            return ()
+        self._looked_at = now
+        if self._storage.sweeps.take(TURN, self._name) is None:
+            return ()
+        self._tried = {name: at for name, at in self._tried.items() if now - at < AGAIN_SECONDS}
+        idle = self._idle_workers()
+        found: list[StoredRecord] = []
+        for one in self._storage.ledger.weak(CODEGEN_VERSION) if idle else ():
+            target = one.record.key.target_key
+            same = not found or found[0].record.key.target_key == target
+            if same and one.id not in self._tried and _better(one, idle.get(target, ())):
+                found.append(one)
+        found = found[:AT_A_TIME]
+        self._tried |= {one.id: now for one in found}
+        return found
+
+    def measure(
+        self,
+        due: Sequence[StoredRecord],
+        builder: Builder,
+        references: ReferenceCache,
+        token: CancelToken,
+    ) -> None:
+        """Measure them again, and note which hold, until the token is cancelled.
+
+        Raises:
+            CompilerError: if the kernels cannot be made.
+            DatabaseError: if the database fails.
+        """
+        storage = self._storage
+        first = due[0].record.key
+        target = Target.from_json(storage.workloads.target(first.target_key)[1])
+        texts = storage.workloads.workloads([one.record.key.workload_key for one in due])
+        tasks = [
+            task_of(Workload.parse(texts[key.workload_key]), target, key.threads, key.numerics)
+            for key in (one.record.key for one in due)
+        ]
+        name = f"again-{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
+        device = LeasedDevice(
+            storage,
+            name,
+            target,
+            CancelToken(),
+            token,
+            absent_seconds=AWAY_SECONDS,
+            priority=AFTER_JOBS,
+        )
+        again = SecondMeasurements(storage, builder, device, name, references, token)
+        try:
+            with device:
+                found = again.doubt(tasks)
+        except (Interrupted, JobCancelled):
+            return
+        finally:
+            storage.leases.cancel(job_id=name)
+        self._looked_at = float("-inf")  # there may be more
+        log.info("measured again", target=target.name, **found.to_json())
+
+    def _idle_workers(self) -> Mapping[str, Sequence[Presence]]:
+        """Workers with nothing in hand, by the targets that nothing is queued for."""
+        busy = self._storage.leases.in_hand()
+        found: dict[str, list[Presence]] = {}
+        for worker in self._storage.workers.presences().values():
+            if worker.health is Health.HEALTHY and not busy.get(worker.id):
+                for target in worker.target_keys:
+                    found.setdefault(target, []).append(worker)
+        return {
+            target: workers
+            for target, workers in found.items()
+            if not self._storage.leases.depth([target])[RequestState.QUEUED]
+        }
+
+
+def _better(one: StoredRecord, workers: Sequence[Presence]) -> bool:
+    """Whether a record would rest on more if one of these workers agreed."""
+    witnesses = (Witness(worker.id, worker.owner or "") for worker in workers)
+    return any(one.witness.second(each).rank > one.backing.rank for each in witnesses)

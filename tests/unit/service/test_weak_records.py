@@ -1,0 +1,250 @@
+"""What a tuner without a job does about records that rest on one owner's word."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from compiler.build import CODEGEN_VERSION
+from compiler.codegen.link import linkers
+from db.standing import Backing, Standing
+from db.storage import Storage
+from db.stores.leases import NewRequest, RequestState
+from db.stores.sweeps import TERM_SECONDS
+from service.jobs import weak_records
+from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.tuner_process import TunerProcess
+from service.jobs.weak_records import AGAIN_SECONDS, AT_A_TIME, LOOK_SECONDS, TURN, WeakRecords
+from tests.measured import honest
+from tests.unit.service.test_confirmation import TARGET, model
+from tests.unit.service.tuners import running
+from tests.unit.service.workers import until
+from tuner.cancel import CancelToken
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.wire import MeasureRequest
+from tuner.tasks import Task
+
+needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Site:
+    """A database with workers of two owners, and records that one of them made."""
+
+    storage: Storage
+    clock: Clock
+    weak: WeakRecords
+    first: str
+    other: str
+
+    def look(self) -> list[str]:
+        """What is due, a while later."""
+        self.clock.now += LOOK_SECONDS
+        return [one.id for one in self.weak.due()]
+
+    def serve(self, key: RecordKey, schedule: Any, by: str = "", seconds: float = 1e-6) -> str:
+        """A record that one worker has measured twice."""
+        said = Measurement(Status.OK, samples_seconds=(seconds,), worker=by or self.first, checks=3)
+        record = TuningRecord(key, schedule, said, f"t {key.workload_key}", CODEGEN_VERSION, "0")
+        self.storage.ledger.propose(record, "job")
+        (proposed,) = self.storage.ledger.provisional("job")
+        assert self.storage.ledger.confirm(proposed.id, said)
+        return proposed.id
+
+
+@pytest.fixture
+def task() -> Task:
+    (found,) = tasks_of(plan_model(ModelRequest(model(), TARGET.name)))
+    return found
+
+
+@pytest.fixture
+def site(storage: Storage, task: Task) -> Site:
+    storage.workloads.put_target(TARGET.key, TARGET.name, TARGET.to_json())
+    storage.workloads.put_workloads({task.workload.key: task.workload.text()})
+    first, other = (
+        storage.workers.register(name, [TARGET.key], {}, owner=name).id for name in "ab"
+    )
+    clock = Clock()
+    return Site(storage, clock, WeakRecords(storage, "tuner", clock), first, other)
+
+
+def test_a_record_is_due_while_another_owners_worker_has_nothing_to_do(
+    site: Site, task: Task
+) -> None:
+    assert site.look() == []
+    record = site.serve(task.key, task.space.default())
+    leases, workers = site.storage.leases, site.storage.workers
+    workers.drain(site.other)
+    assert site.look() == [], "the first one alone says nothing new"
+    workers.drain(site.other, draining=False)
+    leases.submit([NewRequest("r", TARGET.key, {})])
+    assert site.look() == [], "something waits"
+    (lease,) = leases.claim(site.other, [TARGET.key], limit=1, lease_seconds=60)
+    assert site.look() == [], "it is at work"
+    leases.release(site.other, [lease.lease_id])
+    leases.cancel(request_ids=["r"])
+    assert site.look() == [record]
+    assert site.look() == [], "it is left alone for a while"
+    site.clock.now += AGAIN_SECONDS
+    assert site.look() == [record]
+
+
+def test_looks_are_rare(site: Site, task: Task) -> None:
+    assert not site.weak.due()
+    record = site.serve(task.key, task.space.default())
+    site.clock.now += LOOK_SECONDS - 1
+    assert not site.weak.due()
+    site.clock.now += 1
+    assert [one.id for one in site.weak.due()] == [record]
+
+
+def test_only_what_is_served_on_one_owners_word_and_holds_is_due(site: Site, task: Task) -> None:
+    storage, schedule = site.storage, task.space.default()
+
+    def key(number: int) -> RecordKey:
+        return RecordKey(f"{number:064x}", TARGET.key)
+
+    by_two = site.serve(key(1), schedule)
+    second = Measurement(Status.OK, samples_seconds=(1e-6,), worker=site.other, checks=3)
+    assert storage.ledger.confirm(by_two, second)
+    assert storage.ledger.get(by_two).backing is Backing.TWO_OWNERS
+    withdrawn = site.serve(key(2), schedule)
+    storage.ledger.withdraw("it lies", record_ids=[withdrawn])
+    stale = site.serve(key(3), schedule)
+    storage.ledger.carry_over([stale], "an earlier one", "0")
+    assert site.look() == []
+    due = [site.serve(key(number), schedule) for number in range(4, 5 + AT_A_TIME)]
+    assert site.look() == due[:0:-1], "a few at a time, the newest first"
+    assert site.look() == due[:1]
+
+
+def test_records_of_one_target_are_measured_together(site: Site, task: Task) -> None:
+    elsewhere = "e" * 64
+    for owner in "ab":
+        site.storage.workers.register("too", [elsewhere], {}, owner=owner)
+    schedule = task.space.default()
+    one = site.serve(RecordKey("1" * 64, TARGET.key), schedule)
+    two = site.serve(RecordKey("2" * 64, elsewhere), schedule)
+    assert (site.look(), site.look()) == ([two], [one])
+
+
+def test_one_tuner_does_it_for_all(site: Site, task: Task) -> None:
+    site.serve(task.key, task.space.default())
+    assert site.storage.sweeps.take(TURN, "another tuner") is not None
+    assert site.look() == []
+    assert TERM_SECONDS < LOOK_SECONDS, "a tuner that died is missed for no longer"
+
+
+@contextmanager
+def answering(site: Site, seconds: Callable[[MeasureRequest], float]) -> Iterator[None]:
+    """The other owner's worker, in a thread."""
+    leases, over = site.storage.leases, threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.01):
+            for lease in leases.claim(site.other, [TARGET.key], limit=4, lease_seconds=60):
+                request = MeasureRequest.from_json(lease.payload)
+                result = honest(request, site.other, seconds(request)).to_json()
+                leases.complete(lease.lease_id, site.other, lease.request_id, result)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    made = ProcessBuilder(1)
+    yield made
+    made.close()
+
+
+@needs_linker
+@pytest.mark.parametrize("true", [True, False])
+def test_a_tuner_without_jobs_measures_weak_records_again(
+    site: Site,
+    task: Task,
+    builder: ProcessBuilder,
+    tuner: TunerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    true: bool,
+) -> None:
+    """What holds is backed by two owners then, and a lie is served no more."""
+    monkeypatch.setattr(TunerProcess, "builder", builder)
+    record = site.serve(task.key, task.space.default(), seconds=1e-3 if true else 1e-6)
+
+    def settled() -> bool:
+        found = site.storage.ledger.get(record)
+        return (found.state, found.backing) != (Standing.CONFIRMED, Backing.ONE_WORKER)
+
+    with answering(site, lambda request: 1e-3), running(tuner):
+        until(settled)
+    found = site.storage.ledger.get(record)
+    if true:
+        assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
+    else:
+        assert found.state is Standing.DISPUTED and "on worker" in found.reason
+    assert site.storage.records.best_record(task.key) == (found.record if true else None)
+
+
+@needs_linker
+def test_jobs_come_first(site: Site, task: Task, builder: ProcessBuilder) -> None:
+    """In the queue, and in the tuner: what is asked for is withdrawn when a job comes."""
+    site.serve(task.key, task.space.default())
+    site.clock.now += LOOK_SECONDS
+    due, token = site.weak.due(), CancelToken()
+    arguments = (due, builder, ReferenceCache(), token)
+    thread = threading.Thread(target=site.weak.measure, args=arguments)
+    thread.start()
+    storage = site.storage
+    until(lambda: _queued(storage) == 1)
+    storage.leases.submit([NewRequest("a job's", TARGET.key, {})])
+    (lease,) = storage.leases.claim(site.other, [TARGET.key], limit=1, lease_seconds=60)
+    assert lease.request_id == "a job's"
+    token.cancel("a job has come")
+    thread.join(60)
+    assert not thread.is_alive() and _queued(storage) == 0
+
+
+def test_a_job_that_comes_ends_what_is_measured_beside(
+    site: Site, task: Task, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.serve(task.key, task.space.default())
+    ended, begun = threading.Event(), threading.Event()
+
+    def measure(_: Any, due: Any, builder: Any, references: Any, token: CancelToken) -> None:
+        begun.set()
+        assert token.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(weak_records.WeakRecords, "measure", measure)
+    with running(tuner):
+        assert begun.wait(60)
+        digest = site.storage.models.add(model(), "m").digest
+        site.storage.jobs.create(digest, "host", options={"trials": 0})
+        assert ended.wait(60)
+
+
+def _queued(storage: Storage) -> int:
+    return storage.leases.depth([TARGET.key])[RequestState.QUEUED]
