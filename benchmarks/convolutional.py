@@ -14,6 +14,13 @@ of a larger one's and less of a smaller one's: 1 / 0.355 grows without bound ove
 fades."""
 
 
+_B0_STAGES = (
+    *((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)),
+    *((6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)),
+)
+"""Expansion, filters, repeats, first stride, kernel: table 1 of EfficientNet's paper."""
+
+
 def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
     """MobileNetV2 (Sandler et al. 2018) with batch norm folded; input (1, 3, size, size)."""
     writer = OnnxWriter("mobilenet_v2", seed)
@@ -61,10 +68,7 @@ def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
     # a residual adds its branch's mean square of 1; the next layer's weights make up for the sum,
     # as its batch norm would
     channels, square = 32, 1.0
-    # expansion, filters, repeats, first stride, kernel: table 1 of the paper
-    stages = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)]
-    stages += [(6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]
-    for expansion, filters, repeats, first_stride, kernel in stages:
+    for expansion, filters, repeats, first_stride, kernel in _B0_STAGES:
         for repeat in range(repeats):
             stride = first_stride if repeat == 0 else 1
             hidden = channels * expansion
@@ -81,6 +85,91 @@ def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
     x = silu(writer.conv(x, channels, 1280, 1, gain=1 / square))
     x = writer.node("Flatten", writer.node("GlobalAveragePool", x))
     return writer.finish([(writer.gemm(x, 1280, classes), (1, classes))])
+
+
+def efficientnet_lite0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
+    """EfficientNet-Lite0 (Liu 2020): B0 with ReLU6, without gates; input (1, 3, size, size)."""
+    writer = OnnxWriter("efficientnet_lite0", seed)
+    zero, six = writer.constant(np.float32(0)), writer.constant(np.float32(6))
+
+    def relu6(value: str) -> str:
+        return writer.node("Clip", value, zero, six)
+
+    x = relu6(writer.conv(writer.input("x", (1, 3, size, size)), 3, 32, 3, stride=2))
+    channels, square = 32, 1.0
+    for expansion, filters, repeats, first_stride, kernel in _B0_STAGES:
+        for repeat in range(repeats):
+            stride = first_stride if repeat == 0 else 1
+            hidden = channels * expansion
+            y = x
+            if expansion > 1:
+                y = relu6(writer.conv(x, channels, hidden, 1, gain=2 / square))
+            y = relu6(writer.conv(y, hidden, hidden, kernel, stride, hidden))
+            y = writer.conv(y, hidden, filters, 1)
+            residual = stride == 1 and channels == filters
+            x, square = (writer.node("Add", x, y), square + 1) if residual else (y, 1.0)
+            channels = filters
+    x = relu6(writer.conv(x, channels, 1280, 1, gain=2 / square))
+    x = writer.node("Flatten", writer.node("GlobalAveragePool", x))
+    return writer.finish([(writer.gemm(x, 1280, classes), (1, classes))])
+
+
+def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
+    """A detector of YOLOv5n's shape (Jocher 2020); input (1, 3, size, size), size a multiple of 32.
+
+    Cross-stage blocks, pools of three sizes, a path up by nearest neighbours and one down, and
+    three heads, whose outputs (1, 3 (5 + classes), side, side) are sigmoids.
+    """
+    writer = OnnxWriter("yolo_nano", seed)
+
+    def conv(x: str, channels: int, filters: int, kernel: int = 1, stride: int = 1) -> str:
+        y = writer.conv(x, channels, filters, kernel, stride, gain=SILU_GAIN)
+        return writer.node("Mul", y, writer.node("Sigmoid", y))
+
+    def cross_stage(x: str, channels: int, filters: int, depth: int, *, skip: bool = True) -> str:
+        half = filters // 2
+        y = conv(x, channels, half)
+        for _ in range(depth):
+            z = conv(conv(y, half, half), half, half, 3)
+            y = writer.node("Add", y, z) if skip else z
+        return conv(writer.node("Concat", y, conv(x, channels, half), axis=1), filters, filters)
+
+    def doubled(x: str) -> str:
+        scales = writer.constant(np.array([1, 1, 2, 2], np.float32))
+        return writer.node(
+            "Resize", x, "", scales, mode="nearest", nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )  # fmt: skip
+
+    x = writer.input("x", (1, 3, size, size))
+    x = conv(conv(x, 3, 16, 3, 2), 16, 32, 3, 2)
+    x = cross_stage(x, 32, 32, 1)
+    near = cross_stage(conv(x, 32, 64, 3, 2), 64, 64, 2)
+    middle = cross_stage(conv(near, 64, 128, 3, 2), 128, 128, 3)
+    x = cross_stage(conv(middle, 128, 256, 3, 2), 256, 256, 1)
+    pools = [conv(x, 256, 128)]
+    for _ in range(3):
+        pools.append(
+            writer.node("MaxPool", pools[-1], kernel_shape=[5, 5], strides=[1, 1], pads=[2] * 4)
+        )
+    x = conv(writer.node("Concat", *pools, axis=1), 512, 256)
+    far = conv(x, 256, 128)
+    x = writer.node("Concat", doubled(far), middle, axis=1)
+    up = conv(cross_stage(x, 256, 128, 1, skip=False), 128, 64)
+    x = writer.node("Concat", doubled(up), near, axis=1)
+    first = cross_stage(x, 128, 64, 1, skip=False)
+    x = writer.node("Concat", conv(first, 64, 64, 3, 2), up, axis=1)
+    second = cross_stage(x, 128, 128, 1, skip=False)
+    x = writer.node("Concat", conv(second, 128, 128, 3, 2), far, axis=1)
+    third = cross_stage(x, 256, 256, 1, skip=False)
+    outputs = 3 * (5 + classes)
+    heads = ((first, 64, size // 8), (second, 128, size // 16), (third, 256, size // 32))
+    return writer.finish(
+        [
+            (writer.node("Sigmoid", writer.conv(x, c, outputs, 1)), (1, outputs, side, side))
+            for x, c, side in heads
+        ]
+    )
 
 
 def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from benchmarks import operators
-from benchmarks.convolutional import efficientnet_b0, mobilenet_v2, vgg16_features
+from benchmarks.convolutional import (
+    efficientnet_b0,
+    efficientnet_lite0,
+    mobilenet_v2,
+    vgg16_features,
+    yolo_nano,
+)
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.llama import LLAMA_VOCABULARY, llama
 from benchmarks.plain import lstm, mlp
@@ -64,7 +70,7 @@ minilm = partial(bert, layers=6, hidden=384, heads=12, intermediate=1536)
 
 
 STATIC_INT8 = (
-    *("resnet50", "mobilenetv2", "efficientnet-b0"),
+    *("resnet50", "mobilenetv2", "efficientnet-b0", "efficientnet-lite0", "yolo-nano"),
     *("bert-base-128", "minilm-l6-128", "deit-small"),
 )
 DYNAMIC_INT8 = ("bert-base-128", "minilm-l6-128")
@@ -92,6 +98,8 @@ def _cases() -> dict[str, ModelCase]:
     cases += [
         ModelCase("mobilenetv2", mobilenet_v2),
         ModelCase("efficientnet-b0", efficientnet_b0),
+        ModelCase("efficientnet-lite0", efficientnet_lite0),
+        ModelCase("yolo-nano", yolo_nano),
         ModelCase("bert-base-128", bert, {"input_ids": BERT_VOCABULARY}),
         ModelCase("minilm-l6-128", minilm, {"input_ids": BERT_VOCABULARY}),
         ModelCase("deit-small", deit),

@@ -26,6 +26,7 @@ from compiler.frontend.onnx_import import (
 from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
 from compiler.partition import plan_graph
+from compiler.passes.byte_tables import byte_tables
 from compiler.passes.layouts import assign_layouts
 from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
@@ -102,7 +103,8 @@ def optimise(
     """
     check_numerics(numerics)
     check_precision(precision)
-    unsuited = () if target.multiplies_bytes else (quantised_products.__name__,)
+    suited = {quantised_products: target.multiplies_bytes, byte_tables: target.lookup is not None}
+    unsuited = (step.__name__ for step, suits in suited.items() if not suits)
     graph = run_passes(graph, observer, timings, choice.without.union(unsuited))
     if precision == DType.FLOAT32:
         return graph

@@ -22,6 +22,7 @@ from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
 from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.passes.layouts import assign_layouts
+from compiler.passes.narrow_values import narrow_values
 from compiler.passes.wide_concats import narrow_concats
 from compiler.plan import (
     BranchStep,
@@ -80,7 +81,7 @@ def plan_graph(
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
     """A graph ready to be cut, and its groups: what layouts are assigned to."""
-    prepared = separate_outputs(narrow_concats(dead_code(graph)))
+    prepared = separate_outputs(narrow_values(narrow_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from compiler.dtypes import DType
 from compiler.errors import UnknownTargetError
-from compiler.targets import CoreModel, DotInstruction, Family, families, family_of
+from compiler.targets import ByteLookup, CoreModel, DotInstruction, Family, families, family_of
 
 KEY_VERSION = 1
 """Part of every key; raised when the meaning of a field changes."""
@@ -111,6 +111,14 @@ class Target:
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
+
+    @property
+    def lookup(self) -> ByteLookup | None:
+        """The instruction that looks up vectors of bytes in half a table of 256."""
+        for found in self.family.lookup:
+            if self.has(found.feature) and self.vector_bits >= 8 * found.bytes:
+                return found
+        return None
 
     def narrowed(self, vector_bits: int) -> Target:
         """The same instruction set with narrower vectors, named `name:bits`.

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
+from compiler.dtypes import DType
 from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
 _QUICK = 1.702
 """The alpha of x * sigmoid(alpha * x) that comes nearest to GELU."""
+
+_INTEGERS = (DType.INT32,)
 
 _EPSILON = 1e-12
 """Of SkipLayerNormalization; the other normalisations have ONNX's."""
@@ -73,7 +81,59 @@ def _rms_norm(node: OnnxNode) -> str:
     return node.call("RMSNormalization", node.input(0), node.input(1), axis=axis, epsilon=epsilon)
 
 
+def _gemm_fast_gelu(node: OnnxNode) -> str:
+    product = node.call("MatMul", node.input(0), node.input(1))
+    return node.call("Gelu", _sum(node, product, 2), approximate="tanh")
+
+
+def _embed_layer_norm(node: OnnxNode) -> list[str]:
+    """Words, segments, the tables of words, positions and segments, gamma, beta, mask, positions
+
+    Outputs: normalised, how many words each row of the mask has, and the sum before it.
+    """
+    words, segments, tables = node.input(0), node.optional(1), (node.input(2), node.input(3))
+    shape = node.shape(words)
+    if len(shape) != 2:
+        raise node.invalid(f"input_ids is {show(shape)}, not two dimensions")
+    where = node.optional(8)
+    total = node.call("Gather", tables[0], words, axis=0)
+    rows = node.call("Gather", tables[1], where, axis=0) if where else tables[1]
+    if where is None:
+        if node.shape(rows)[0] < shape[1]:
+            raise node.invalid(f"{node.shape(rows)[0]} positions for {show(shape)}")
+        rows = part(node, rows, 0, 0, shape[1])
+    total = node.call("Add", total, rows)
+    if segments is not None:
+        total = node.call("Add", total, node.call("Gather", node.input(4), segments, axis=0))
+    operands, epsilon = (total, node.input(5), node.input(6)), node.number("epsilon", _EPSILON)
+    made = [node.call("LayerNormalization", *operands, epsilon=epsilon)]
+    if len(node.outputs) > 1:
+        mask = node.optional(7)
+        made.append(
+            node.constant(np.zeros(shape[0], np.int32))
+            if mask is None
+            else node.call("ReduceSum", mask, node.constant(np.array([1], np.int64)), keepdims=0)
+        )
+    return [*made, total][: max(len(node.outputs), 1)]
+
+
+def _renamed(op_type: str, node: OnnxNode) -> str:
+    """An operator that ONNX has as well."""
+    return node.call(op_type, *node.inputs, **node.attrs)
+
+
+def _expand_dims(node: OnnxNode) -> str:
+    axis = node.static_ints(1, "axis")
+    if axis is None or len(axis) != 1:
+        raise node.invalid("axis (input 1) is not one integer")
+    return node.call("Unsqueeze", node.input(0), node.constant(np.array(axis, np.int64)))
+
+
 RULES = (
+    OnnxRule("GemmFastGelu", _gemm_fast_gelu, DOMAIN),
+    OnnxRule("EmbedLayerNormalization", _embed_layer_norm, DOMAIN, types=_INTEGERS),
+    OnnxRule("ExpandDims", _expand_dims, DOMAIN),
+    *(OnnxRule(name, partial(_renamed, name), DOMAIN) for name in ("GatherND", "Pad", "Trilu")),
     OnnxRule("FastGelu", _fast_gelu, DOMAIN),
     OnnxRule("BiasGelu", _bias_gelu, DOMAIN),
     OnnxRule("QuickGelu", _quick_gelu, DOMAIN),

@@ -189,6 +189,7 @@ RULES = (
     OnnxRule("MatMulIntegerToFloat", _matmul_integer_to_float, DOMAIN, "scales of float32", BYTES),
     OnnxRule("QGemm", _qgemm, DOMAIN, types=BYTES),
     OnnxRule("FusedMatMul", _fused_matmul, DOMAIN),
+    OnnxRule("TransposeMatMul", _fused_matmul, DOMAIN),  # its name before it had a batch
     OnnxRule("FusedGemm", _fused_gemm, DOMAIN),
     OnnxRule("FusedConv", _fused_conv, DOMAIN),
 )

@@ -6,11 +6,12 @@ Before:                             After:
     %3 = relu(%2)
 
 An anchor (contraction, window, reduction, row, gather, attention) takes the elementwise operators
-that follow it and keep its shape as its epilogue. Reductions and rows also take their elementwise
-producers as a prologue. The remaining elementwise operators form groups of their own. No value is
-computed by two groups, and no group ends or begins so that floats cross its border in the wider of
-two types: what widens them belongs to their reader, what narrows them to their producer. Also
-called operator fusion (TVM) or fusion groups (XLA).
+that follow it and keep its shape as its epilogue, and with them what widens their other operands (a
+residual that is stored in bytes). Reductions and rows also take their elementwise producers as a
+prologue. The remaining elementwise operators form groups of their own. No value is computed by two
+groups, and no group ends or begins so that numbers cross its border in the wider of two types: what
+widens them belongs to their reader, what narrows them to their producer. Also called operator
+fusion (TVM) or fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from compiler.loops.expr import Const, Expr
 from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.registry import Effort, OpKind
 from compiler.passes.merge_matmuls import INDEX_MAPS
+from compiler.passes.narrow_values import READERS, widening
 
-EPILOGUE_LIMIT = 24
+EPILOGUE_LIMIT = 40
 """Nodes that an epilogue, or an elementwise group, may hold."""
 
 ANCHORS = (
@@ -100,7 +102,7 @@ class _Fusion:
         # The last anchor first: a residual addition joins the branch that is computed later.
         members: list[tuple[Node, list[Node]]] = []
         for anchor in reversed(anchors):
-            nodes = [anchor, *self._epilogue(anchor)]
+            nodes = [anchor, *self._narrow(self._epilogue(anchor))]
             if anchor.op in ("matmul", "attention"):
                 nodes += self._trailing_transpose(nodes[-1])
             members.append((anchor, nodes))
@@ -112,6 +114,7 @@ class _Fusion:
             elif _kind(anchor) in (OpKind.REDUCTION, OpKind.ROW):
                 self._grow_up(nodes, cheap=_kind(anchor) is OpKind.ROW)
             self._take_widenings(nodes)
+            self._take_chains(anchor, nodes)
             found.append(self._group(nodes, anchor))
         for node in reversed(self._graph.nodes):
             if node.name in self._taken:
@@ -146,6 +149,22 @@ class _Fusion:
             self._taken.update(node.name for node in region)
             current = region[-1].output
         return accepted
+
+    def _narrow(self, epilogue: list[Node]) -> list[Node]:
+        """The epilogue without what widens its result at its end, where readers can do that."""
+        if not epilogue:
+            return []
+        value = epilogue[-1].output
+        chain = widening(self._graph, value)
+        readers = self._graph.consumers(value)
+        if (
+            value in self._outputs
+            or not all(node in epilogue for node in chain)
+            or any(_kind(reader) not in READERS for reader in readers)
+        ):
+            return epilogue
+        self._taken.difference_update(node.name for node in chain)
+        return [node for node in epilogue if node not in chain]
 
     def _region(self, value: str, shape: tuple[int, ...], limit: int) -> list[Node] | None:
         """The fewest nodes after `value` that leave a single value to the rest of the graph."""
@@ -191,6 +210,22 @@ class _Fusion:
             return []
         self._taken.add(user.name)
         return [user]
+
+    def _take_chains(self, anchor: Node, nodes: list[Node]) -> None:
+        """What makes wide values of narrow ones, in several steps, that only the epilogue reads."""
+        for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
+            for value in node.inputs:
+                chain = widening(self._graph, value)
+                inside = {node.name, *(each.name for each in chain)}
+                if any(
+                    each.name in self._taken
+                    or each.output in self._outputs
+                    or any(user.name not in inside for user in self._graph.consumers(each.output))
+                    for each in chain
+                ):
+                    continue
+                self._taken.update(each.name for each in chain)
+                nodes += chain
 
     def _take_transposes(self, anchor: Node, nodes: list[Node]) -> None:
         """Transposes of a matmul's operands become index maps of its loads."""
@@ -295,6 +330,10 @@ class _Fusion:
 
 def _kind(node: Node) -> OpKind:
     return ops.get(node.op).kind
+
+
+def _is_elementwise(node: Node) -> bool:
+    return _kind(node) is OpKind.ELEMENTWISE
 
 
 def _is_cheap(node: Node) -> bool:

@@ -22,6 +22,7 @@ from compiler.ops.attributes import integer, ints
 from compiler.ops.registry import OpKind
 from compiler.passes import layout_costs as costs
 from compiler.passes.fusion import Group
+from compiler.passes.narrow_values import narrow_source
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES
 from compiler.workload import Halo
@@ -217,8 +218,9 @@ class Options:
         x = _operand(group, anchor.inputs[0])
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
-        prologue = x not in group.inputs
-        if prologue or rank not in BLOCKED_RANKS or axes & {0, 1}:
+        if x not in group.inputs:  # a prologue; what only widens its operand reads it as it lies
+            x = narrow_source(self._graph, x)
+        if x not in group.inputs or rank not in BLOCKED_RANKS or axes & {0, 1}:
             return [self._option(self._rows(group), 0.0, group.output)]
         keeps = bool(integer(anchor.attrs, "keepdims", 1)) and len(axes) < rank - 2
         return [

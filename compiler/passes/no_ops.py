@@ -42,7 +42,8 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             return _padded_conv(rewriter, node)
         case "reduce_sum" | "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_prod":
             return _reduce(rewriter, node)
-    if ops.get(node.op).kind is OpKind.ELEMENTWISE and len(node.inputs) > 1:
+    broadcasts = ops.get(node.op).kind is OpKind.ELEMENTWISE and node.op != "lookup"
+    if broadcasts and len(node.inputs) > 1:
         return _without_expand(rewriter, node)
     return None
 

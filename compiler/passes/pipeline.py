@@ -9,6 +9,7 @@ from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.bodies import optimise_bodies
 from compiler.passes.byte_products import byte_products
+from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -33,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     dead_code,
     quantised_products,  # while constants of bytes are still apart from their scales
     byte_products,
+    byte_tables,  # while what is between two quantisations is still as the model has it
     constant_folding,
     common_subexpressions,
     layer_norm,  # the idioms first: later passes would rewrite their parts

@@ -76,6 +76,8 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
         array = rewriter.array(value)
         if producer is not None:
             operands.append(producer.inputs[0])
+        elif array is not None and node.op == "lookup":
+            operands.append(value)
         elif array is not None:
             operands.append(_transposed_back(rewriter, value, array, perm))
         else:

@@ -75,15 +75,8 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
 def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | None:
     """The load over the joint axis; itself where it depends on neither; None where it cannot be."""
     used = {axis for index in load.index for axis in index.axes()}
-    moving = any(
-        first in i.axes() or second in i.axes()
-        for _, e in load.indirect
-        for node in walk(e)
-        if isinstance(node, Load)
-        for i in node.index
-    )
     if first not in used and second not in used:
-        return None if moving else load
+        return load
     if load.indirect or first not in used or second not in used:
         return None
     positions = [i for i, index in enumerate(load.index) if index == affine(first)]

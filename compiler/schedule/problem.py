@@ -27,6 +27,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.narrowing import without_bytes
 from compiler.loops.rewriting import substitute
 from compiler.loops.semantics import from_memory
 from compiler.ops.registry import OpKind, Source
@@ -117,7 +118,7 @@ def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Probl
     builder = _Composer(workload, sources)
     out = workload.output
     tensor = Tensor("out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT)
-    expr = builder.value(graph.outputs[0], tuple(index))
+    expr = without_bytes(builder.value(graph.outputs[0], tuple(index)))
     return Problem(workload, tuple(axes), Load(tensor, tuple(index)), expr, inputs, tuple(groups))
 
 

@@ -135,6 +135,19 @@ class LaneIntrinsic:
     constants: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ByteLookup:
+    """An LLVM intrinsic `name(left, positions, right)` on vectors of bytes.
+
+    Each byte of `positions` picks one of the bytes of both tables: by its low bits, as many as
+    number them.
+    """
+
+    feature: str
+    bytes: int
+    name: str
+
+
 _NEVER = re.compile(r"(?!)")
 
 
@@ -210,6 +223,7 @@ class Family:
     dot: tuple[DotInstruction, ...] = ()
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
+    lookup: tuple[ByteLookup, ...] = ()
     syntax: AssemblySyntax = AssemblySyntax()
     scan_stack: Callable[[bytes], StackScan] | None = None
     elf_machine: int = 0

@@ -10,6 +10,7 @@ from compiler.dtypes import DType
 from compiler.target import Target
 from compiler.targets import (
     AssemblySyntax,
+    ByteLookup,
     CoreModel,
     DotInstruction,
     Family,
@@ -330,6 +331,7 @@ FAMILY = Family(
     dot=_DOT,
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
+    lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
     elf_machine=62,

@@ -204,9 +204,79 @@ def conv_integer(m: Model) -> None:
     m("ConvInteger", m.input("x", x), m.constant("w", w), m.zero("x_z", kind), **attrs)
 
 
+def _quantised(m: Model, value: str, about: float, kind: Any = np.uint8) -> str:
+    """To bytes and back, by the same numbers, as quantisers write it."""
+    scale, zero = m.scale(f"s{len(m.constants)}", about), m.zero(f"z{len(m.constants)}", kind)
+    return m("DequantizeLinear", m("QuantizeLinear", value, scale, zero), scale, zero)
+
+
+def _weighted(m: Model, x: str, shape: tuple[int, ...], **attrs: Any) -> str:
+    w = m.constant(f"w{len(m.constants)}", m.bytes_(np.int8, *shape))
+    return m("Conv", x, m("DequantizeLinear", w, m.scale(f"s{len(m.constants)}", 0.01)), **attrs)
+
+
+def _activation(m: Model, x: str, *, gated: bool) -> str:
+    """A function of one value, its parts quantised or not; `gated` has products of two of them."""
+    form = m.pick("Sigmoid", "Tanh", "HardSwish", "Erf", "Silu", "LeakyRelu", "Relu")
+    if form != "Silu":
+        return m(form, x)
+    gate = m("Sigmoid", x)
+    return m("Mul", x, _quantised(m, gate, 1 / 255) if gated else gate)
+
+
+def qdq_activation(m: Model) -> None:
+    """Functions of a byte, whose table says what onnx.reference says."""
+    kind = m.pick(*BYTES)
+    shape = (m.extent(1, 3), m.extent(1, 40), m.extent(1, 9), m.extent(1, 9))
+    x = _dequantised(m, m.input("x", m.bytes_(kind, *shape)), kind, 0.05)
+    for _ in range(m.extent(1, 2)):
+        x = _quantised(m, _activation(m, x, gated=True), 0.02, m.pick(*BYTES))
+    _requantised(m, x, 0.02)
+
+
+def qdq_block(m: Model) -> None:
+    """Convolutions, activations and a residual with another scale, all between quantisations."""
+    channels, size = m.pick(4, 8, 16, 21, 24, 32, 40), m.extent(3, 9)
+    kind = m.pick(*BYTES)
+    x = _dequantised(m, m.input("x", m.bytes_(kind, m.pick(1, 2), channels, size, size)), kind)
+    y = _quantised(m, _weighted(m, x, (channels, channels, 1, 1)), 0.2)
+    y = _quantised(m, _activation(m, y, gated=True), 0.1)
+    k = m.pick(3, 5, (3, 1), (1, 7), (5, 2))
+    taps = k if isinstance(k, tuple) else (k, k)
+    stride, dilation = m.pick(1, 1, 2), m.pick(1, 1, 2) if size > 6 else 1
+    reach = [dilation * (t - 1) for t in taps]
+    pads = [r // 2 for r in reach]
+    end = [r - p for r, p in zip(reach, pads, strict=True)]
+    y = _weighted(
+        m, y, (channels, 1, *taps), pads=[*pads, *end], strides=[stride] * 2, group=channels,
+        dilations=[dilation] * 2,
+    )  # fmt: skip
+    y = _quantised(m, y, 0.2, m.pick(*BYTES))
+    if stride == 1:
+        y = _quantised(m, m("Add", x, y), 0.2)
+    _requantised(m, _weighted(m, y, (m.extent(1, 20), channels, 1, 1)), 0.3)
+
+
+def qdq_squeeze(m: Model) -> None:
+    """Squeeze and excitation: an average, two products with a vector, a gate for each channel."""
+    channels, size = m.pick(8, 16, 24, 37), m.extent(1, 9)
+    x = _quantised(m, _weighted(
+        m, _dequantised(m, m.input("x", m.bytes_(np.uint8, 1, 4, size, size)), np.uint8),
+        (channels, 4, 1, 1)), 0.1)  # fmt: skip
+    gate = _quantised(m, m("GlobalAveragePool", x), 0.05)
+    gate = _quantised(m, _weighted(m, gate, (4, channels, 1, 1)), 0.1)
+    gate = _quantised(m, _activation(m, gate, gated=False), 0.05)
+    gate = _quantised(m, _weighted(m, gate, (channels, 4, 1, 1)), 0.1)
+    gate = _quantised(m, m("Sigmoid", gate), 1 / 255)
+    _requantised(m, m("Mul", x, gate), 0.05)
+
+
 KINDS: dict[str, Callable[[Model], None]] = {
     f.__name__: f
-    for f in (qdq_matmul, qdq_conv, qlinear_matmul, qlinear_conv, matmul_integer, conv_integer)
+    for f in (
+        *(qdq_matmul, qdq_conv, qlinear_matmul, qlinear_conv, matmul_integer, conv_integer),
+        *(qdq_activation, qdq_block, qdq_squeeze),
+    )
 }
 
 
@@ -223,7 +293,7 @@ def test_quantised_models(kind: str, number: int) -> None:
     proto = model.proto()
     graph = optimise(load_graph(proto), BYTES_TARGET)
     anchors = [node for node in graph.nodes if node.op in ("matmul", "conv")]
-    assert anchors
+    assert anchors or kind == "qdq_activation"
     assert all(node.attr("accumulator") == "int32" for node in anchors)
     (expected,) = evaluator(proto).run(None, model.feeds)
     (found,) = compile_model(proto).run(model.feeds)  # floats, where the host has no instruction

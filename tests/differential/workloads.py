@@ -241,14 +241,25 @@ def byte_matmul(random: Random, lanes: int) -> Case:
 
 
 def byte_convolution(random: Random, lanes: int) -> Case:
-    make, rank = Maker(), pick(random, 2, 2, 1)
-    group = pick(random, 1, 1, 2)
+    rank, group = pick(random, 2, 2, 1), pick(random, 1, 1, 2)
     channels = group * pick(random, lanes, 2 * lanes, 4, extent(random, 1, 21))
     odd = extent(random, 1, 40) if group == 1 else lanes  # groups are whole vectors of filters
     filters = group * pick(random, lanes, 2 * lanes, odd)
-    if random.integers(4) == 0:  # depthwise
-        group = channels = filters = pick(random, lanes, 2 * lanes, extent(random, 2, 21))
     kernel = tuple(pick(random, 1, 2, 3) for _ in range(rank))
+    return _convolve_bytes(random, lanes, channels, filters, kernel, group)
+
+
+def byte_depthwise(random: Random, lanes: int) -> Case:
+    """Windows of whole groups of four taps, and of less and more."""
+    channels = pick(random, lanes, 2 * lanes, extent(random, 2, 21))
+    kernel = pick(random, (3, 3), (5, 5), (3,), (1, 4), (2, 6), (3, 1))
+    return _convolve_bytes(random, lanes, channels, channels, kernel, channels)
+
+
+def _convolve_bytes(
+    random: Random, lanes: int, channels: int, filters: int, kernel: tuple[int, ...], group: int
+) -> Case:
+    make, rank = Maker(), len(kernel)
     strides = tuple(pick(random, 1, 1, 2) for _ in range(rank))
     pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
     size = tuple(extent(random, 5, 14) for _ in range(rank))
@@ -259,11 +270,15 @@ def byte_convolution(random: Random, lanes: int) -> Case:
         strides=strides, pads=pads, dilations=(1,) * rank, group=group, accumulator="int32",
     )  # fmt: skip
     value = _requantised(make, value, random)
+    weights = ["w", "b"]
+    if make.types[value].dtype in BYTES and random.integers(2):
+        weights.append(make.input("table", 256, dtype=pick(random, *BYTES)))
+        value = make("lookup", value, "table")
     inner = channels // group if group < channels else channels
     outer = filters // group if group < channels else filters
     places = {"x": placed(random, lanes, inner, rank + 2, pads)}
     places["out"] = placed(random, lanes, outer, rank + 2, (1,) * len(pads))
-    return _whole_range(make, value, random, ("w", "b"), _named(places, value))
+    return _whole_range(make, value, random, tuple(weights), _named(places, value))
 
 
 def _requantised(make: Maker, value: str, random: Random) -> str:
@@ -518,6 +533,6 @@ FAMILIES: dict[str, Callable[[Random, int], Case]] = {
     for f in (
         convolution, winograd, depthwise, matmul, pool, normalisation, attention, reduction,
         elementwise, movement, relayout, pieces, blocked_pieces, gather,
-        descend, byte_matmul, byte_convolution,
+        descend, byte_matmul, byte_convolution, byte_depthwise,
     )
 }  # fmt: skip

@@ -111,10 +111,24 @@ class Address:
 
 
 def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
-    """An index over axes as a linear form over the loop variables in scope."""
+    """An index over axes as a linear form over the loop variables in scope.
+
+    `axis - n * (axis // n)` becomes the remainder, whose range is known to end at n.
+    """
     result = Linear({}, index.constant)
+    remainders = {
+        term: coefficient // -term.divisor
+        for term, coefficient in index.terms
+        if isinstance(term, FloorDiv)
+        and coefficient == -term.divisor * index.coefficient(term.axis)
+    }
+    whole = {term.axis for term in remainders}
     for term, coefficient in index.terms:
-        if term.extent == 1 and isinstance(term, Axis):
+        if isinstance(term, Axis) and (term.extent == 1 or term in whole):
+            continue
+        if term in remainders:
+            inner = bind(emitter, environment, affine(term.axis))
+            result.add(divide(emitter, inner, term.divisor)[1], remainders[term])
             continue
         if isinstance(term, FloorDiv):
             inner = bind(emitter, environment, affine(term.axis))

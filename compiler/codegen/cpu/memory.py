@@ -15,6 +15,7 @@ from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.resolve import LINE, Access, Accesses
+from compiler.codegen.cpu.shuffles import interleaved, looked_up
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -56,6 +57,9 @@ class Loader:
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
         """The element, or lanes, moved along the dimensions of an indirect access."""
+        table = self._table(point, positions)
+        if table is not None:
+            return table
         return self._load(self._access.offset(point), self._points.active(point), positions)
 
     def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
@@ -81,8 +85,10 @@ class Loader:
                 for lane in range(active)
             ]  # fmt: skip
             value = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
-        elif not access.is_vector and access.present < access.packed:
-            value = _partial_group(emitter, access, base, offset, depth, tag)
+        elif access.is_interleaved and access.is_vector:
+            value = _interleaved_load(emitter, access, base, offset, active, depth, tag)
+        elif not access.is_vector and (access.is_interleaved or access.present < access.packed):
+            value = _single_elements(emitter, access, base, offset, depth, tag)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
             value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
@@ -104,6 +110,35 @@ class Loader:
                 permuted = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
             value = permuted
         return value if access.packed > 1 else _from_storage(emitter, value, tensor.dtype)
+
+    def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
+        """Lanes of a table of bytes by an instruction; None where there is none, or it is another.
+
+        The tables are read where they are used: they would take four registers of outer loops.
+        """
+        access, emitter = self._access, self._context.emitter
+        found, (place, *others) = emitter.target.lookup, positions
+        base = access.base
+        if found is None or place.dtype is not DType.UINT8 or place.lanes == 1:
+            return None
+        if others or base is None or access.is_vector:
+            return None
+        tensor = access.tensor
+        if (
+            tensor.dtype.bytes > 1
+            or tensor.shape != (4 * found.bytes,)
+            or place.lanes > found.bytes
+        ):
+            return None
+        depth, tag, offset = emitter.depth, "", access.offset(point)
+        parts = [
+            _vector_load(
+                emitter, emitter.offset(base, offset + number * found.bytes, depth),
+                DType.UINT8, found.bytes, found.bytes, 1, depth, tag,
+            )
+            for number in range(4)
+        ]  # fmt: skip
+        return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
         """The base at run-time positions, and bytes from it for each lane where lanes differ."""
@@ -142,15 +177,15 @@ def _scalar_load(
     return emitter.emit(dtype, 1, text, where, depth=depth)
 
 
-def _partial_group(
+def _single_elements(
     emitter: Emitter, access: Access, base: Value, offset: int, depth: int, tag: str
 ) -> Value:
-    """The elements that a group has, one by one: those behind them may be no memory of ours."""
+    """The elements that a group has, one by one: what lies behind each is none of ours."""
     size = access.tensor.dtype.bytes
     raw = DType.UINT8 if size == 1 else DType.UINT16
     group = emitter.const(0, DType.INT32)
     for number in range(access.present):
-        where = emitter.offset(base, offset + number * size, depth)
+        where = emitter.offset(base, offset + number * access.apart, depth)
         bits = cast(emitter, _scalar_load(emitter, where, raw, depth, tag, size), DType.INT32)
         place = emitter.const(1 << (8 * size * number), DType.INT32)
         bits = apply(emitter, Operation.MUL, bits, place)
@@ -180,6 +215,41 @@ def _vector_load(
         f" {vector} zeroinitializer){tag}"
     )
     return emitter.emit(dtype, lanes, text, where, depth=depth)
+
+
+def _interleaved_load(
+    emitter: Emitter,
+    access: Access,
+    base: Value,
+    offset: int,
+    active: int,
+    depth: int,
+    tag: str,
+) -> Value:
+    """Groups whose elements lie in vectors of their own: loaded as those, then put side by side.
+
+    Vectors that follow each other are loaded together. Where there are fewer of them than a group
+    has elements, the rest is arbitrary: the other operand has zeros there.
+    """
+    lanes, size = len(access.lane_offsets), access.tensor.dtype.bytes
+    raw = DType.UINT8 if size == 1 else DType.UINT16
+    width = lanes * access.packed
+    together = active == lanes and access.apart == lanes * size
+    vectors = Value("poison", raw, width)
+    number = 0
+    while number < access.present:
+        count = 1 << ((access.present - number).bit_length() - 1) if together else 1
+        first, at = number * lanes, offset + number * access.apart
+        where = emitter.offset(base, at, depth)
+        align = max(size, gcd(LINE, at, access.alignment))
+        used = min(active, lanes) if count == 1 else count * lanes
+        part = _vector_load(emitter, where, raw, count * lanes, used, align, depth, tag)
+        wide = emitter.shuffle(part, None, [i if i < part.lanes else None for i in range(width)])
+        inside = range(first, first + part.lanes)
+        order = [width + i - first if i in inside else i for i in range(width)]
+        vectors = emitter.shuffle(vectors, wide, order) if number else wide
+        number += count
+    return interleaved(emitter, vectors, lanes)
 
 
 def _permuted_load(

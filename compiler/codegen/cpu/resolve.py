@@ -42,9 +42,11 @@ class Access:
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Neighbouring elements that are loaded as one of 32 bits."""
+    """Elements that are loaded as one of 32 bits."""
     present: int = 1
-    """How many of them there are; the others count as zeros."""
+    """How many of them there are; the others meet zeros."""
+    apart: int = 0
+    """Bytes from one of them to the next."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes lie side by side, in order."""
 
@@ -68,6 +70,11 @@ class Access:
     @property
     def is_vector(self) -> bool:
         return bool(self.lane_offsets)
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether the elements of a group lie apart: those of one lane between those of others."""
+        return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     address = locate(context.emitter, context.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
-    packed, present = _packed(tensor, offset)
+    packed, present, apart = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -158,26 +165,30 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         tuple(indirect),
         packed,
         present,
+        apart,
     )
 
 
-def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int]:
-    """How many elements one operand of a dot instruction takes, and how many there are.
+def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int, int]:
+    """How many elements one operand of a dot instruction takes, how many there are, and how many
+    bytes one is from the next.
 
-    They must be neighbours. Vectors of groups that are not full are read whole: the layout must
-    have room for them.
+    Those of vectors must be neighbours, or each be part of a vector of neighbours. Vectors of
+    groups that are not full are read whole: the layout must have room for them.
     """
     group = offset.of(Kind.PACKED)
     if not group:
-        return 1, 1
+        return 1, 1, 0
     ((variable, stride),) = group.items()
-    if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
+    size, lanes = tensor.dtype.bytes, offset.of(Kind.LANE)
+    vectors = stride > size and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
+    if (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    count = 4 // tensor.dtype.bytes
+    count = 4 // size
     whole = tensor.layout.factors and (tensor.layout.factors[-1].mod or 1) % count == 0
-    if variable.count < count and offset.of(Kind.LANE) and not whole:
+    if variable.count < count and lanes and not vectors and not whole:
         raise ScheduleError(f"'{tensor.name}' has no room for whole groups of {count}")
-    return count, variable.count
+    return count, variable.count, stride
 
 
 def _static_guard(

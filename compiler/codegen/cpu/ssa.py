@@ -179,9 +179,12 @@ class Emitter:
             first,
         )
 
-    def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
-        """Lanes picked from `a` and `b`; the lanes of `b` are numbered on after the last of `a`."""
-        mask = ", ".join(f"i32 {lane}" for lane in lanes)
+    def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int | None]) -> Value:
+        """Lanes picked from `a` and `b`; the lanes of `b` are numbered on after the last of `a`.
+
+        A lane that is None is arbitrary.
+        """
+        mask = ", ".join(f"i32 {'poison' if lane is None else lane}" for lane in lanes)
         width = len(lanes)
         if b is None:
             text = f"shufflevector {a.type} %s, {a.type} poison, <{width} x i32> <{mask}>"

@@ -2,7 +2,8 @@
 
 Each lane has its own window. Where the window is small it is unrolled whole: the weights stay in
 registers, each input is read once and scattered to the accumulators that it belongs to. Else the
-outer window axes are loops, clipped at padding.
+outer window axes are loops, clipped at padding. Bytes of a depthwise convolution are multiplied
+four taps of a row at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from math import prod
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Role, Tensor, loads
-from compiler.loops.index import Axis, FloorDiv
+from compiler.loops.index import Axis, FloorDiv, affine
 from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile, dot_operands
 from compiler.loops.rewriting import rewrite
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
@@ -46,7 +47,10 @@ _UNROLLED_TAPS = 25
 
 @dataclass(frozen=True)
 class WindowReduction:
-    """`lanes` is the vector axis (None: scalars); `tile` and `rows` make the register tile."""
+    """`lanes` is the vector axis (None: scalars); `tile` and `rows` make the register tile.
+
+    `dot` is the window axis along which bytes are multiplied in groups, where targets can.
+    """
 
     problem: Problem
     lanes: Axis | None
@@ -56,6 +60,23 @@ class WindowReduction:
     reads_halo: bool
     padded: frozenset[Axis]
     """Output axes along which some tap may leave its tensor."""
+    dot: Axis | None = None
+
+    def dot_on(self, target: Target) -> Axis | None:
+        """`dot`, where the target multiplies bytes and no vector lies in two blocks of channels."""
+        lanes = target.lanes(DType.INT32)
+        blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
+        whole = all(block % lanes == 0 for block in blocks)
+        return self.dot if whole and target.multiplies_bytes else None
+
+    def steps(self, target: Target) -> int:
+        """Points of the window, those of a group counted as one."""
+        dot = self.dot_on(target)
+        return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
+
+
+GROUP = 4
+"""Taps of bytes that are multiplied together."""
 
 
 @lru_cache(maxsize=256)
@@ -81,7 +102,27 @@ def analyse(workload: Workload) -> WindowReduction | None:
     tile = spatial[-1] if spatial else None
     rows = spatial[-2] if len(spatial) > 1 else None
     outer = tuple(a for a in spatial if a not in (tile, rows))
-    return WindowReduction(problem, lanes, tile, rows, outer, reads_halo(reduction), padded)
+    return WindowReduction(
+        problem, lanes, tile, rows, outer, reads_halo(reduction), padded, _dot(problem, lanes)
+    )
+
+
+def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
+    """The last window axis, where each lane has bytes of several taps, and none is padding."""
+    axes = [a for a in problem.reduction.axes if a.extent > 1]
+    operands = dot_operands(problem.reduction.body)
+    if operands is None or problem.reduction.dtype is not DType.INT32 or not axes or lanes is None:
+        return None
+    (dot,) = axes[-1:]
+    weights = [load for load in operands if load.tensor.role is Role.WEIGHT]
+    images = [load for load in operands if load not in weights]
+    if len(weights) != 1 or len(images) != 1 or operands[0].dtype.bytes != 1:
+        return None
+    (weight,), (image,) = weights, images
+    apart = dot in axes_of(image) and not any({dot, lanes} <= {*i.axes()} for i in image.index)
+    if not (apart and unit_stride(image, lanes)) or needs_padding(image):
+        return None
+    return dot if affine(dot) in weight.index and affine(lanes) in weight.index else None
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
@@ -125,7 +166,7 @@ class _Template:
             return None
 
         def form(choice: Mapping[str, Choice]) -> bool:
-            return _lowers(found, choice)
+            return _lowers(found, target, choice)
 
         def machine(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
@@ -210,19 +251,21 @@ def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
     )
 
 
-def _lowers(found: WindowReduction, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) -> bool:
     """The window's loops can be clipped, and what is written out has a size that compiles."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
-    return tile * rows * max(1, _taps(found) if choice["taps"] == "all" else 1) <= 800
+    return tile * rows * max(1, found.steps(target) if choice["taps"] == "all" else 1) <= 800
 
 
 def _fits(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) -> bool:
     points = int(choice["tile"]) * int(choice["rows"])
     if points > target.vector_registers - 4:
         return False
-    weights = _taps(found) if found.problem.product is not None and choice["taps"] == "all" else 0
+    weights = (
+        found.steps(target) if found.problem.product is not None and choice["taps"] == "all" else 0
+    )
     return points + min(weights, 9) < target.vector_registers + 2
 
 
@@ -242,7 +285,7 @@ def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> S
             tiles = -(-tile_extent // int(tile)) * -(-row_extent // int(rows))
             useful = tile_extent * row_extent / (tiles * int(tile) * int(rows))
             score = useful * min(1.0, int(tile) * int(rows) / 12)
-            valid = _lowers(found, choice) and _fits(found, target, choice)
+            valid = _lowers(found, target, choice) and _fits(found, target, choice)
             score += 10.0 if valid else 0.0
             if best is None or score > best[0]:
                 best = score, Schedule.of("window", **choice)
@@ -254,15 +297,19 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
-    body, packed = _packed_weights(found, lanes)
     axes = _window_axes(found)
     if schedule.text("taps") == "all":
         reduce: list[Tile] = []
-        points = [Tile(a) for a in axes]
+        points = [*map(Tile, axes)]
     else:
         static = _has_static_row(found)
-        reduce = [Tile(a) for a in (axes[:-1] if static else axes)]
-        points = [Tile(axes[-1])] if static else []
+        reduce = [*map(Tile, axes[:-1] if static else axes)]
+        points = [*map(Tile, axes[-1:])] if static else []
+    dot = found.dot_on(target) if any(point.axis == found.dot for point in points) else None
+    points = [replace(point, step=GROUP) if point.axis == dot else point for point in points]
+    if dot is not None and dot.extent > GROUP:
+        reduce.append(Tile(dot, GROUP, unroll=True))  # the last group may have fewer taps
+    body, packed = _packed_weights(found, lanes, dot)
     spatial = [Tile(a) for a in (found.rows, found.tile) if a is not None]
     across = [Tile(found.lanes, lanes)] if found.lanes is not None else []
     compute = Compute(
@@ -274,6 +321,7 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
         vector=found.lanes,
         order=_ORDERS[schedule.text("order")],
         skip_padding=not found.reads_halo,
+        dot=dot,
     )
     loops = {a: LoopSpec(a) for a in found.outer}
     if found.lanes is not None:
@@ -296,8 +344,11 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
 _ORDERS = {"greedy": Order.GREEDY, "program": Order.PROGRAM}
 
 
-def _packed_weights(found: WindowReduction, lanes: int) -> tuple[Expr, tuple[Tensor, ...]]:
-    """Weights with the lanes innermost: (c, 1, kh, kw) as [c/lanes][kh][kw][lanes]."""
+def _packed_weights(
+    found: WindowReduction, lanes: int, dot: Axis | None
+) -> tuple[Expr, tuple[Tensor, ...]]:
+    """Weights with the lanes innermost: (c, 1, kh, kw) as [c/lanes][kh][kw][lanes], in groups along
+    `dot` as [c/lanes][kh][kw/4][lanes][4]."""
     body = found.problem.reduction.body
     if found.lanes is None:
         return body, ()
@@ -308,10 +359,12 @@ def _packed_weights(found: WindowReduction, lanes: int) -> tuple[Expr, tuple[Ten
         dim = next((d for d, i in enumerate(load.index) if found.lanes in i.axes()), None)
         if dim is None:
             continue
+        grouped = [d for d, i in enumerate(load.index) if dot is not None and dot in i.axes()]
         factors = (
             Factor(dim, lanes),
-            *(Factor(d) for d in range(len(load.index)) if d != dim),
+            *(Factor(d, GROUP if d in grouped else 1) for d in range(len(load.index)) if d != dim),
             Factor(dim, 1, lanes),
+            *(Factor(d, 1, GROUP) for d in grouped),
         )
         tensor = replace(load.tensor, layout=Layout(factors))
         changed[load] = Load(tensor, load.index)

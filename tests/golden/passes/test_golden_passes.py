@@ -16,6 +16,7 @@ from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.bodies import optimise_bodies
 from compiler.passes.byte_products import byte_products
+from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -299,10 +300,22 @@ def quantised() -> Graph:
     return g.graph(g("conv", scaled, kernel, g.weight("b", 6), **CONV))
 
 
+def activated() -> Graph:
+    """SiLU between two quantisations."""
+    g = Maker()
+    x = g.input("x", 2, 8, dtype=DType.INT8)
+    centred = g("sub", g("cast", x, to="int32"), g.constant("z", np.array(-3, np.int32)))
+    value = g("mul", g("cast", centred, to="float32"), g.constant("s", 0.05))
+    scaled = g("div", g("mul", value, g("sigmoid", value)), g.constant("t", 0.02))
+    moved = g("add", g("round", scaled), g.constant("v", 14.0))
+    return g.graph(g("cast", moved, to="uint8"))
+
+
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "byte_products": (byte_products, integers),
     "quantised_products": (quantised_products, quantised),
+    "byte_tables": (byte_tables, activated),
     "constant_folding": (constant_folding, folded),
     "common_subexpressions": (common_subexpressions, shared),
     "layer_norm": (layer_norm, decomposed_layer_norm),

@@ -69,6 +69,13 @@ def test_bind_leaves_out_axes_of_one_iteration() -> None:
     assert (form.terms, form.constant) == ({i: 6}, 1)
 
 
+def test_a_remainder_is_known_to_end_at_its_divisor() -> None:
+    """2 (i - 8 (i // 8)), of which the range of each term alone would allow -16."""
+    axis = Axis("i", 16)
+    form = bind(Emitter(TARGET), {axis: Bound(Linear({runtime(16): 1}), 1)}, axis % 8 * 2 + 1)
+    assert form.bounds() == (1, 15)
+
+
 def test_division_that_ranges_prove_costs_nothing() -> None:
     """(16 i + lane) by 16: i and lane."""
     emitter, i, v = Emitter(TARGET), runtime(9), lane(16)

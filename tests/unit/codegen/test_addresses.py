@@ -41,6 +41,17 @@ def test_transposing_stores(rows: int, columns: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
+def test_an_axis_taken_apart_at_run_time(bits: int) -> None:
+    """What a reshape leaves of two axes: a quotient and a remainder, each in its bounds."""
+    i = Axis("i", 15)
+    x, y = Tensor("x", (5, 3)), Tensor("y", (15,), role=Role.OUTPUT)
+    compute = Compute((Store(y[i], Accumulator()),), x[i // 3, i % 3])
+    data = numbers(5, 3)
+    (result,) = agree(kernel((x, y), For(i, 1, (compute,))), bits, data)
+    np.testing.assert_array_equal(result, data.ravel())
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", [DType.INT64, DType.INT32])
 @pytest.mark.parametrize("columns", [14, 16, 45])
 def test_indirect_rows(columns: int, dtype: DType, bits: int) -> None:

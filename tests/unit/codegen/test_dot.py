@@ -14,8 +14,8 @@ from compiler.codegen.object import emit_assembly
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.evaluate import pack_tensor
-from compiler.loops.expr import Accumulator, Cast, Combiner, Role, Tensor
-from compiler.loops.index import Axis
+from compiler.loops.expr import Accumulator, Cast, Combiner, Load, Role, Tensor
+from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
@@ -210,10 +210,19 @@ def test_dot_instructions_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ScheduleError, match="is not one that a sum of products of two narrow"):
         verify_nest(halves)
     nest = packed_product(BYTES, 3, 16, 8, 16)
-    columns = Layout((Factor(1), Factor(0)))
-    text = print_nest(nest).replace("layout(row)", f"layout({columns})", 1)
-    with pytest.raises(ScheduleError, match="elements of 'A' that are packed do not lie side by"):
+    halves = Layout((Factor(1, 8), Factor(0), Factor(1, 1, 8)))
+    text = print_nest(nest).replace(f"layout({nest.buffers[1].layout})", f"layout({halves})", 1)
+    with pytest.raises(ScheduleError, match="elements of 'B' that are packed do not lie side by"):
         lower_nest(parse_nest(text), resolve_target("znver4"))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_elements_of_a_broadcast_group_may_lie_anywhere(bits: int) -> None:
+    nest = packed_product(BYTES, 3, 20, 7, bits // 32)
+    columns = Layout((Factor(1), Factor(0)))
+    turned = parse_nest(print_nest(nest).replace("layout(row)", f"layout({columns})", 1))
+    assert turned.buffers[0].layout == columns
+    agree(turned, bits, narrow(BYTES[0], 3, 7), narrow(BYTES[1], 7, 20))
 
 
 def test_groups_that_are_not_full_need_room_in_vectors() -> None:
@@ -224,3 +233,50 @@ def test_groups_that_are_not_full_need_room_in_vectors() -> None:
     assert parse_nest(text).buffers[1] == b
     with pytest.raises(ScheduleError, match="'B' has no room for whole groups of 4"):
         lower_nest(parse_nest(text), resolve_target("znver4"))
+
+
+def depthwise(
+    types: tuple[DType, DType], taps: int, step: int, lanes: int, *, channels: int, pixels: int
+) -> LoopNest:
+    """y[c, p] = sum over t of x[c, step p + t] w[c, t]; channels of x lie side by side."""
+    outputs = (pixels - taps) // step + 1
+    c, p, t = Axis("c", channels), Axis("p", outputs), Axis("t", taps)
+    inside = Layout((Factor(0, lanes), Factor(1), Factor(0, 1, lanes)))
+    panels = Layout((Factor(0, lanes), Factor(1, 4), Factor(0, 1, lanes), Factor(1, 1, 4)))
+    x = Tensor("X", (channels, pixels), types[0], inside)
+    w = Tensor("W", (channels, taps), types[1], panels, role=Role.WEIGHT)
+    y = Tensor("Y", (channels, outputs), DType.INT32, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[c, p], Accumulator(DType.INT32)),),
+        Cast(Load(x, (affine(c), p * step + t)), DType.INT32) * Cast(w[c, t], DType.INT32),
+        Combiner.SUM,
+        reduce=(Tile(t, 4, unroll=True),),
+        unroll=(Tile(t, 4), Tile(p), Tile(c, lanes)),
+        vector=c,
+        dot=t,
+    )
+    return kernel((x, w, y), For(c, lanes, (For(p, 2, (compute,)),)))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(("taps", "step"), [(2, 1), (3, 1), (3, 2), (4, 1), (5, 1), (7, 2), (9, 1)])
+@pytest.mark.parametrize("types", SIGNS)
+def test_groups_of_elements_that_lie_in_vectors_of_their_own(
+    types: tuple[DType, DType], taps: int, step: int, bits: int
+) -> None:
+    """Groups that are full, those that are not, and a last vector of which a part is used."""
+    lanes = bits // 32
+    for channels in (lanes, 2 * lanes, lanes + lanes // 2, lanes + 1):
+        nest = depthwise(types, taps, step, lanes, channels=channels, pixels=12)
+        verify_nest(nest)
+        agree(nest, bits, narrow(types[0], channels, 12), narrow(types[1], channels, taps))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x86-64-v2", "x86-64-v3", "cascadelake", "neoverse-n1", "cortex-a72", "riscv64", "wasm32"],
+)
+def test_every_target_multiplies_taps(name: str) -> None:
+    target = resolve_target(name)
+    nest = depthwise(BYTES, 3, 1, target.vector_bits // 32, channels=32, pixels=12)
+    assert emit_assembly(lower_nest(nest, target), target)

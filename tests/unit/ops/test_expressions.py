@@ -205,6 +205,8 @@ CASES = [
     Case("gather", ((5, 3), ((2, 2), LONG)), {"axis": 0}, low=-9, high=9),
     Case("gather", ((2, 4, 3), ((5,), INT)), {"axis": -2}, low=-4, high=3),
     Case("gather", ((2, 4), ((), LONG)), {"axis": 1}),
+    Case("lookup", (((5, 7), np.uint8), ((256,), np.int8)), low=-128, high=127),
+    Case("lookup", (((5, 7), np.int8), ((256,), np.uint8)), low=-128, high=127),
     *(
         Case(
             "descend",

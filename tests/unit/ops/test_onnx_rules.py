@@ -13,6 +13,9 @@ from compiler import ops
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
+from tests.unit.ops.attention_cases import CASES as ATTENTION
+from tests.unit.ops.attention_cases import CONTRADICTIONS as ATTENTION_CONTRADICTIONS
+from tests.unit.ops.attention_cases import UNSUPPORTED as ATTENTION_UNSUPPORTED
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
 from tests.unit.ops.microsoft_cases import CASES as MICROSOFT
 from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED, nbits
@@ -196,13 +199,14 @@ CASES = [
     *SELECTIONS,
     *MACHINE_LEARNING,
     *MICROSOFT,
+    *ATTENTION,
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
     model, feeds = case.model()
-    expected = expected_outputs(model, feeds)
+    expected = case.expected(model, feeds)
     graph = import_model(model)
     found = run_graph(graph, {name: np.asarray(array) for name, array in feeds.items()})
     assert len(found) == len(expected)
@@ -282,6 +286,7 @@ def test_every_rule_has_a_case() -> None:
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(-3))), "axis -3, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(1), i64(0))), "axis 1, step 0 for an input of"),
         *CONTRADICTIONS,
+        *ATTENTION_CONTRADICTIONS,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
@@ -303,6 +308,7 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
             "spatial=0",
         ),
         *UNSUPPORTED,
+        *ATTENTION_UNSUPPORTED,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

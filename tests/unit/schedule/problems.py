@@ -92,13 +92,13 @@ def byte_matmul(m: int, n: int, k: int) -> Workload:
     return as_workload(make.graph(requantised(make, total)), ("b", "bias"))
 
 
-def byte_conv(lanes: int) -> Workload:
+def byte_conv(lanes: int, *, group: int = 1) -> Workload:
     make = Maker()
     x = make.input("x", 1, 64, 28, 28, dtype=DType.UINT8)
-    w = make.input("w", 64, 64, 3, 3, dtype=DType.INT8)
+    w = make.input("w", 64, 64 // group, 3, 3, dtype=DType.INT8)
     total = make(
         "conv", x, w, make.input("b", 64, dtype=DType.INT32), strides=(1, 1), pads=(1, 1, 1, 1),
-        dilations=(1, 1), group=1, accumulator="int32",
+        dilations=(1, 1), group=group, accumulator="int32",
     )  # fmt: skip
     y, layout = requantised(make, total), blocked(4, 1, lanes)
     return as_workload(make.graph(y), ("w", "b"), {x: (layout, HALO), y: (layout, HALO)})
@@ -204,6 +204,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "bytes": lambda lanes: byte_matmul(128, 768, 768),
     "bytes of odd sizes": lambda lanes: byte_matmul(19, 37, 50),
     "bytes 3x3": byte_conv,
+    "bytes depthwise": lambda lanes: byte_conv(lanes, group=64),
     "halves": lambda lanes: half_matmul(128, 768, 768),
     "halves of odd sizes": lambda lanes: half_matmul(19, 37, 51, DType.FLOAT16),
     "halves 3x3": lambda lanes: half_conv(lanes, 64, 56),

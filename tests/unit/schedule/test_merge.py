@@ -131,10 +131,10 @@ def test_a_reduced_axis_stands_between() -> None:
     assert extents(problem) == [24]
 
 
-def test_gathered_rows_do_not_merge_with_the_positions() -> None:
-    """data[index[i, j], k, l]: the positions move with i and j."""
+def test_gathered_rows_do_not_merge_but_their_positions_do() -> None:
+    """data[index[i, j], k, l]: the positions lie side by side along i and j."""
     make = Maker()
     data, index = make.input("data", 10, 6, 7), make.input("index", 3, 4, dtype=DType.INT64)
     y = make("gather", data, index, axis=0)
     problem = merge_axes(compose(as_workload(make.graph(y))))
-    assert extents(problem) == [3, 4, 6, 7]
+    assert extents(problem) == [12, 6, 7]

@@ -132,6 +132,7 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("matmul", ["strassen", "gemm"]),
         ("bytes", ["gemm"]),
         ("bytes 3x3", ["direct"]),
+        ("bytes depthwise", ["window"]),
         ("halves", ["gemm"]),
         ("halves 3x3", ["winograd", "direct"]),
         ("gemv", ["gemv"]),

@@ -1,0 +1,50 @@
+"""Bytes and pairs of bytes put into other places of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.codegen.cpu.arithmetic import apply
+from compiler.codegen.cpu.ssa import Emitter, Value, type_text
+from compiler.dtypes import DType
+from compiler.loops.expr import Operation
+from compiler.targets import ByteLookup
+
+
+def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
+    """Vectors of `lanes` elements, one after the other, as int32 that have an element of each.
+
+    Four vectors of bytes, or two of 16 bits. Bytes move four lanes at a time first, then within
+    them: instruction sets have both movements, few have all at once.
+    """
+    count = vectors.lanes // lanes
+    text = type_text(DType.INT32, lanes)
+    if count == 4 and lanes % 4 == 0:
+        quarter = lanes // 4
+        fours = emitter.emit(DType.INT32, lanes, f"bitcast {vectors.type} %s to {text}", vectors)
+        fours = emitter.shuffle(fours, None, [i % 4 * quarter + i // 4 for i in range(lanes)])
+        vectors = emitter.emit(
+            vectors.dtype, vectors.lanes, f"bitcast {text} %s to {vectors.type}", fours
+        )
+        order = [i // 16 * 16 + i % 4 * 4 + i % 16 // 4 for i in range(vectors.lanes)]
+    else:
+        order = [i % count * lanes + i // count for i in range(vectors.lanes)]
+    groups = emitter.shuffle(vectors, None, order)
+    return emitter.emit(DType.INT32, lanes, f"bitcast {groups.type} %s to {text}", groups)
+
+
+def looked_up(emitter: Emitter, lookup: ByteLookup, parts: Sequence[Value], places: Value) -> Value:
+    """The bytes at these places (uint8) of a table, of which each part has a quarter."""
+    lanes = range(places.lanes)
+    padded = [i if i in lanes else None for i in range(lookup.bytes)]
+    wide = emitter.shuffle(places, None, padded)
+    low, high = (
+        emitter.shuffle(
+            emitter.call(DType.UINT8, lookup.bytes, lookup.name, parts[i], wide, parts[i + 1]),
+            None,
+            lanes,
+        )
+        for i in (0, 2)
+    )
+    last = emitter.const(2 * lookup.bytes - 1, DType.UINT8, places.lanes)
+    return apply(emitter, Operation.SELECT, apply(emitter, Operation.LT, last, places), high, low)

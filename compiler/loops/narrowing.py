@@ -1,0 +1,70 @@
+"""Numbers that are rounded to bytes and read again, without the bytes.
+
+Before: `cast<float32>(cast<int32>(cast<uint8>(rint(x) + 3)) - 3)`.
+After:  `min(max(rint(x), -3), 252)`.
+
+Inside a kernel, a value that a model quantises and dequantises again need not become a byte: whole
+numbers within a byte's range are the same in float32. Only NaN differs: it stays NaN.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.elementary import maximum, minimum
+from compiler.loops.expr import Cast, Const, Expr, Op, Operation
+from compiler.loops.rewriting import rewrite
+
+_BYTES = (DType.UINT8, DType.INT8)
+_EXACT = 2.0**24
+"""Whole numbers up to this are exact in float32, and so are sums of two below half of it."""
+
+
+def without_bytes(expr: Expr) -> Expr:
+    """The expression with each byte that is made and widened again left as the float it was."""
+    return rewrite(expr, _widened)
+
+
+def _widened(node: Expr) -> Expr | None:
+    """float32(int32(byte(whole) - z)) as the clamped whole number less z."""
+    if not isinstance(node, Cast) or node.type is not DType.FLOAT32:
+        return None
+    value, zero = _less(node.value)
+    while isinstance(value, Cast) and value.type in (DType.INT32, DType.INT16):
+        value = value.value
+    if not isinstance(value, Cast) or value.type not in _BYTES:
+        return None
+    whole, shift = _plus(value.value)
+    if whole.dtype is not DType.FLOAT32 or not _is_rounded(whole):
+        return None
+    limits = np.iinfo(value.type.numpy)
+    clamped = minimum(maximum(whole, limits.min - shift), limits.max - shift)
+    return clamped if shift == zero else clamped + (shift - zero)
+
+
+def _less(value: Expr) -> tuple[Expr, float]:
+    """An integer and what constant is taken off it."""
+    match value:
+        case Op(operation=Operation.SUB, args=(left, Const(value=number))):
+            return left, number
+        case Op(operation=Operation.ADD, args=(left, Const(value=number))):
+            return left, -number
+    return value, 0
+
+
+def _plus(value: Expr) -> tuple[Expr, float]:
+    """A float and what whole constant is added to it."""
+    match value:
+        case (
+            Op(operation=Operation.ADD, args=(left, Const(value=number)))
+            | Op(operation=Operation.ADD, args=(Const(value=number), left))
+        ) if isfinite(number) and number == round(number) and abs(number) < _EXACT / 2:
+            return left, number
+    return value, 0
+
+
+def _is_rounded(value: Expr) -> bool:
+    return isinstance(value, Op) and value.operation is Operation.RINT

@@ -1,0 +1,173 @@
+"""Attention and MultiHeadAttention of com.microsoft, as ONNX Runtime's optimiser writes them.
+
+Projection, heads, caches and masks become operators of their own around `attention`. What the
+operands mean is said in ONNX Runtime's docs/ContribOperators.md, and its CPU kernels decide where
+that page is silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.microsoft_heads import (
+    Attention,
+    both,
+    hidden,
+    joined,
+    kept_outputs,
+    refuse,
+    split_heads,
+)
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+_FILTER = -10000.0
+"""What hides a key unless the node says otherwise: added to its score."""
+
+
+def _padding(node: OnnxNode, position: int, like: Attention) -> str | None:
+    """The mask of an operand of int32 that says which keys are no padding; None without one.
+
+    (batch,): how many keys there are; (2 * batch,): the end of each row's keys, then their starts;
+    (batch, keys), (batch, queries, keys) or (batch, 1, most, most), of past and new rows: 1 where a
+    key is seen.
+    """
+    given = node.optional(position)
+    if given is None:
+        return None
+    batch, _, queries, _ = node.shape(like.query)
+    keys, shape = like.keys, node.shape(given)
+    count = node.constant(np.arange(keys, dtype=np.int32))
+    given = cast_to(node, given, DType.INT32)
+    column = (batch, 1, 1, 1)
+    if shape == (batch,):
+        seen = node.call("Less", count, node.reshape(given, column))
+    elif shape == (2 * batch,):
+        end, start = (node.reshape(part(node, given, 0, at, batch), column) for at in (0, batch))
+        early = node.call("Less", count, start)
+        seen = node.call("And", node.call("Less", count, end), node.call("Not", early))
+    else:
+        if shape == (batch, keys):
+            given = node.reshape(given, (batch, 1, 1, keys))
+        elif shape == (batch, queries, keys):
+            given = node.reshape(given, (batch, 1, queries, keys))
+        elif len(shape) == 4 and shape[:2] == (batch, 1) and min(shape[2:]) >= keys:
+            given = part(node, part(node, given, 2, keys - queries, queries), 3, 0, keys)
+        else:
+            raise node.invalid(
+                f"mask {show(shape)} for {queries} queries and {keys} keys of {batch} rows"
+            )
+        seen = node.call("Greater", given, node.scalar(0, DType.INT32))
+    score = node.number("mask_filter_value", _FILTER)
+    return hidden(node, seen, node.type(like.query).dtype, score)
+
+
+# ---- Attention
+
+
+def _attention(node: OnnxNode) -> list[str]:
+    """x (batch, rows, width), weights (width, q + k + v), bias, mask, past, bias of scores"""
+    refuse(node, {6: "a shared cache"}, ("do_rotary", "past_present_share_buffer"))
+    x, weights, heads = node.input(0), node.input(1), node.integer("num_heads")
+    shape, width = node.shape(x), node.shape(weights)
+    if len(shape) != 3 or len(width) != 2 or shape[2] != width[0]:
+        raise node.invalid(f"weights {show(width)} for {show(shape)}")
+    sizes = node.ints("qkv_hidden_sizes") or (width[1] // 3,) * 3
+    if len(sizes) != 3 or sum(sizes) != width[1] or min(sizes) < 1:
+        raise node.invalid(f"{list(sizes)} are not the widths of Q, K and V in {show(width)}")
+    projected = node.call("MatMul", x, weights)
+    if (bias := node.optional(2)) is not None:
+        projected = node.call("Add", projected, bias)
+    query, key, value = (
+        split_heads(node, part(node, projected, 2, sum(sizes[:at]), sizes[at]), heads, name)
+        for at, name in enumerate(("the query", "the key", "the value"))
+    )
+    past, before = node.optional(4), 0
+    if past is not None:
+        if len(node.shape(past)) != 5 or node.shape(past)[0] != 2:
+            raise node.invalid(f"past is {show(node.shape(past))}, not two of four dimensions")
+        cached = (node.reshape(part(node, past, 0, at, 1), node.shape(past)[1:]) for at in range(2))
+        key, value = (
+            joined(node, old, new, "past") for old, new in zip(cached, (key, value), strict=True)
+        )
+        before = node.shape(past)[3]
+    made = _masked(node, Attention(node, query, key, value, past=before), 3, 5).emit()
+    if len(node.outputs) < 2:
+        return [made]
+    present = [node.reshape(each, (1, *node.shape(each))) for each in (key, value)]
+    return kept_outputs(node, made, node.emit("concat", present, axis=0))
+
+
+def _masked(node: OnnxNode, plain: Attention, padding: int, bias: int) -> Attention:
+    """With a padding mask and a bias of scores from these operands, causal if the node says so."""
+    causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
+    if causal and plain.keys != plain.past + rows:
+        raise node.unsupported(f"unidirectional, with keys of {plain.keys} rows for {rows} queries")
+    whole = replace(plain, causal=causal)
+    return whole.masked(_padding(node, padding, plain)).masked(node.optional(bias))
+
+
+# ---- MultiHeadAttention
+
+
+def _multi_head_attention(node: OnnxNode) -> list[str]:
+    """query, key, value, bias of the projections, padding, bias of scores, past key and value"""
+    refuse(node, {8: "a shared cache", 9: "an indirection of the cache"})
+    heads = node.integer("num_heads")
+    query, key, value = _projected(node, heads)
+    past = both(node, 6, 7, "past key and value")
+    key = joined(node, past[0], key, "past_key")
+    value = joined(node, past[1], value, "past_value")
+    before = 0 if past[0] is None else node.shape(past[0])[2]
+    made = _masked(node, Attention(node, query, key, value, past=before), 4, 5).emit()
+    return kept_outputs(node, made, key, value)
+
+
+def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
+    """Query, key and value by heads, biased: from three operands, from two of which one holds keys
+    and values, or from one; keys and values may have their heads apart already."""
+    query, (key, value) = node.input(0), (node.optional(1), node.optional(2))
+    if key is None:
+        parts = _unpacked(node, query, heads, 3)
+    elif value is None:
+        parts = [query, *_unpacked(node, key, heads, 2)]
+    else:
+        parts = [query, key, value]
+    bias = node.optional(3)
+    start, made = 0, []
+    for each, what in zip(parts, ("the query", "the key", "the value"), strict=True):
+        if len(node.shape(each)) == 4 and each is not query:
+            if node.shape(each)[1] != heads:
+                raise node.invalid(f"{what} is {show(node.shape(each))}, not of {heads} heads")
+            made.append(each)
+            continue
+        if bias is not None:
+            width = node.shape(each)[-1]
+            if len(node.shape(bias)) != 1 or start + width > node.shape(bias)[0]:
+                raise node.invalid(f"bias {show(node.shape(bias))} ends before {what}")
+            each = node.call("Add", each, part(node, bias, 0, start, width))
+            start += width
+        made.append(split_heads(node, each, heads, what))
+    return made[0], made[1], made[2]
+
+
+def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
+    """(batch, rows, heads, count, size) as so many of (batch, rows, heads * size)."""
+    shape = node.shape(value)
+    if len(shape) != 5 or shape[2:4] != (heads, count):
+        raise node.invalid(f"{show(shape)} does not hold {count} operands of {heads} heads")
+    flat = (*shape[:2], heads * shape[4])
+    return [node.reshape(part(node, value, 3, at, 1), flat) for at in range(count)]
+
+
+RULES = (
+    OnnxRule("Attention", _attention, DOMAIN, "no rotary embedding; no shared cache"),
+    OnnxRule("MultiHeadAttention", _multi_head_attention, DOMAIN, "no shared cache, no scores"),
+)

@@ -1,0 +1,213 @@
+"""GroupQueryAttention of com.microsoft: heads that share keys, rotary embedding, and a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.microsoft_heads import (
+    Attention,
+    both,
+    hidden,
+    joined,
+    kept_outputs,
+    refuse,
+    split_heads,
+)
+from compiler.ops.microsoft_rotary import positions, rotated
+from compiler.ops.moves import part, window
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Where the new rows of a batch go: `past` rows before them, in a cache of `length` rows.
+
+    `past` is None where each row of the batch has its own number, `first` (batch,) at run time.
+    `last` (batch,) are the last keys of each, None for a batch of one.
+    """
+
+    node: OnnxNode
+    rows: int
+    total: int
+    length: int
+    past: int | None
+    first: str
+    last: str | None
+
+    def filled(self, cached: str | None, new: str, what: str) -> str:
+        """The cache (batch, heads, length, size) with the new rows in their places."""
+        node = self.node
+        if self.past is None:
+            return self._scattered(cached, new, what)
+        if cached is None:
+            return window(node, new, {2: (0, self.length)})
+        before = part(node, cached, 2, 0, self.past)
+        parts = [joined(node, before if self.past else None, new, what)]
+        if (rest := node.shape(cached)[2] - self.total) > 0:
+            parts.append(part(node, cached, 2, self.total, rest))
+        return node.emit("concat", parts, axis=2) if len(parts) > 1 else parts[0]
+
+    def _scattered(self, cached: str | None, new: str, what: str) -> str:
+        node, (batch, heads, rows, size) = self.node, self.node.shape(new)
+        if cached is None or not (old := node.shape(cached)[2]):
+            raise node.invalid(f"{what} is missing: {self.total} rows in all, {rows} of them new")
+        place = node.constant(np.arange(self.length, dtype=np.int64)[None])
+        start = node.reshape(self.first, (batch, 1))
+        after = node.call("Sub", place, start)
+        fresh = node.call(
+            "And",
+            node.call("GreaterOrEqual", after, node.scalar(0, DType.INT64)),
+            node.call("Less", after, node.scalar(rows, DType.INT64)),
+        )
+        kept = node.constant(np.arange(self.length, dtype=np.int64)[None].clip(max=old - 1))
+        from_new = node.call("Add", after, node.scalar(old, DType.INT64))
+        index = node.emit("where", [fresh, from_new, kept])
+        base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * (old + rows))
+        both = node.call("Transpose", joined(node, cached, new, what), perm=(0, 2, 1, 3))
+        flat = node.reshape(both, (batch * (old + rows), heads * size))
+        picked = node.emit("gather", [flat, node.call("Add", index, base)], axis=0)
+        whole = node.reshape(picked, (batch, self.length, heads, size))
+        return node.call("Transpose", whole, perm=(0, 2, 1, 3))
+
+    def seen(self, *, causal: bool, reach: int) -> str | None:
+        """Which keys a query sees, a boolean (batch or 1, 1, rows or 1, keys); None if `causal` of
+        the attention says it all.
+
+        A query sees `reach` keys up to its own, or all if it is negative; without `causal` all that
+        its row of the batch has.
+        """
+        node, known = self.node, self.past is not None
+        keys = np.arange(self.total if known else self.length, dtype=np.int64)
+        if not causal:
+            if self.last is None:
+                return None
+            count = node.reshape(self.last, (node.type(self.last).elements, 1, 1, 1))
+            return node.call("LessOrEqual", node.constant(keys), count)
+        if known and reach < 0:
+            return None
+        ahead = node.constant((keys - np.arange(self.rows)[:, None])[None, None])
+        start = node.reshape(self.first, (node.type(self.first).elements, 1, 1, 1))
+        found = node.call("LessOrEqual", ahead, start)
+        if reach < 0:
+            return found
+        far = node.call("Sub", start, node.scalar(reach, DType.INT64))
+        return node.call("And", found, node.call("Greater", ahead, far))
+
+
+def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
+    """By how many keys each row of the batch has, and how many the longest has (inputs 5 and 6).
+
+    A batch of one is as long as its longest row.
+    """
+    (total,) = node.static_ints(6, "total_sequence_length") or (0,)
+    if total < rows:
+        raise node.invalid(f"{total} rows in all, {rows} of them new")
+    old = 0 if cached is None else node.shape(cached)[2]
+    past = 0 if total == rows else total - rows if batch == 1 else None
+    if past is not None and past > old:
+        raise node.invalid(f"{total} rows in all, {rows} of them new, {old} cached")
+    last = None
+    if batch > 1:
+        lengths = node.input(5)
+        if node.type(lengths).elements != batch:
+            raise node.invalid(f"seqlens_k {show(node.shape(lengths))} for a batch of {batch}")
+        last = cast_to(node, node.reshape(lengths, (batch,)), DType.INT64)
+    if past is None:
+        assert last is not None
+        first = node.call("Add", last, node.scalar(1 - rows, DType.INT64))
+    else:
+        first = node.constant(np.array([past], np.int64))
+    return _Cache(node, rows, total, max(total, old), past, first, last)
+
+
+_QUANTISED_CACHE = ("k_quant_type", "v_quant_type", "sliding_window_cache", "qk_output")
+_NOT_IN_GROUPS = {12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm_weight"}
+
+
+def _group_query_attention(node: OnnxNode) -> list[str]:
+    """query, key, value, past key and value, the keys of each row less 1, the keys of the longest,
+    cosines and sines, positions, bias of scores, a score by head that takes no value"""
+    refuse(node, _NOT_IN_GROUPS, _QUANTISED_CACHE)
+    heads, groups = node.integer("num_heads"), node.integer("kv_num_heads")
+    query, key, value = _grouped(node, heads, groups)
+    batch, _, rows, _ = node.shape(query)
+    past = both(node, 3, 4, "past key and value")
+    cache = _cache(node, batch, rows, past[0])
+    if node.integer("do_rotary", 0):
+        interleaved = node.integer("rotary_interleaved", 0) != 0
+        tables, where = (node.input(7), node.input(8)), node.optional(9)
+        if where is None:
+            where = positions(node, cache.first, batch, rows)
+        elif node.shape(where) != (batch, rows):
+            raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
+        query, key = (
+            rotated(node, each, where, tables, interleaved=interleaved) for each in (query, key)
+        )
+    present = (
+        cache.filled(past[0], key, "past_key"),
+        cache.filled(past[1], value, "past_value"),
+    )
+    key, value = present
+    if cache.past is not None:
+        key, value = (part(node, each, 2, 0, cache.total) for each in present)
+    causal = node.integer("causal", 1) != 0
+    reach = node.integer("local_window_size", -1) if causal else -1
+    seen = cache.seen(causal=causal, reach=reach)
+    made = Attention(node, query, key, value)
+    if seen is not None:
+        made = made.masked(hidden(node, seen, node.type(query).dtype, -np.inf))
+    elif causal:
+        made = replace(made, causal=True, past=cache.past or 0)
+    if (bias := node.optional(10)) is not None:
+        if len(node.shape(bias)) != 4:
+            raise node.invalid(f"attention_bias is {show(node.shape(bias))}, not four dimensions")
+        made = made.masked(window(node, bias, {3: (0, made.keys)}))
+    sink = node.optional(11)
+    if sink is None and node.integer("smooth_softmax", 0) > 0:
+        sink = node.constant(
+            to_memory(np.zeros(heads), node.type(query).dtype), node.type(query).dtype
+        )
+    if sink is not None:
+        if node.shape(sink) != (heads,):
+            raise node.invalid(f"head_sink {show(node.shape(sink))} for {heads} heads")
+        made = made.with_sink(sink)
+    return kept_outputs(node, made.emit(), *present)
+
+
+def _grouped(node: OnnxNode, heads: int, groups: int) -> tuple[str, str, str]:
+    """Query, key and value by heads, of operands of their own or side by side in the first."""
+    if heads < 1 or groups < 1 or heads % groups:
+        raise node.invalid(f"{heads} heads share {groups} keys")
+    query, (key, value) = node.input(0), both(node, 1, 2, "key and value")
+    if key is not None and value is not None:
+        parts = [(query, heads), (key, groups), (value, groups)]
+    else:
+        shape, all_ = node.shape(query), heads + 2 * groups
+        if len(shape) != 3 or shape[2] % all_:
+            raise node.invalid(f"{show(shape)} does not hold {all_} heads")
+        size, starts = shape[2] // all_, (0, heads, heads + groups)
+        parts = [
+            (part(node, query, 2, start * size, count * size), count)
+            for start, count in zip(starts, (heads, groups, groups), strict=True)
+        ]
+    names = ("the query", "the key", "the value")
+    made = [split_heads(node, *each, name) for each, name in zip(parts, names, strict=True)]
+    return made[0], made[1], made[2]
+
+
+RULES = (
+    OnnxRule(
+        "GroupQueryAttention",
+        _group_query_attention,
+        DOMAIN,
+        "no quantised or windowed cache, no scores; total_sequence_length known",
+    ),
+)

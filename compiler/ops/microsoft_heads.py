@@ -1,0 +1,128 @@
+"""What com.microsoft's operators of attention share: heads apart and together, masks, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from math import sqrt
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.moves import transposed, window
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.shapes import show
+
+
+def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:
+    """(batch, rows, heads * size) as (batch, heads, rows, size)."""
+    shape = node.shape(value)
+    if len(shape) != 3 or heads < 1 or shape[2] % heads:
+        raise node.invalid(f"{what} is {show(shape)}, not three dimensions of {heads} heads")
+    batch, rows, width = shape
+    split = node.reshape(value, (batch, rows, heads, width // heads))
+    return transposed(node, split, (0, 2, 1, 3))
+
+
+def merge_heads(node: OnnxNode, value: str) -> str:
+    """(batch, heads, rows, size) as (batch, rows, heads * size)."""
+    batch, heads, rows, size = node.shape(value)
+    return node.reshape(transposed(node, value, (0, 2, 1, 3)), (batch, rows, heads * size))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Operands of one attention, (batch, heads, rows, size), and what is added to its scores.
+
+    Query i sees no key after `past + i` if `causal`.
+    """
+
+    node: OnnxNode
+    query: str
+    key: str
+    value: str
+    masks: tuple[str, ...] = ()
+    causal: bool = False
+    past: int = 0
+
+    @property
+    def keys(self) -> int:
+        return self.node.shape(self.key)[2]
+
+    def masked(self, mask: str | None) -> Attention:
+        return self if mask is None else replace(self, masks=(*self.masks, mask))
+
+    def with_sink(self, sink: str) -> Attention:
+        """One more key before the others, whose score (heads,) takes a share and adds no value."""
+        node, (batch, heads, _, size) = self.node, self.node.shape(self.key)
+        dtype = node.type(self.key).dtype
+        column = node.reshape(sink, (1, node.type(sink).elements, 1, 1))
+        mask = window(node, column, {3: (0, self.keys + 1)})
+        zeros = (
+            node.constant(to_memory(np.zeros((batch, heads, 1, width)), dtype), dtype)
+            for width in (size, node.shape(self.value)[3])
+        )
+        key, value = (
+            node.emit("concat", [zero, rows], axis=2)
+            for zero, rows in zip(zeros, (self.key, self.value), strict=True)
+        )
+        moved = (window(node, mask, {3: (-1, self.keys + 1)}) for mask in self.masks)
+        return replace(self, key=key, value=value, masks=(*moved, mask), past=self.past + 1)
+
+    def emit(self) -> str:
+        """(batch, queries, heads * value size)"""
+        node = self.node
+        operands = [self.query, self.key, self.value]
+        if self.masks:
+            operands.append(reduce(partial(node.call, "Add"), self.masks))
+        scale = node.number("scale", 0.0) or 1 / sqrt(max(node.shape(self.query)[3], 1))
+        mixed = node.emit(
+            "attention",
+            operands,
+            scale=scale,
+            softcap=node.number("softcap", 0.0) or None,
+            causal=int(self.causal),
+            past=self.past if self.causal else None,
+        )
+        return merge_heads(node, mixed)
+
+
+def hidden(node: OnnxNode, seen: str, dtype: DType, score: float) -> str:
+    """`score` where a boolean is false, and 0 elsewhere."""
+    return node.emit("where", [seen, node.scalar(0.0, dtype), node.scalar(score, dtype)])
+
+
+def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = ()) -> None:
+    """Raises UnsupportedOperatorError where an operand or an attribute is given that is refused."""
+    for position, what in inputs.items():
+        if node.optional(position) is not None:
+            raise node.unsupported(f"{what} (input {position})")
+    for key in attrs:
+        if node.attrs.get(key) not in (None, 0, "NONE"):
+            raise node.unsupported(f"{key} {node.attrs[key]}")
+
+
+def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
+    """What was cached, and the new rows behind it."""
+    if past is None:
+        return rows
+    shape, new = node.shape(past), node.shape(rows)
+    if len(shape) != 4 or (*shape[:2], shape[3]) != (*new[:2], new[3]):
+        raise node.invalid(f"{what} is {show(shape)} before {show(new)}")
+    return node.emit("concat", [past, rows], axis=2) if shape[2] else rows
+
+
+def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:
+    """Two operands of which neither is given alone."""
+    found = node.optional(first), node.optional(second)
+    if (found[0] is None) != (found[1] is None):
+        raise node.invalid(f"{what} (inputs {first} and {second}): one of them is missing")
+    return found
+
+
+def kept_outputs(node: OnnxNode, *made: str) -> list[str]:
+    if any(node.outputs[len(made) :]):
+        raise node.unsupported(f"the output '{node.outputs[len(made)]}' of scores")
+    return list(made[: max(len(node.outputs), 1)])

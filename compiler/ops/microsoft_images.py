@@ -1,0 +1,103 @@
+"""Operators of com.microsoft in image models, whose channels come last for the sake of GPUs.
+
+ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md says what they mean.
+"""
+
+from __future__ import annotations
+
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.moves import part, transposed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def _image(node: OnnxNode, value: str) -> tuple[int, ...]:
+    shape = node.shape(value)
+    if len(shape) != 4:
+        raise node.invalid(f"an image is {show(shape)}, not four dimensions")
+    return shape
+
+
+def _channels_first(node: OnnxNode, value: str) -> str:
+    return transposed(node, value, (0, 3, 1, 2))
+
+
+def _channels_last(node: OnnxNode, value: str) -> str:
+    return transposed(node, value, (0, 2, 3, 1))
+
+
+def _normalised(node: OnnxNode, x: str, gamma: str, beta: str) -> str:
+    """GroupNormalization and, with `activation`, SiLU."""
+    last = node.integer("channels_last", 1) != 0
+    image = _channels_first(node, x) if last else x
+    made = node.call(
+        "GroupNormalization",
+        image,
+        gamma,
+        beta,
+        num_groups=node.integer("groups"),
+        epsilon=node.number("epsilon", 1e-5),
+    )
+    match node.integer("activation"):
+        case 0:
+            pass
+        case 1:
+            made = node.call("Mul", made, node.call("Sigmoid", made))
+        case other:
+            raise node.invalid(f"activation {other}")
+    return _channels_last(node, made) if last else made
+
+
+def _group_norm(node: OnnxNode) -> str:
+    x = node.input(0)
+    _image(node, x)
+    return _normalised(node, x, node.input(1), node.input(2))
+
+
+def _skip_group_norm(node: OnnxNode) -> list[str]:
+    """x, gamma, beta, skip (that of x; or one row of channels for an image), bias of channels"""
+    x, skip = node.input(0), node.input(3)
+    shape, other = _image(node, x), node.shape(skip)
+    last = node.integer("channels_last", 1) != 0
+    channels = shape[3 if last else 1]
+    row = (shape[0], 1, 1, channels) if last else (shape[0], channels, 1, 1)
+    if other == (shape[0], channels):
+        skip = node.reshape(skip, row)
+    elif other not in (shape, row):
+        raise node.invalid(f"a skip {show(other)} for {show(shape)}")
+    total = node.call("Add", x, skip)
+    if (bias := node.optional(4)) is not None:
+        if node.shape(bias) != (channels,):
+            raise node.invalid(f"a bias {show(node.shape(bias))} for {channels} channels")
+        total = node.call("Add", total, node.reshape(bias, (1, *row[1:])))
+    made = [_normalised(node, total, node.input(1), node.input(2)), total]
+    return made[: max(len(node.outputs), 1)]
+
+
+def _nhwc_conv(node: OnnxNode) -> str:
+    """x: (batch, rows, columns, channels); weights: (filters, rows, columns, those of a group)"""
+    x, weights, bias = node.input(0), node.input(1), node.optional(2)
+    _image(node, x)
+    _image(node, weights)
+    operands = _channels_first(node, x), _channels_first(node, weights), bias
+    return _channels_last(node, node.call("Conv", *operands, **node.attrs))
+
+
+def _bias_split_gelu(node: OnnxNode) -> str:
+    """The first half of x + bias times the GELU of the second."""
+    total = node.call("Add", node.input(0), node.input(1))
+    shape = node.shape(total)
+    if not shape or shape[-1] % 2:
+        raise node.invalid(f"{show(shape)} has no halves")
+    half = shape[-1] // 2
+    first, second = (part(node, total, len(shape) - 1, start, half) for start in (0, half))
+    return node.call("Mul", first, node.call("Gelu", second))
+
+
+RULES = (
+    OnnxRule("GroupNorm", _group_norm, DOMAIN),
+    OnnxRule("SkipGroupNorm", _skip_group_norm, DOMAIN),
+    OnnxRule("NhwcConv", _nhwc_conv, DOMAIN),
+    OnnxRule("BiasSplitGelu", _bias_split_gelu, DOMAIN),
+)

@@ -1,0 +1,107 @@
+"""Rotary position embedding of com.microsoft: pairs of elements turned by an angle that grows with
+the position (Su et al., "RoFormer", 2021). The cosines and sines of the angles are tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.microsoft_heads import merge_heads, split_heads
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
+    """The positions (batch, rows) of rows that follow each other, from `first` (1,) or (batch,).
+
+    From 0 where `first` is None.
+    """
+    count = node.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
+    if first is None:
+        return count
+    extent = node.type(first).elements
+    if extent not in (1, batch):
+        raise node.invalid(f"{extent} positions for a batch of {batch}")
+    return node.call("Add", node.reshape(first, (extent, 1)), count)
+
+
+def rotated(
+    node: OnnxNode, value: str, where: str, tables: tuple[str, str], *, interleaved: bool
+) -> str:
+    """(batch, heads, rows, size) turned by the angles of its positions, (batch or 1, rows).
+
+    The tables (positions, half) turn the first `2 * half` elements of a head, pairs of neighbours
+    or, if not interleaved, of elements `half` apart. The rest stays.
+    """
+    batch, heads, rows, size = node.shape(value)
+    shape = node.shape(tables[0])
+    if len(shape) != 2 or node.shape(tables[1]) != shape or not 0 < 2 * shape[1] <= size:
+        raise node.invalid(
+            f"cosines {show(shape)} and sines {show(node.shape(tables[1]))} for heads of {size}"
+        )
+    half = shape[1]
+    angles = (node.shape(where)[0], 1, rows, half)
+    cosine, sine = (
+        node.reshape(node.emit("gather", [table, where], axis=0), angles) for table in tables
+    )
+    turned = part(node, value, 3, 0, 2 * half)
+    axis, step = (4, 1) if interleaved else (3, half)
+    if interleaved:
+        turned = node.reshape(turned, (batch, heads, rows, half, 2))
+    first, second = (
+        node.reshape(part(node, turned, axis, at, step), (batch, heads, rows, half))
+        for at in (0, step)
+    )
+    ends: tuple[str, ...] = (
+        node.call("Sub", node.call("Mul", first, cosine), node.call("Mul", second, sine)),
+        node.call("Add", node.call("Mul", second, cosine), node.call("Mul", first, sine)),
+    )
+    if interleaved:
+        pairs = [node.reshape(end, (batch, heads, rows, half, 1)) for end in ends]
+        joined = node.emit("concat", pairs, axis=4)
+        ends = (node.reshape(joined, (batch, heads, rows, 2 * half)),)
+    rest = [part(node, value, 3, 2 * half, size - 2 * half)] if 2 * half < size else []
+    parts = [*ends, *rest]
+    return node.emit("concat", parts, axis=3) if len(parts) > 1 else parts[0]
+
+
+def _rotary_embedding(node: OnnxNode) -> str:
+    """x: (batch, rows, heads * size) or (batch, heads, rows, size); positions: (1,), the first one,
+    or (batch, rows); cosines and sines: (positions, half)"""
+    x, where = node.input(0), node.input(1)
+    if node.integer("is_packed_batching", 0):
+        raise node.unsupported("packed batches")
+    if node.number("scale", 1.0) != 1.0:
+        raise node.unsupported(f"scale {node.number('scale')}")
+    tables = node.input(2), node.input(3)
+    flat = len(node.shape(x)) == 3
+    heads = x
+    if flat:
+        count, cosines = node.integer("num_heads", 0), node.shape(tables[0])
+        if count == 0:  # then heads are as wide as the tables say
+            count = node.shape(x)[2] // max(2 * cosines[-1], 1) if cosines else 0
+        heads = split_heads(node, x, count, "the input")
+    elif len(node.shape(x)) != 4:
+        raise node.invalid(f"the input is {show(node.shape(x))}, not three or four dimensions")
+    batch, _, rows, _ = node.shape(heads)
+    if len(node.shape(where)) == 1:
+        where = positions(node, where, batch, rows)
+    if node.shape(where) not in ((batch, rows), (1, rows)) or len(node.shape(node.input(1))) > 2:
+        raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
+    interleaved = node.integer("interleaved", 0) != 0
+    turned = rotated(node, heads, where, tables, interleaved=interleaved)
+    return merge_heads(node, turned) if flat else turned
+
+
+RULES = (
+    OnnxRule(
+        "RotaryEmbedding",
+        _rotary_embedding,
+        DOMAIN,
+        "no packed batches; a scale of 1",
+        (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16),
+    ),
+)

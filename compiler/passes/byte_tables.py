@@ -1,0 +1,132 @@
+"""Functions of one byte become tables of their 256 values.
+
+Before:                                         After:
+    %1 = (float32(%0) - 3) * 0.1                    %6 = lookup(%0, [...])
+    %2 = mul(%1, sigmoid(%1))
+    %6 = cast(round(%2 * 20) + 7) {to=uint8}
+
+`%0` holds bytes, and all other operands are single numbers. The references of the operators say
+what is in the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such
+a function; those of a few cheap operations are left as they are. Only for targets that look up many
+bytes at a time (`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.lookup import ENTRIES
+from compiler.ops.products import BYTES
+from compiler.ops.registry import Effort, OpKind
+from compiler.passes.rewrite import Rewriter, rewrite
+
+MOST_NODES = 60
+"""Longer chains are not followed."""
+
+ENOUGH = 9
+"""Operations, none of them costly, that take longer than a lookup."""
+
+
+def byte_tables(graph: Graph) -> Graph:
+    """Look up what is a costly function of one tensor of bytes."""
+    return rewrite(graph, _tabled)
+
+
+def _tabled(rewriter: Rewriter, node: Node) -> str | None:
+    if rewriter.type(node.outputs[0]).dtype not in BYTES:
+        return None
+    found = _function(rewriter, node)
+    if found is None:
+        return None
+    source, nodes = found
+    costly = any(_is_costly(rewriter, each) for each in nodes)
+    if (node.op == "lookup" and len(nodes) == 1) or not (costly or len(nodes) > ENOUGH):
+        return None
+    table = _values(rewriter, source, nodes)
+    return rewriter.emit("lookup", [source, rewriter.constant(table, f"{node.name}.table")])
+
+
+def _is_costly(rewriter: Rewriter, node: Node) -> bool:
+    """Whether an operator takes longer than a lookup, or is one; a constant divides as cheaply as
+    it multiplies."""
+    if node.op == "div" and rewriter.array(node.inputs[1]) is not None:
+        return False
+    return node.op == "lookup" or ops.get(node.op).effort is Effort.COSTLY
+
+
+def _function(rewriter: Rewriter, last: Node) -> tuple[str, list[Node]] | None:
+    """The one tensor of bytes that a value is a function of, and the operators, last one last.
+
+    What was looked up is a function of what it was looked up by.
+    """
+    shape = rewriter.shape(last.outputs[0])
+    order: dict[str, Node] = {}
+    sources: set[str] = set()
+    pending = [last]
+    while pending:
+        node = pending.pop()
+        if node.outputs[0] in order:
+            continue
+        order[node.outputs[0]] = node
+        if not _is_plain(rewriter, node, shape) or len(order) > MOST_NODES:
+            return None
+        for value in node.inputs:
+            if rewriter.array(value) is not None:
+                continue
+            made = rewriter.producer(value)
+            if made is not None and (
+                made.op == "lookup" or rewriter.type(value).dtype not in BYTES
+            ):
+                pending.append(made)
+            elif rewriter.type(value).dtype in BYTES:
+                sources.add(value)
+            else:
+                return None
+    if len(sources) != 1:
+        return None
+    (source,) = sources
+    nodes = _in_order(order, last)
+    return (source, nodes) if rewriter.shape(source) == shape else None
+
+
+def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
+    """Whether an operator computes each element from its own and from single numbers."""
+    if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
+        return False
+    constants = [rewriter.array(value) for value in node.inputs]
+    return node.op == "lookup" or all(each is None or each.size == 1 for each in constants)
+
+
+def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
+    """The operators, each after those whose results it takes."""
+    ordered: dict[str, Node] = {}
+
+    def visit(node: Node) -> None:
+        for value in node.inputs:
+            if value in made and value not in ordered:
+                visit(made[value])
+        ordered[node.outputs[0]] = node
+
+    visit(last)
+    return list(ordered.values())
+
+
+def _values(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
+    """What the operators' references make of each byte."""
+    every = np.arange(ENTRIES, dtype=np.uint8).view(rewriter.type(source).dtype.numpy)
+    values: dict[str, np.ndarray] = {source: every}
+    for node in nodes:
+        operands = []
+        for value in node.inputs:
+            array = rewriter.array(value)
+            if array is not None:
+                array = from_memory(array.reshape(-1), rewriter.type(value).dtype)
+            operands.append(values[value] if array is None else array)
+        kind = rewriter.type(node.outputs[0]).dtype
+        with np.errstate(all="ignore"):
+            result = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+        values[node.outputs[0]] = from_memory(to_memory(result, kind), kind)
+    return np.ascontiguousarray(values[nodes[-1].outputs[0]])

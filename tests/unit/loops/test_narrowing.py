@@ -1,0 +1,68 @@
+"""Bytes that are made and read again inside an expression."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Tensor, constant, op, walk
+from compiler.loops.index import Axis, affine
+from compiler.loops.narrowing import without_bytes
+from compiler.loops.semantics import evaluate_expression
+
+X = Load(Tensor("x", (999,), DType.FLOAT32), (affine(Axis("i", 999)),))
+NUMBERS = np.concatenate([np.linspace(-400, 400, 995), [1e30, -1e30, np.inf, -np.inf]])
+
+
+def rounded(x: Expr) -> Expr:
+    return op(Operation.RINT, x)
+
+
+def quantised(whole: Expr, byte: DType, zero: float) -> Expr:
+    return Cast(whole + zero if zero else whole, byte)
+
+
+def dequantised(value: Expr, zero: int) -> Expr:
+    wide: Expr = Cast(value, DType.INT32)
+    return Cast(
+        op(Operation.SUB, wide, constant(zero, DType.INT32)) if zero else wide, DType.FLOAT32
+    )
+
+
+def value(expr: Expr) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(evaluate_expression(expr, lambda _: NUMBERS.astype(np.float32)))
+
+
+@pytest.mark.parametrize("byte", [DType.UINT8, DType.INT8])
+@pytest.mark.parametrize(("zero", "other"), [(0, 0), (7, 7), (-3, -3), (7, 0), (0, 9), (128, 1)])
+def test_the_number_stays_a_float(byte: DType, zero: int, other: int) -> None:
+    before = dequantised(quantised(rounded(X * 0.7), byte, zero), other)
+    after = without_bytes(before)
+    np.testing.assert_array_equal(value(after), value(before))
+    assert not any(isinstance(node, Cast) for node in walk(after))
+    assert sum(isinstance(n, Op) and n.operation is Operation.RINT for n in walk(after)) == 1
+
+
+def test_what_is_done_with_it_stays() -> None:
+    inner = dequantised(quantised(rounded(X), DType.UINT8, 3), 3)
+    before = Cast(rounded(inner * 0.5) + 1.0, DType.UINT8)
+    after = without_bytes(before)
+    np.testing.assert_array_equal(value(after), value(before))
+    assert [node.type for node in walk(after) if isinstance(node, Cast)] == [DType.UINT8]
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        dequantised(Cast(X * 0.7, DType.UINT8), 3),  # what is cast is not whole
+        dequantised(Cast(rounded(X) + 0.5, DType.UINT8), 3),
+        Cast(Cast(rounded(X), DType.UINT8), DType.FLOAT64),
+        Cast(Cast(rounded(X), DType.INT16), DType.FLOAT32),
+        Cast(op(Operation.MUL, Cast(Cast(rounded(X), DType.UINT8), DType.INT32), 3), DType.FLOAT32),
+        Cast(rounded(X), DType.UINT8),
+    ],
+)
+def test_others_are_left_alone(expr: Expr) -> None:
+    assert without_bytes(expr) == expr

@@ -1,0 +1,97 @@
+"""What no case of one answer can hold: caches with room, layouts that ONNX Runtime's CPU refuses,
+and the same operators compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.driver import compile_model
+from compiler.frontend.onnx_import import import_model
+from compiler.ops.interpret import run_graph
+from tests.unit.ops.attention_cases import GROUPED, PLAIN, RAGGED, ROTARY, i32
+from tests.unit.ops.microsoft_cases import ms
+from tests.unit.ops.rule_case import Case, expected_outputs
+
+Arrays = dict[str, np.ndarray]
+
+
+def _said(case: Case, feeds: Arrays, outputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The outputs, without the rows that the operator does not speak of.
+
+    Those of a cache behind a row's last key, and queries of a prompt behind it.
+    """
+    made, *caches = (np.array(each) for each in outputs)
+    rows = made.shape[1]
+    for batch, last in enumerate(np.asarray(feeds["x5"])):
+        for cache in caches:
+            cache[batch, :, last + 1 :] = 0
+        if int(case.inputs[6]) == rows:
+            made[batch, last + 1 :] = 0
+    return [made, *caches]
+
+
+@pytest.mark.parametrize("case", RAGGED, ids=lambda case: case.name)
+def test_rows_of_their_own_lengths(case: Case) -> None:
+    model, feeds = case.model()
+    feeds = {name: np.asarray(array) for name, array in feeds.items()}
+    expected = _said(case, feeds, expected_outputs(model, feeds))
+    found = _said(case, feeds, run_graph(import_model(model), feeds))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+def _run(case: Case, **feeds: np.ndarray) -> list[np.ndarray]:
+    model, drawn = case.model()
+    return run_graph(import_model(model), {n: np.asarray(a) for n, a in (drawn | feeds).items()})
+
+
+def test_packed_operands_are_those_apart() -> None:
+    """ONNX Runtime has them on GPUs alone."""
+    random = np.random.default_rng(1)
+    query, key, value = (random.standard_normal((2, 5, 4, 16)).astype(np.float32) for _ in range(3))
+    flat = {f"x{n}": a.reshape(2, 5, 64) for n, a in enumerate((query, key, value))}
+    attrs: dict[str, Any] = {"num_heads": 4}
+    (apart,) = _run(ms("MultiHeadAttention", ((2, 5, 64),) * 3, attrs), **flat)
+    (one,) = _run(
+        ms("MultiHeadAttention", ((2, 5, 4, 3, 16),), attrs),
+        x0=np.stack([query, key, value], 3),
+    )
+    (two,) = _run(
+        ms("MultiHeadAttention", ((2, 5, 64), (2, 5, 4, 2, 16)), attrs),
+        x0=flat["x0"],
+        x1=np.stack([key, value], 3),
+    )
+    np.testing.assert_array_equal(apart, one)
+    np.testing.assert_array_equal(apart, two)
+
+
+def test_a_mask_of_all_positions_is_read_from_the_past_on() -> None:
+    """(batch, 1, most, most): the rows of the new queries, the columns of all keys."""
+    mask = np.random.default_rng(2).integers(0, 2, (2, 1, 12, 12)).astype(np.int32)
+    mask[..., 0] = 1
+    operands = (2, 5, 20), (20, 192), (192,)
+    (whole, _) = _run(
+        ms("Attention", (*operands, i32(*mask), (2, 2, 4, 3, 16)), {"num_heads": 4}, outputs=2)
+    )
+    rows = i32(*mask[:, 0, 3:8, :8])
+    (by_rows, _) = _run(
+        ms("Attention", (*operands, rows, (2, 2, 4, 3, 16)), {"num_heads": 4}, outputs=2)
+    )
+    np.testing.assert_array_equal(whole, by_rows)
+
+
+@pytest.mark.parametrize(
+    "case", [PLAIN[6], PLAIN[-1], *GROUPED[3:9], *RAGGED[-3:], *ROTARY[1:4]], ids=lambda c: c.name
+)
+def test_compiled(case: Case) -> None:
+    """Kernels of what the rules emit, heads that share keys and turned ones among them."""
+    model, feeds = case.model()
+    feeds = {name: np.asarray(array) for name, array in feeds.items()}
+    expected = run_graph(import_model(model), feeds)
+    found = compile_model(model).run(feeds)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
