@@ -7,8 +7,10 @@ Before:                                         After:
 
 `%0` holds bytes, and all other operands are single numbers. The references of the operators say
 what is in the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such
-a function; those of a few cheap operations are left as they are. Only for targets that look up many
-bytes at a time (`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
+a function; those of a few cheap operations are left as they are, unless they give back each byte
+as it was. What is a function of a constant (an embedding that is quantised) is computed here. Only
+for targets that look up many bytes at a time (`compiler.driver.optimise`). Also called lookup-table
+activations (gemmlowp).
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ def _tabled(rewriter: Rewriter, node: Node) -> str | None:
         return None
     source, nodes = found
     costly = any(_is_costly(rewriter, each) for each in nodes)
+    table, known = _values(rewriter, source, nodes), rewriter.array(source)
+    if np.array_equal(table, _every(rewriter, source)):
+        return source
+    if known is not None:
+        return rewriter.constant(table[known.view(np.uint8)], node.outputs[0])
     if (node.op == "lookup" and len(nodes) == 1) or not (costly or len(nodes) > ENOUGH):
         return None
-    table = _values(rewriter, source, nodes)
     return rewriter.emit("lookup", [source, rewriter.constant(table, f"{node.name}.table")])
 
 
@@ -74,9 +80,12 @@ def _function(rewriter: Rewriter, last: Node) -> tuple[str, list[Node]] | None:
         if not _is_plain(rewriter, node, shape) or len(order) > MOST_NODES:
             return None
         for value in node.inputs:
+            made = rewriter.producer(value)
+            if _is_tensor(rewriter, value, shape):
+                sources.add(value)
+                continue
             if rewriter.array(value) is not None:
                 continue
-            made = rewriter.producer(value)
             if made is not None and (
                 made.op == "lookup" or rewriter.type(value).dtype not in BYTES
             ):
@@ -96,8 +105,17 @@ def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
     """Whether an operator computes each element from its own and from single numbers."""
     if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
         return False
-    constants = [rewriter.array(value) for value in node.inputs]
-    return node.op == "lookup" or all(each is None or each.size == 1 for each in constants)
+    constants = [v for v in node.inputs if rewriter.array(v) is not None]
+    return node.op == "lookup" or all(
+        rewriter.type(v).elements == 1 or _is_tensor(rewriter, v, shape) for v in constants
+    )
+
+
+def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
+    """Whether a value is a constant tensor of bytes, which tables are applied to here."""
+    kind = rewriter.type(value)
+    known = rewriter.array(value) is not None
+    return known and kind.dtype in BYTES and kind.shape == shape and kind.elements > 1
 
 
 def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
@@ -114,14 +132,18 @@ def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
     return list(ordered.values())
 
 
+def _every(rewriter: Rewriter, source: str) -> np.ndarray:
+    """All values of a tensor's type, as a table has them."""
+    return np.arange(ENTRIES, dtype=np.uint8).view(rewriter.type(source).dtype.numpy)
+
+
 def _values(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
     """What the operators' references make of each byte."""
-    every = np.arange(ENTRIES, dtype=np.uint8).view(rewriter.type(source).dtype.numpy)
-    values: dict[str, np.ndarray] = {source: every}
+    values: dict[str, np.ndarray] = {source: _every(rewriter, source)}
     for node in nodes:
         operands = []
         for value in node.inputs:
-            array = rewriter.array(value)
+            array = None if value == source else rewriter.array(value)
             if array is not None:
                 array = from_memory(array.reshape(-1), rewriter.type(value).dtype)
             operands.append(values[value] if array is None else array)

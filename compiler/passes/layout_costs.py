@@ -61,7 +61,8 @@ def convolution(
     work = 2.0 * types[node.output].elements * prod(weight[1:])
     together = 1.0
     if node.attr("accumulator") is not None and source != ROW_MAJOR and weight[1] > 1:
-        together = types[node.inputs[1]].dtype.bytes / 4
+        # Elements that lie together are multiplied in groups, if the lanes are channels too.
+        together = types[node.inputs[1]].dtype.bytes / 4 if output != ROW_MAJOR else _MIXED
     group = integer(node.attrs, "group", 1)
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)

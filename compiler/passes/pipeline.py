@@ -21,6 +21,7 @@ from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
+from compiler.passes.quantise_first import quantise_first
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
@@ -34,6 +35,7 @@ PASSES: tuple[Pass, ...] = (
     dead_code,
     quantised_products,  # while constants of bytes are still apart from their scales
     byte_products,
+    quantise_first,
     byte_tables,  # while what is between two quantisations is still as the model has it
     constant_folding,
     common_subexpressions,

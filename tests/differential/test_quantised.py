@@ -271,11 +271,45 @@ def qdq_squeeze(m: Model) -> None:
     _requantised(m, m("Mul", x, gate), 0.05)
 
 
+def qdq_moves(m: Model) -> None:
+    """Concatenations of different scales, pools and movement between quantisations."""
+    size, channels = m.extent(3, 8), m.pick(8, 16, 19)
+    kind = m.pick(*BYTES)
+    x = _dequantised(m, m.input("x", m.bytes_(kind, 1, channels, size, size)), kind)
+    parts = [x, _quantised(m, _weighted(m, x, (m.pick(8, 16), channels, 1, 1)), 0.2)]
+    pads = [1, 1, 1, 1]
+    parts.append(m("MaxPool", parts[1], kernel_shape=[3, 3], pads=pads))
+    if m.random.integers(2):
+        scale, zero = m.scale("again", 0.2), m.zero("again_z", np.uint8)
+        for place in (1, 2):  # by the same numbers before and behind the pool
+            parts[place] = m("QuantizeLinear", parts[place], scale, zero)
+            parts[place] = m("DequantizeLinear", parts[place], scale, zero)
+    y = _quantised(m, m("Concat", *parts, axis=1), 0.2)
+    match m.pick("Transpose", "Reshape", "Slice", "Resize", "none"):
+        case "Transpose":
+            y = m("Transpose", y, perm=[0, 2, 3, 1])
+        case "Reshape":
+            y = m("Reshape", y, m.constant("shape", np.array([1, -1])))
+        case "Slice":
+            starts, ends = np.array([1, 0]), np.array([-1, 2])
+            axes = np.array([1, 3])
+            y = m(
+                "Slice", y, *(m.constant(f"at{i}", a) for i, a in enumerate((starts, ends, axes)))
+            )
+        case "Resize":
+            scales = m.constant("scales", np.array([1, 1, 2, 2], np.float32))
+            y = m(
+                "Resize", y, "", scales, mode="nearest", nearest_mode="floor",
+                coordinate_transformation_mode="asymmetric",
+            )  # fmt: skip
+    _requantised(m, y, 0.25)
+
+
 KINDS: dict[str, Callable[[Model], None]] = {
     f.__name__: f
     for f in (
         *(qdq_matmul, qdq_conv, qlinear_matmul, qlinear_conv, matmul_integer, conv_integer),
-        *(qdq_activation, qdq_block, qdq_squeeze),
+        *(qdq_activation, qdq_block, qdq_squeeze, qdq_moves),
     )
 }
 

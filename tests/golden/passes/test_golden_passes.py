@@ -29,6 +29,7 @@ from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pipeline import PASSES, Pass, optimise
 from compiler.passes.pool_first import pool_first
+from compiler.passes.quantise_first import quantise_first
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
@@ -311,10 +312,19 @@ def activated() -> Graph:
     return g.graph(g("cast", moved, to="uint8"))
 
 
+def joined() -> Graph:
+    """Two values of which one quantisation is made."""
+    g = Maker()
+    both = g("concat", g.input("x", 2, 3), g.input("y", 2, 5), axis=1)
+    rounded = g("round", g("mul", both, g.constant("s", 4.0)))
+    return g.graph(g("cast", g("add", rounded, g.constant("z", 7.0)), to="uint8"))
+
+
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "byte_products": (byte_products, integers),
     "quantised_products": (quantised_products, quantised),
+    "quantise_first": (quantise_first, joined),
     "byte_tables": (byte_tables, activated),
     "constant_folding": (constant_folding, folded),
     "common_subexpressions": (common_subexpressions, shared),

@@ -1,0 +1,107 @@
+"""Quantisation before data movement: bytes are moved instead of floats.
+
+Before:                                         After:
+    %1 = concat(%0, %9)                             %2 = cast(round(%0 * 4) + 7) {to=uint8}
+    %2 = cast(round(%1 * 4) + 7) {to=uint8}         %3 = cast(round(%9 * 4) + 7) {to=uint8}
+                                                    %1 = concat(%2, %3)
+
+What is computed of each element alone, by operators with single numbers, may as well be computed
+before the elements move; a maximum is moved likewise, for quantisation keeps the order of numbers.
+Quantised again by the numbers that it was dequantised by, a byte is itself
+(`byte_tables`): so concatenation, pools, reshapes and transposes between two quantisations are
+those of bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.products import BYTES
+from compiler.ops.registry import OpKind
+from compiler.passes.rewrite import Rewriter, rewrite
+
+MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
+"""Operators whose result has elements of their operands (of gather, the first), and no others."""
+
+RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
+"""Operators that keep the order of numbers, if what they multiply or divide by is positive."""
+
+
+def quantise_first(graph: Graph) -> Graph:
+    """Move the chain of operators that ends in bytes before the movement that it follows."""
+    return rewrite(graph, _first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Operators of one operand and single numbers, the first one first, of a value."""
+
+    value: str
+    nodes: tuple[Node, ...]
+
+
+def _first(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op != "cast" or rewriter.type(node.outputs[0]).dtype not in BYTES:
+        return None
+    chain = _chain(rewriter, node)
+    moved = rewriter.producer(chain.value)
+    if moved is None or not rewriter.type(chain.value).dtype.is_float:
+        return None
+    if not rewriter.used_once(chain.value):
+        return None
+    if moved.op == "max_pool":
+        if not all(_rises(rewriter, each) for each in chain.nodes):
+            return None
+        operands = moved.inputs[:1]
+    elif moved.op in MOVEMENTS:
+        operands = moved.inputs[:1] if moved.op == "gather" else moved.inputs
+    else:
+        return None
+    made = [_applied(rewriter, chain, value) for value in operands]
+    return rewriter.emit(moved.op, [*made, *moved.inputs[len(made) :]], moved.attrs)
+
+
+def _chain(rewriter: Rewriter, last: Node) -> _Chain:
+    """The longest chain that ends in a node, as far as each link has one reader."""
+    nodes: list[Node] = []
+    node: Node | None = last
+    value = last.outputs[0]
+    while node is not None and ops.get(node.op).kind is OpKind.ELEMENTWISE and node.op != "lookup":
+        varying = [v for v in node.inputs if not _is_number(rewriter, v)]
+        if len(varying) != 1 or rewriter.shape(varying[0]) != rewriter.shape(node.outputs[0]):
+            break
+        if rewriter.type(varying[0]).dtype in BYTES and nodes:
+            break
+        nodes.insert(0, node)
+        (value,) = varying
+        node = rewriter.producer(value) if rewriter.used_once(value) else None
+    return _Chain(value, tuple(nodes))
+
+
+def _is_number(rewriter: Rewriter, value: str) -> bool:
+    array = rewriter.array(value)
+    return array is not None and array.size == 1 and array.ndim <= 1
+
+
+def _rises(rewriter: Rewriter, node: Node) -> bool:
+    """Whether an operator with single numbers keeps the order of its operand's numbers."""
+    if node.op not in RISING:
+        return False
+    if node.op in ("sub", "div") and _is_number(rewriter, node.inputs[0]):
+        return False
+    numbers = [rewriter.array(value) for value in node.inputs]
+    factors = [each for each in numbers if each is not None]
+    return node.op not in ("mul", "div") or all(bool(np.all(each > 0)) for each in factors)
+
+
+def _applied(rewriter: Rewriter, chain: _Chain, value: str) -> str:
+    """The chain's operators on another value."""
+    current = value
+    for node in chain.nodes:
+        inputs = [v if _is_number(rewriter, v) else current for v in node.inputs]
+        current = rewriter.emit(node.op, inputs, node.attrs)
+    return current
