@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -47,6 +48,29 @@ class Staged:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Bytes that nobody finds under their digest any more: what a sweep does before it deletes."""
+
+    digest: str
+    nonce: str
+
+    @staticmethod
+    def of(digest: str) -> Aside:
+        """A name that nothing has yet."""
+        return Aside(digest, secrets.token_hex(8))
+
+    @staticmethod
+    def parse(name: str) -> Aside | None:
+        """What `name` gives; None for any other text."""
+        digest, _, nonce = name.partition("-")
+        return Aside(digest, nonce) if is_digest(digest) and nonce else None
+
+    @property
+    def name(self) -> str:
+        return f"{self.digest}-{self.nonce}"
+
+
 class TooManyBytesError(ValueError):
     """More arrived than was allowed."""
 
@@ -81,8 +105,21 @@ class BlobBytes(Protocol):
         """
         ...
 
-    def delete(self, digests: Sequence[str]) -> None:
-        """Remove; what is not there is no error."""
+    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+        """Let bytes be found no more, so that they can be brought back; what is not there is no
+        error. The names are nobody else's, whoever sets the same digest aside again."""
+        ...
+
+    def bring_back(self, aside: Sequence[Aside]) -> None:
+        """Let bytes that were set aside be found again. Others under their digest are the same."""
+        ...
+
+    def discard(self, aside: Sequence[Aside]) -> None:
+        """Remove what was set aside, for ever; what is not there is no error."""
+        ...
+
+    def all_aside(self) -> Sequence[Aside]:
+        """All that is set aside."""
         ...
 
     def list(self) -> Iterator[StoredBytes]:

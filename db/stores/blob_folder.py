@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from db.engine import os_storage_error
 from db.errors import NotFoundError
 from db.stores.blob_bytes import (
     CHUNK_BYTES,
+    Aside,
     Staged,
     StoredBytes,
     is_digest,
@@ -19,7 +20,7 @@ from db.stores.blob_bytes import (
     remove_old_files,
 )
 
-_TEMPORARY = "incoming"
+_TEMPORARY, _ASIDE = "incoming", "aside"
 
 
 class BlobFolder:
@@ -31,11 +32,16 @@ class BlobFolder:
         with os_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.staging.mkdir(mode=0o700, exist_ok=True)
+            self._aside.mkdir(mode=0o700, exist_ok=True)
 
     @property
     def staging(self) -> Path:
         """Inside the folder: a rename must not cross file systems."""
         return self.folder / _TEMPORARY
+
+    @property
+    def _aside(self) -> Path:
+        return self.folder / _ASIDE
 
     def path(self, digest: str) -> Path:
         """Where the file of a digest lies, or would."""
@@ -95,11 +101,31 @@ class BlobFolder:
             raise NotFoundError("blob", digest)
         yield self.path(digest)
 
-    def delete(self, digests: Sequence[str]) -> None:
-        for digest in digests:
-            path = self.path(digest)
+    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+        done = []
+        for one in map(Aside.of, digests):
+            with os_errors(self.folder), suppress(FileNotFoundError):
+                os.replace(self.path(one.digest), self._aside / one.name)
+                done.append(one)
+        return done
+
+    def bring_back(self, aside: Sequence[Aside]) -> None:
+        for one in aside:
+            path = self.path(one.digest)
+            with os_errors(path), suppress(FileNotFoundError):
+                os.replace(self._aside / one.name, path)
+                _sync_folder(path.parent)
+
+    def discard(self, aside: Sequence[Aside]) -> None:
+        for one in aside:
+            path = self._aside / one.name
             with os_errors(path):
                 path.unlink(missing_ok=True)
+
+    def all_aside(self) -> Sequence[Aside]:
+        with os_errors(self._aside):
+            found = [Aside.parse(name) for name in sorted(os.listdir(self._aside))]
+        return [one for one in found if one is not None]
 
     def list(self) -> Iterator[StoredBytes]:
         for path in sorted(self.folder.glob("??/*")):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from db.errors import NotFoundError, StorageError, StorageKind
 from db.stores.blob_bytes import (
+    Aside,
     Staged,
     StoredBytes,
     is_digest,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PART_BYTES = 4 << 20
 """How much of a blob is read at a time."""
+
+_ASIDE = "aside/"
 
 RETRIES = 4
 RETRY_SECONDS = 20
@@ -125,12 +128,42 @@ class BlobObjects:
                 file.flush()
             yield Path(file.name)
 
-    def delete(self, digests: Sequence[str]) -> None:
+    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+        """A store cannot rename: it copies, without sending the bytes."""
+        return [one for one in map(Aside.of, digests) if self._move(_key(one.digest), _aside(one))]
+
+    def bring_back(self, aside: Sequence[Aside]) -> None:
+        for one in aside:
+            self._move(_aside(one), _key(one.digest))
+
+    def discard(self, aside: Sequence[Aside]) -> None:
         import obstore
 
-        if digests:
+        if aside:
             with self._errors():
-                obstore.delete(self._store, [_key(digest) for digest in digests])
+                obstore.delete(self._store, [_aside(one) for one in aside])
+
+    def all_aside(self) -> Sequence[Aside]:
+        import obstore
+
+        with self._errors():
+            found = [
+                Aside.parse(each["path"].removeprefix(_ASIDE))
+                for batch in obstore.list(self._store, _ASIDE.rstrip("/"))
+                for each in batch
+            ]
+        return [one for one in found if one is not None]
+
+    def _move(self, source: str, place: str) -> bool:
+        """Whether there was such an object."""
+        import obstore
+
+        try:
+            with self._errors(key=True):
+                obstore.rename(self._store, source, place)
+        except FileNotFoundError:
+            return False
+        return True
 
     def list(self) -> Iterator[StoredBytes]:
         import obstore
@@ -172,6 +205,10 @@ class BlobObjects:
 
 def _key(digest: str) -> str:
     return f"{digest[:2]}/{digest[2:]}"
+
+
+def _aside(one: Aside) -> str:
+    return _ASIDE + one.name
 
 
 def _first_line(error: Exception) -> str:

@@ -5,9 +5,10 @@ blob write a reference to it in the same transaction. Nothing but the sweep dele
 nothing refers to it, and nobody has touched it for long.
 
 Bytes are deleted in no transaction: an object store may take its time, and on SQLite nobody else
-could write. So the sweep marks the rows, commits, deletes the bytes, and removes the rows. Whoever
-wants to save the same bytes meanwhile waits until the row is gone. If the sweep is killed in
-between, its marks run out, and the next sweep does it again.
+could write. So the sweep marks the rows, commits, sets the bytes aside, removes the rows that are
+still its own, and then deletes. Whoever wants to save the same bytes meanwhile waits until the row
+is gone. If the sweep is killed in between, or sleeps, its marks run out, and anybody may have the
+blobs again: it brings back what is no longer its own, or the next sweep does.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class BlobStore:
         """
         limit = self._clock() - keep_seconds
         freed = self.place.remove_left_overs(limit)
+        self._bring_back()
         self._adopt()
         self._release()
         while (bytes_gone := self._remove_some(limit)) is not None:
@@ -200,6 +202,19 @@ class BlobStore:
     def _doomed(self) -> sa.ColumnElement[bool]:
         """Whether a sweep that may still live has marked a blob."""
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
+
+    def _bring_back(self) -> None:
+        """See to what sweeps that were killed have set aside."""
+        for some in chunks(self.place.all_aside()):
+            query = sa.select(_blobs.c.digest, self._doomed().label("doomed"))
+            with reading(self._engine) as connection:
+                rows = connection.execute(
+                    query.where(_blobs.c.digest.in_([a.digest for a in some]))
+                )
+                doomed = {row.digest: row.doomed for row in rows}
+            # a sweep may be at those that are doomed
+            self.place.bring_back([one for one in some if doomed.get(one.digest) is False])
+            self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
         """Give rows to bytes that have none: of an earlier release, or of a copied folder."""
@@ -256,9 +271,12 @@ class BlobStore:
         if not gone:
             return None
         names = [row.digest for row in gone]
-        self.place.delete(names)
+        aside = self.place.set_aside(names)
         with writing(self._engine) as connection:
             # by the mark: one that ran out may be somebody else's by now
             mine = _blobs.c.doomed_until == gone[0].doomed_until
-            connection.execute(sa.delete(_blobs).where(_blobs.c.digest.in_(names), mine))
-        return sum(row.bytes or 0 for row in gone)
+            delete = sa.delete(_blobs).where(_blobs.c.digest.in_(names), mine)
+            deleted = set(connection.execute(delete.returning(_blobs.c.digest)).scalars())
+        self.place.bring_back([one for one in aside if one.digest not in deleted])
+        self.place.discard([one for one in aside if one.digest in deleted])
+        return sum(row.bytes or 0 for row in gone if row.digest in deleted)

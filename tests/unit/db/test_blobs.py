@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ from db.errors import NotFoundError, StorageError, StorageKind
 from db.job_states import JobState
 from db.models import BlobReferenceRow, BlobRow, CostModelRow
 from db.stores import blobs as blobs_module
-from db.stores.blob_bytes import TooManyBytesError
+from db.stores.blob_bytes import Aside, TooManyBytesError
 from db.stores.blob_folder import BlobFolder
 from db.stores.blob_references import BlobKind, refer
 from db.stores.blobs import DOOMED_SECONDS, TOUCH_SECONDS, BlobStore
@@ -244,11 +245,11 @@ class Between(BlobFolder):
         self.asked: list[Sequence[str]] = []
         self.refuse = False
 
-    def delete(self, digests: Sequence[str]) -> None:
+    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
         self.asked.append(list(digests))
         if self.refuse:
             raise StorageError("the folder is read-only", StorageKind.DENIED)
-        super().delete(digests)
+        return super().set_aside(digests)
 
 
 def test_a_place_that_refuses_keeps_the_rows(engine: sa.Engine, tmp_path: Path, clock: Any) -> None:
@@ -274,10 +275,11 @@ class Slow(BlobFolder):
         self.meanwhile: Callable[[], object] = lambda: None
         self.afterwards: Callable[[], object] = lambda: None
 
-    def delete(self, digests: Sequence[str]) -> None:
+    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
         self.meanwhile()
-        super().delete(digests)
+        aside = super().set_aside(digests)
         self.afterwards()
+        return aside
 
 
 class Killed(Exception):
@@ -314,7 +316,7 @@ def test_a_sweep_that_is_killed_loses_nothing_and_is_made_up_for(
 
     def kill() -> None:
         if deleted:
-            BlobFolder.delete(slow, [first, second])
+            BlobFolder.set_aside(slow, [first, second])
         raise Killed
 
     slow.meanwhile = kill
@@ -372,10 +374,59 @@ def test_a_mark_that_ran_out_is_no_longer_ones_own(
 
     slow.afterwards = afterwards
     blobs.sweep(KEEP)
-    assert blobs.get(digest) == b"old"
+    assert blobs.get(digest) == b"old" and slow.all_aside() == []
     with reading(engine) as connection:
         (row,) = connection.execute(sa.select(table_of(BlobRow))).all()
     assert (row.digest, row.doomed_until) == (digest, None)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_sweep_that_sleeps_beyond_its_marks_takes_nothing_that_is_needed_since(
+    engine: sa.Engine, slow: Slow, clock: Any, dies: bool, again: bool
+) -> None:
+    """Between its marks and the bytes: they are a model by then, or were only touched."""
+    blobs = BlobStore(engine, slow, clock)
+    digest = blobs.put(b"old")
+    clock.advance(KEEP + 1)
+
+    def meanwhile() -> None:
+        slow.meanwhile = lambda: None
+        clock.advance(DOOMED_SECONDS + 1)
+        if again:
+            ModelStore(engine, blobs, clock).add(b"old", "m")
+        else:
+            assert blobs.touch([digest]) == {digest}
+
+    def afterwards() -> None:
+        slow.afterwards = lambda: None
+        assert digest not in blobs, "it wakes, and goes on where it was"
+        if dies:
+            raise Killed
+
+    slow.meanwhile, slow.afterwards = meanwhile, afterwards
+    if dies:
+        with pytest.raises(Killed):
+            blobs.sweep(KEEP)
+        assert blobs.sweep(KEEP) == 0, "the next one brings it back"
+    else:
+        assert blobs.sweep(KEEP) == 0, "it freed nothing"
+    assert blobs.get(digest) == b"old" and slow.all_aside() == []
+
+
+def test_what_a_killed_sweep_had_removed_the_rows_of_goes(
+    engine: sa.Engine, slow: Slow, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = BlobStore(engine, slow, clock)
+    blobs.put(b"old")
+    clock.advance(KEEP + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(slow, "discard", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            blobs.sweep(KEEP)
+    assert len(slow.all_aside()) == 1 and list(blobs.digests()) == []
+    blobs.sweep(KEEP)
+    assert slow.all_aside() == [] and list(blobs.digests()) == []
 
 
 def test_a_reference_that_is_being_written_protects_from_a_sweep(
