@@ -12,13 +12,14 @@ from fastapi.testclient import TestClient
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.storage import Storage
+from db.stores.audit import Action
 from db.stores.tasks import JobTask, TaskStatus
 from db.stores.tokens import Scope
 from service.api.app import create_app
 from service.client import Client
 from service.settings import Settings
 from tests.unit.service.api_calls import problem, submit
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
 
 TOKEN = "X-Next-Page-Token"
 KEY = RecordKey("1" * 64, "2" * 64, 1, "fast")
@@ -69,6 +70,65 @@ def test_every_list_has_pages(client: TestClient) -> None:
     for path in found:
         names = {each["name"] for each in paths[path]["get"]["parameters"]}
         assert {"limit", "page_token"} <= names, path
+
+
+LISTS = {
+    "/v1/audit": 3,
+    "/v1/cost-models": 3,
+    "/v1/devices": 3,
+    "/v1/jobs": 3,
+    "/v1/jobs/{job_id}/tasks": 3,
+    "/v1/models": 3,
+    "/v1/records": 3,
+    "/v1/targets": 3,
+    "/v1/tasks": 3,
+    "/v1/tokens": 4,
+    "/v1/trials?job=j": 3,
+    "/v1/workers": 3,
+    "/v1/workloads": 3,
+}
+"""Every list, and what `fill` puts into it; the owner has a token, too."""
+
+
+def fill(storage: Storage) -> str:
+    """Three of everything; returns the id of the job that has tasks."""
+    measured = Measurement(Status.OK, samples_seconds=(1e-3,), worker="w")
+    for number in range(3):
+        digit = str(number)
+        model = storage.models.add(digit.encode(), f"m{number}")
+        storage.jobs.create(model.digest, "host")
+        storage.workers.register(f"w{number}", [], {})
+        storage.tokens.create(f"t{number}", [Scope.READ])
+        storage.workloads.put_workloads({digit * 64: f"workload {number}"})
+        storage.workloads.put_target(digit * 64, f"target {number}", {})
+        schedule = Schedule.of("gemm", n=number)
+        record = TuningRecord(RecordKey(digit * 64, "2" * 64), schedule, measured, digit, "4", "0")
+        storage.records.add_record(record)
+        storage.audit.add(Action.JOB_CANCELLED, digit, actor="", actor_name="", origin="")
+        figures = {"feature_version": 1, "rows": 7, "tasks": 3, "trials": 5}
+        scores = {"pairwise": 0.9}
+        storage.cost_models.add(
+            "2" * 64, b"model", objective="rank", scores=scores, chance=scores, **figures
+        )
+    storage.records.add_trials([trial(number) for number in range(3)])
+    found = storage.jobs.claim("tuner", 30)
+    assert found is not None
+    storage.tasks.put(found[0], [JobTask(digit * 64, digit, 1, 1.0) for digit in "123"])
+    return found[0].job_id
+
+
+def test_every_list_goes_on_from_page_to_page(client: TestClient, storage: Storage) -> None:
+    """No entry twice, none left out, and no page is longer than it was asked for."""
+    job_id = fill(storage)
+    assert {path.partition("?")[0] for path in LISTS} == set(lists(client))
+    for path, count in LISTS.items():
+        pages = follow(client, path.replace("{job_id}", job_id), 2)
+        assert [len(page) for page in pages] == [2, 2] if count == 4 else [2, 1], path
+        whole = client.get(path.replace("{job_id}", job_id)).json()
+        together = [one for page in pages for one in page]
+        for one in (*whole, *together):
+            one.pop("last_used_at", None)  # it is used by these questions
+        assert together == whole, path
 
 
 @pytest.mark.parametrize(
