@@ -103,6 +103,17 @@ def test_its_own_record_is_exact(storage: Storage) -> None:
     assert found.run_seconds == 1e-3 and "fastest of 2 samples" in found.sentence
 
 
+def test_how_sure_its_own_time_is_is_said_once_there_are_enough_samples(storage: Storage) -> None:
+    one = workload(16)
+    for samples, said in ((1, "the fastest of 1 samples, "), (12, "of 12 samples, undisturbed ")):
+        times = tuple(1e-3 / samples + number * 1e-5 for number in range(samples))
+        measured = Measurement(Status.OK, samples_seconds=times, checks=3)
+        assert (measured.interval is None) == (samples == 1)
+        key = RecordKey(one.key, TARGET.key, 1, "fast")
+        storage.records.add_record(TuningRecord(key, others(one)[0], measured, str(samples), "4"))
+        assert said in ask(storage, one).sentence
+
+
 def test_without_anything_the_default_and_nobody_knows_what_it_loses(storage: Storage) -> None:
     one = workload(16)
     know(storage, one)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from service.jobs.tuning import build_artifact
 from service.jobs.verification import verify_artifact
 from tests.unit.service.devices import FakeDevice
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Comparison
 
 ours = partial(FakeDevice, trusted=True)
@@ -230,6 +232,32 @@ def test_what_several_workers_raced_by_turns_is_nobodys_word(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     found = settle([planned], storage, board(0.9, worker=""), job_id="job")
     assert found.verdict.served is Served.TUNED and storage.verdicts.counts() == {}
+
+
+class Turns(FakeDevice):
+    """Each race goes to the next of some workers."""
+
+    turns: tuple[str, ...] = ()
+
+    def race(self, *arguments: Any, **more: Any) -> Race:
+        self.worker, *rest = self.turns
+        self.turns = tuple(rest)
+        return super().race(*arguments, **more)
+
+
+@pytest.mark.parametrize("turns", [("a", "a"), ("a", "b")])
+def test_the_races_of_the_whole_and_of_its_sure_part_are_one_word(
+    storage: Storage, planned: Planned, turns: tuple[str, ...]
+) -> None:
+    """If two workers ran them, it is nobody's."""
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
+    device = Turns([1.01, 0.9], other=honest(0.9))
+    device.turns = turns
+    assert settle([planned], storage, device, job_id="job").verdict.served is Served.PARTLY
+    assert device.turns == () and storage.verdicts.counts() == (
+        {"partly": 1} if turns[0] == turns[1] else {}
+    )
 
 
 def test_a_second_device_that_fails_leaves_it_open(storage: Storage, planned: Planned) -> None:
