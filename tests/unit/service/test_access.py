@@ -68,6 +68,8 @@ def test_a_rotated_secret_is_taken_for_its_time(client: TestClient) -> None:
         return client.get("/v1/jobs", headers=header).status_code
 
     assert (status(made["secret"]), status(second["secret"])) == (200, 200)
+    (listed,) = [one for one in client.get("/v1/tokens").json() if one["id"] == made["id"]]
+    assert listed["previous_until"] == second["previous_until"]
     third = client.post(path, json={"grace_seconds": 0}).json()
     assert [status(each["secret"]) for each in (made, second, third)] == [401, 401, 200]
     client.delete(f"/v1/tokens/{made['id']}")

@@ -6,9 +6,11 @@ import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
+from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.tokens import Scope
 from service.embedded import owner_token, read_token
@@ -128,6 +130,18 @@ def test_the_owner_token_is_made_once_and_for_its_owner_alone(
     assert token is not None
     assert token.allows(Scope.ADMIN)
     assert len(first) >= 43  # 256 bits in base64
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a b", b"a\x00b", b"\xff", "\u00e9".encode()])
+def test_a_file_that_holds_no_token_is_never_taken_for_one(
+    settings: Settings, content: bytes
+) -> None:
+    """An empty one would let everybody in."""
+    settings.token_file.parent.mkdir(parents=True)
+    settings.token_file.write_bytes(content)
+    with pytest.raises(StorageError, match="holds no token: remove it") as refused:
+        read_token(settings)
+    assert refused.value.kind is StorageKind.CORRUPT
 
 
 def test_a_revoked_owner_token_stays_revoked_after_a_restart(

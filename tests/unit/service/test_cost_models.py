@@ -194,6 +194,11 @@ def test_versions_over_http(client: TestClient, storage: Storage, target: Target
     assert client.post("/v1/cost-models/promote", json=body).json()["state"] == "promoted"
     back = client.post("/v1/cost-models/rollback", json={"target": target.key})
     assert (back.status_code, back.json()["version"]) == (200, 1)
+    written = client.get("/v1/audit", params={"subject": target.key}).json()
+    assert [(entry["action"], entry["detail"]["version"]) for entry in written] == [
+        ("cost-model.rolled-back", 1),
+        ("cost-model.promoted", 2),
+    ]
     none = client.post("/v1/cost-models/rollback", json={"target": "host"})
     assert (none.status_code, none.json()["type"]) == (
         409,

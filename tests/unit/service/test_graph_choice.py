@@ -257,6 +257,14 @@ def test_the_rules_kernels_are_tuned_too_before_their_plan_goes(
     assert served.decision is not None and served.decision["tuned_ratio"] == 0.9
 
 
+def test_seconds_are_parted_as_trials_are(storage: Storage, race: list[int]) -> None:
+    budget = JobBudget(100, seconds=3000.0)
+    chosen = choose(plan(), storage, device(plan()), budget, clock=lambda: 7.0)
+    assert chosen.reserve is not None
+    assert chosen.budget == replace(budget, trials=66, seconds=pytest.approx(2000.0))
+    assert chosen.reserve == replace(budget, trials=33, seconds=pytest.approx(1000.0))
+
+
 @pytest.mark.parametrize("ratios", [[0.9, 1.0], [0.9, 1.2]])
 def test_a_plan_that_is_no_faster_with_tuned_kernels_gives_way(
     storage: Storage, race: list[int]

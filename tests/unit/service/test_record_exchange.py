@@ -343,4 +343,6 @@ def test_on_the_command_line(
     assert withdrawn.detail["records"] and withdrawn.detail["trials"] == 1
     for entry, counts in ((taken, (1, 0)), (refused, (0, 1))):
         assert (entry.action, entry.subject) == ("records.imported", theirs.name)
-        assert (entry.detail["served"], entry.detail["refused"]) == counts
+        served, refusals = counts
+        expected = {"served": served, "slower": 0, "known": 0, "refused": refusals}
+        assert entry.detail == expected
