@@ -7,6 +7,7 @@ run. `weights_int4` quantises the weights of products, block by block.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,8 +74,9 @@ def dynamic_int8(build: Callable[[], Any]) -> Any:
 def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> Any:
     """A model whose products are MatMulNBits: weights of 4 bits with a scale for each block of
     them, symmetric, at an accuracy level (0: the engine chooses, 4: rows may be of int8)."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer, logger
 
+    logger.setLevel(logging.WARNING)  # it tells of every node
     model = build()
     _fold_transposes(model.graph)
     quantizer = MatMulNBitsQuantizer(

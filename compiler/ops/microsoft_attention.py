@@ -1,19 +1,19 @@
-"""Attention and MultiHeadAttention of com.microsoft, as ONNX Runtime's optimiser writes them.
+"""Attention, QAttention and MultiHeadAttention of com.microsoft.
 
-Projection, heads, caches and masks become operators of their own around `attention`. What the
-operands mean is said in ONNX Runtime's docs/ContribOperators.md, and its CPU kernels decide where
-that page is silent.
+ONNX Runtime's optimiser and quantiser write them. Projection, heads, caches and masks become
+operators of their own around `attention`. What the operands mean is said in ONNX Runtime's
+docs/ContribOperators.md, and its CPU kernels decide where that page is silent.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
-from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
 from compiler.ops.microsoft_heads import (
     Attention,
     both,
@@ -23,8 +23,10 @@ from compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
+from compiler.ops.microsoft_products import column_scales, integer_product
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
@@ -75,7 +77,7 @@ def _padding(node: OnnxNode, position: int, like: Attention) -> str | None:
 def _attention(node: OnnxNode) -> list[str]:
     """x (batch, rows, width), weights (width, q + k + v), bias, mask, past, bias of scores"""
     refuse(node, {6: "a shared cache"}, ("do_rotary", "past_present_share_buffer"))
-    x, weights, heads = node.input(0), node.input(1), node.integer("num_heads")
+    x, weights = node.input(0), node.input(1)
     shape, width = node.shape(x), node.shape(weights)
     if len(shape) != 3 or len(width) != 2 or shape[2] != width[0]:
         raise node.invalid(f"weights {show(width)} for {show(shape)}")
@@ -85,11 +87,28 @@ def _attention(node: OnnxNode) -> list[str]:
     projected = node.call("MatMul", x, weights)
     if (bias := node.optional(2)) is not None:
         projected = node.call("Add", projected, bias)
+    return _of_projected(node, projected, sizes, Places(mask=3, past=4, bias=5))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which operands a padding mask, a cache and a bias of scores are."""
+
+    mask: int
+    past: int
+    bias: int
+
+
+def _of_projected(
+    node: OnnxNode, projected: str, sizes: tuple[int, ...], places: Places
+) -> list[str]:
+    """The outputs, of queries, keys and values side by side in the last dimension."""
+    heads = node.integer("num_heads")
     query, key, value = (
         split_heads(node, part(node, projected, 2, sum(sizes[:at]), sizes[at]), heads, name)
         for at, name in enumerate(("the query", "the key", "the value"))
     )
-    past, before = node.optional(4), 0
+    past, before = node.optional(places.past), 0
     if past is not None:
         if len(node.shape(past)) != 5 or node.shape(past)[0] != 2:
             raise node.invalid(f"past is {show(node.shape(past))}, not two of four dimensions")
@@ -98,7 +117,8 @@ def _attention(node: OnnxNode) -> list[str]:
             joined(node, old, new, "past") for old, new in zip(cached, (key, value), strict=True)
         )
         before = node.shape(past)[3]
-    made = _masked(node, Attention(node, query, key, value, past=before), 3, 5).emit()
+    plain = Attention(node, query, key, value, past=before)
+    made = _masked(node, plain, places.mask, places.bias).emit()
     if len(node.outputs) < 2:
         return [made]
     present = [node.reshape(each, (1, *node.shape(each))) for each in (key, value)]
@@ -112,6 +132,21 @@ def _masked(node: OnnxNode, plain: Attention, padding: int, bias: int) -> Attent
         raise node.unsupported(f"unidirectional, with keys of {plain.keys} rows for {rows} queries")
     whole = replace(plain, causal=causal)
     return whole.masked(_padding(node, padding, plain)).masked(node.optional(bias))
+
+
+def _qattention(node: OnnxNode) -> list[str]:
+    """x and weights in bytes, bias, the scales of both, mask, the zero points of both, past"""
+    refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
+    x, weights = require_bytes(node, 0), require_bytes(node, 1)
+    shape, width = node.shape(x), node.shape(weights)
+    if len(shape) != 3 or len(width) != 2 or shape[2] != width[0] or width[1] % 3:
+        raise node.invalid(f"weights {show(width)} for {show(shape)}")
+    zeros = zero_point(node, 6, x), zero_point(node, 7, weights)
+    scale = column_scales(node, one_number(node, 3, "a scale"), node.input(4), weights)
+    projected = integer_product(node, x, weights, zeros, scale)
+    projected = node.call("Add", projected, cast_to(node, node.input(2), DType.FLOAT32))
+    sizes = (width[1] // 3,) * 3
+    return _of_projected(node, projected, sizes, Places(mask=5, past=8, bias=9))
 
 
 # ---- MultiHeadAttention
@@ -169,5 +204,6 @@ def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
 
 RULES = (
     OnnxRule("Attention", _attention, DOMAIN, "no rotary embedding; no shared cache"),
+    OnnxRule("QAttention", _qattention, DOMAIN, "scales of float32; no rotary embedding", BYTES),
     OnnxRule("MultiHeadAttention", _multi_head_attention, DOMAIN, "no shared cache, no scores"),
 )

@@ -44,7 +44,7 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
         raise node.invalid(f"a {what} {show(node.shape(parameter))} for columns of {show(shape)}")
 
 
-def _scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
+def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
     """The product of two scales, of which that of b may be one for each column."""
     if node.type(a).elements != 1:
         raise node.invalid(f"a scale {show(node.shape(a))} of A, not a scalar")
@@ -83,7 +83,7 @@ def _dynamic_quantize_matmul(node: OnnxNode) -> str:
     a, scale, zero = dynamically_quantised(node, node.input(0))
     zeros = zero, zero_point(node, 3, b)
     return _biased(
-        node, integer_product(node, a, b, zeros, _scales(node, scale, node.input(2), b)), 4
+        node, integer_product(node, a, b, zeros, column_scales(node, scale, node.input(2), b)), 4
     )
 
 
@@ -91,7 +91,7 @@ def _matmul_integer_to_float(node: OnnxNode) -> str:
     """A, B, their scales, their zero points, bias"""
     a, b = require_bytes(node, 0), require_bytes(node, 1)
     zeros = zero_point(node, 4, a), zero_point(node, 5, b)
-    scale = _scales(node, node.input(2), node.input(3), b)
+    scale = column_scales(node, node.input(2), node.input(3), b)
     return _biased(node, integer_product(node, a, b, zeros, scale), 6)
 
 
@@ -109,7 +109,7 @@ def _qgemm(node: OnnxNode) -> str:
     """
     a = _transposed(node, require_bytes(node, 0), "transA")
     b = _transposed(node, require_bytes(node, 3), "transB")
-    scale = _scales(node, one_number(node, 1, "a scale"), node.input(4), b)
+    scale = column_scales(node, one_number(node, 1, "a scale"), node.input(4), b)
     _of_columns(node, "zero point", node.optional(5), b)
     total = node.call("MatMulInteger", a, b, zero_point(node, 2, a), zero_point(node, 5, b))
     total = _biased(node, total, 6)

@@ -31,7 +31,7 @@ def test_every_rule_is_listed_with_its_limits() -> None:
 
 
 def test_opsets_and_types_are_those_of_the_schemas() -> None:
-    entries = {e.op_type: e for e in catalogue()}
+    entries = {e.op_type: e for e in catalogue() if e.domain == "ai.onnx"}
     assert entries["Upsample"].opsets == (1, 9)  # Resize took its place
     assert entries["Attention"].opsets[0] == 23
     assert entries["And"].types == {DType.BOOL}

@@ -237,7 +237,32 @@ BLOCKS = [
     ),
 ]
 
-CASES = [*QUANTISED, *PRODUCTS, *FUSED, *BLOCKS]
+
+def i32(*values: Any) -> np.ndarray:
+    return data(values, np.int32)
+
+
+def qattention(mask: Any = None, *rest: Any, each: tuple[int, ...] = (), **attrs: Any) -> Case:
+    """Two rows of three tokens, two heads of four; a scale for all weights or `each` column."""
+    scale = np.linspace(0.01, 0.02, int(np.prod(each)), dtype=FLOAT).reshape(each)
+    bias = data(_RANDOM.standard_normal(24), FLOAT)
+    operands = (u8(2, 3, 8), drawn_bytes(8, 24), bias, f32(0.02), scale, mask)
+    zeros = np.array(128, np.uint8), np.array(120, np.uint8)
+    outputs = 2 if rest else 1
+    more = {"num_heads": 2, **attrs}
+    return ms("QAttention", (*operands, *zeros, *rest), more, atol=2e-5, outputs=outputs)
+
+
+ATTENTION = [
+    qattention(),
+    qattention(i32(2, 3), each=(24,)),
+    qattention(unidirectional=1, scale=0.3),
+    qattention(
+        i32([1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 1, 1]), (2, 2, 2, 5, 4), unidirectional=1
+    ),
+]
+
+CASES = [*QUANTISED, *PRODUCTS, *FUSED, *BLOCKS, *ATTENTION]
 
 _U, _S = np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.int8)
 _ONE, _U0, _S0 = f32(1), np.array(0, np.uint8), np.array(0, np.int8)
@@ -278,6 +303,10 @@ CONTRADICTIONS = [
     (nbits((3, 32), 5, 32, None, np.zeros(7, np.int32)), "g_idx has 7 elements for K=32"),
     (nbits((3, 32), 5, 32, None, None, (4,)), "a bias .4. for N=5"),
     (nbits((3, 32), 5, 32, accuracy_level=9), "accuracy_level is 9"),
+    (qattention(num_heads=3), "not three dimensions of 3 heads"),
+    (qattention(None, (2, 2, 2, 5, 3)), "past is .2, 2, 5, 3. before"),
+    (qattention(each=(7,)), "a scale .7. for columns of .8, 24."),
+    (ms("QAttention", (u8(3, 8), drawn_bytes(8, 24))), "weights .8, 24. for .3, 8."),
     (ms("GatherBlockQuantized", (_ROWS, i64(0), _SCALES[:, :1]), {"block_size": 16}), "scales are"),
     (
         ms("GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "gather_axis": 1}),
@@ -301,6 +330,7 @@ UNSUPPORTED = [
     (ms("SkipLayerNormalization", ((2, 3, 8),) * 2 + ((8,),), outputs=2), "mean and inv_std_var"),
     (Case("SimplifiedLayerNormalization", ((2, 8), (8,)), outputs=2), "output inv_std_var"),
     (nbits((3, 32), 5, 32, bits=2), "weights of 2 bits"),
+    (qattention(do_rotary=1), "do_rotary"),
     (
         ms(
             "GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "quantize_axis": 0}
