@@ -22,6 +22,7 @@ class GraphChoice:
 
     Attributes:
         without: passes of the pipeline that do not run.
+        including: passes that run though the rule leaves them out for the target.
         kept: values that the plan stores: fusion ends there. If the result of an anchor is kept,
             its epilogue becomes a kernel of its own, or joins the producer of another operand (a
             residual addition).
@@ -33,6 +34,7 @@ class GraphChoice:
     kept: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
     layouts: tuple[tuple[str, LayoutNames], ...] = ()
+    including: frozenset[str] = frozenset()
 
     def __or__(self, other: GraphChoice) -> GraphChoice:
         """The decisions of both; where both give a group a layout, that of `other` counts."""
@@ -41,6 +43,7 @@ class GraphChoice:
             self.kept | other.kept,
             self.copied | other.copied,
             tuple(sorted({**dict(self.layouts), **dict(other.layouts)}.items())),
+            self.including | other.including,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +53,8 @@ class GraphChoice:
             "kept": sorted(self.kept),
             "copied": sorted(self.copied),
             "layouts": {value: list(names) for value, names in sorted(self.layouts)},
+            # Left out where it is empty: choices of earlier releases have none.
+            **({"including": sorted(self.including)} if self.including else {}),
         }
 
     @staticmethod
@@ -65,6 +70,7 @@ class GraphChoice:
                 frozenset(map(str, data["kept"])),
                 frozenset(map(str, data["copied"])),
                 tuple(sorted((v, tuple(map(str, names))) for v, names in data["layouts"].items())),
+                frozenset(map(str, data.get("including", ()))),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(f"graph choice: malformed: {error}") from error

@@ -92,7 +92,8 @@ def optimise(
     choice: GraphChoice = RULE,
     precision: str = DType.FLOAT32,
 ) -> Graph:
-    """Run the graph passes that suit the target and that `choice` does not leave out.
+    """Run the graph passes that suit the target, or that `choice` includes, and that it does not
+    leave out.
 
     `observer` sees the graph after each. The last one makes values narrow, where `precision` asks
     for it.
@@ -103,9 +104,8 @@ def optimise(
     """
     check_numerics(numerics)
     check_precision(precision)
-    suited = {quantised_products: target.multiplies_bytes, byte_tables: target.lookup is not None}
-    unsuited = (step.__name__ for step, suits in suited.items() if not suits)
-    graph = run_passes(graph, observer, timings, choice.without.union(unsuited))
+    without = choice.without | (unsuited_passes(target) - choice.including)
+    graph = run_passes(graph, observer, timings, without)
     if precision == DType.FLOAT32:
         return graph
     with timed(timings, "pass narrow"):
@@ -113,6 +113,12 @@ def optimise(
     if observer is not None:
         observer(narrow.__name__, graph)
     return graph
+
+
+def unsuited_passes(target: Target) -> frozenset[str]:
+    """The names of passes whose kernels need instructions that the target lacks."""
+    suited = {quantised_products: target.multiplies_bytes, byte_tables: target.lookup is not None}
+    return frozenset(step.__name__ for step, suits in suited.items() if not suits)
 
 
 def make_plan(

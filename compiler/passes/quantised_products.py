@@ -6,8 +6,9 @@ Before:                                             After:
 
 The sums are those of `byte_products`, exact in int32, where floats would be rounded at each step.
 It runs while constants of bytes are still apart from their scales. Targets that have no instruction
-for products of bytes leave it out (`compiler.driver.optimise`): floats are as fast there, and
-Winograd's algorithm several times as fast.
+for products of bytes leave it out (`compiler.driver.optimise`): pairs of 16 bits are multiplied as
+fast as floats there (three models with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's
+algorithm is several times as fast. The tuner compares the plans.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler import ops
+from compiler import driver, ops
 from compiler.choices import RULE, GraphChoice, LayoutNames
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
@@ -30,6 +30,10 @@ LEAST = 0.001
 
 OPTIONAL_PASSES = ("attention", "merge_matmuls", "pool_first")
 """Passes without which a graph may be faster."""
+
+UNSUITED_PASSES = ("quantised_products",)
+"""Passes that may pay where the target has no instruction for what they are for: bytes are a
+quarter of the traffic, and pairs of them are multiplied about as fast as floats."""
 
 LAYOUTS = 16
 """At most so many alternatives differ in layouts."""
@@ -91,6 +95,9 @@ def _judged(
 def _proposals(planner: Planner, rule: GraphPlan) -> Iterator[tuple[str, GraphChoice]]:
     for name in OPTIONAL_PASSES:
         yield f"without {name}", GraphChoice(without=frozenset({name}))
+    for name in UNSUITED_PASSES:
+        if name in driver.unsuited_passes(planner.target):
+            yield f"with {name}", GraphChoice(including=frozenset({name}))
     graph, groups = planner.groups()
     yield from _seams(graph, groups)
     for output in _torn_concats(rule):

@@ -70,7 +70,7 @@ class Planner:
     numerics: str = "fast"
     rule: Optimised | None = None
     precision: str = DType.FLOAT32
-    _optimised: dict[frozenset[str], Graph] = field(default_factory=dict)
+    _optimised: dict[tuple[frozenset[str], frozenset[str]], Graph] = field(default_factory=dict)
     _plans: dict[GraphChoice, GraphPlan] = field(default_factory=dict)
 
     @property
@@ -84,16 +84,19 @@ class Planner:
         return self.target.core.weight_macs
 
     def optimised(self, choice: GraphChoice) -> Graph:
-        """The graph after all passes but those that the choice leaves out."""
+        """The graph after all passes that suit the target, and those that the choice includes, but
+        those that it leaves out."""
         if self.rule is None:
             self.rule = optimise(self.graph, self.target, self.numerics, precision=self.precision)
-        if choice.without.isdisjoint(self.rule.changing):
+        added = choice.including & driver.unsuited_passes(self.target)
+        if choice.without.isdisjoint(self.rule.changing) and not added:
             return self.rule.graph
-        if choice.without not in self._optimised:
-            self._optimised[choice.without] = driver.optimise(
+        key = choice.without, added
+        if key not in self._optimised:
+            self._optimised[key] = driver.optimise(
                 self.graph, self.target, self.numerics, choice=choice, precision=self.precision
             )
-        return self._optimised[choice.without]
+        return self._optimised[key]
 
     def groups(self, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
         """The graph that is cut into kernels, and its groups."""

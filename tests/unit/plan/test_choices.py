@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.choices import RULE, GraphChoice
-from compiler.driver import compile_plan, make_plan, optimise
+from compiler.driver import compile_plan, make_plan, optimise, unsuited_passes
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
 from compiler.graph.ir import Graph
@@ -21,8 +21,9 @@ from compiler.partition import fused
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Option
 from compiler.passes.layouts import Assignment, assign_layouts
+from compiler.passes.quantised_products import quantised_products
 from compiler.plan import GraphPlan, Placement
-from compiler.target import resolve_target
+from compiler.target import Target, resolve_target
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.unit.passes import test_layouts
@@ -129,6 +130,38 @@ def test_attention_is_fused_or_not_and_its_products_merged_or_not() -> None:
     assert products(GraphChoice(without=frozenset({"attention"}))) == (5, False)
 
 
+def scaled_bytes() -> Graph:
+    g = Maker()
+    x = g.input("x", 6, 8, dtype=DType.UINT8)
+    w = g.constant("w", g.random.integers(-9, 9, (8, 4)).astype(np.int8))
+    a, b = (g("cast", g("cast", v, to="int32"), to="float32") for v in (x, w))
+    sums = g("matmul", g("mul", a, g.constant("s", 0.5)), g("mul", b, g.constant("t", 0.25)))
+    return g.graph(sums)
+
+
+def test_products_of_bytes_are_included_where_the_rule_leaves_them_out() -> None:
+    bare, able = resolve_target("x86-64-v3"), resolve_target("cascadelake")
+    name = quantised_products.__name__
+    assert name in unsuited_passes(bare)
+    assert name not in unsuited_passes(able)
+    assert "byte_tables" in unsuited_passes(able)
+
+    def multiplies_bytes(target: Target, choice: GraphChoice) -> bool:
+        graph = optimise(scaled_bytes(), target, choice=choice)
+        (product,) = [node for node in graph.nodes if node.op == "matmul"]
+        return product.attr("accumulator") == "int32"
+
+    including, without = (
+        GraphChoice(including=frozenset({name})),
+        GraphChoice(without=frozenset({name})),
+    )
+    assert [multiplies_bytes(bare, c) for c in (RULE, including, including | without)] == [
+        *(False, True, False)
+    ]
+    assert [multiplies_bytes(able, c) for c in (RULE, including, without)] == [True, True, False]
+    planned(scaled_bytes(), including)
+
+
 @settings(max_examples=examples(8))
 @given(st.one_of(test_layouts.graphs(), test_views.graphs()), st.data())
 def test_any_values_may_be_kept_or_copied(graph: Graph, data: st.DataObject) -> None:
@@ -187,6 +220,9 @@ def test_a_choice_is_read_as_it_was_written() -> None:
         frozenset({"pool_first"}), frozenset({"a", "b"}), frozenset({"c"}), (("z", ("row", "any")),)
     )
     assert GraphChoice.from_json(json.loads(json.dumps(choice.to_json()))) == choice
+    more = choice | GraphChoice(including=frozenset({"quantised_products"}))
+    assert GraphChoice.from_json(json.loads(json.dumps(more.to_json()))) == more != choice
+    assert "including" not in choice.to_json()  # as earlier releases wrote it
     assert choice | RULE == RULE | choice == choice
     for wrong in ({}, RULE.to_json() | {"layouts": []}, RULE.to_json() | {"kept": None}):
         with pytest.raises(InvalidArgumentError, match="graph choice"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from compiler.choices import RULE, GraphChoice
+from compiler.dtypes import DType
 from compiler.passes.pipeline import optimise
 from compiler.plan import GraphPlan
+from compiler.target import resolve_target
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.unit.tuner.graph.rig import Rig, branches, layers
@@ -170,3 +173,16 @@ def test_a_pass_that_changes_nothing_is_not_left_out_once_more() -> None:
     for names in ({"attention"}, {"attention", "pool_first"}):
         choice = GraphChoice(without=frozenset(names))
         assert planner.optimised(choice).nodes == optimise(graph, without=names).nodes != rule.nodes
+
+
+def test_a_pass_that_the_target_does_not_suit_is_an_alternative() -> None:
+    """Products of bytes without an instruction for them; with one, they are the rule."""
+    g = Maker()
+    x = g.input("x", 64, 256, dtype=DType.UINT8)
+    w = g.constant("w", g.random.integers(-9, 9, (256, 256)).astype(np.int8))
+    a, b = (g("cast", g("cast", v, to="int32"), to="float32") for v in (x, w))
+    product = g("matmul", g("mul", a, g.constant("s", 0.5)), g("mul", b, g.constant("t", 0.25)))
+    for name, found in (("x86-64-v3", True), ("cascadelake", False)):
+        planner = Planner(g.graph(product), resolve_target(name))
+        names = [each.name for each in alternatives(planner)]
+        assert ("with quantised_products" in names) is found
