@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.service_load import main
+import pytest
+
+from benchmarks.service_load import Result, main
+from benchmarks.service_load_client import Answered
 
 
 def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
@@ -28,3 +31,20 @@ def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
     ]
     assert all(row["rate"] > 0 for row in report["results"])
     assert "| sqlite | nothing | bulk |" in output.with_suffix(".md").read_text()
+
+
+def test_slow_answers_are_told_beside_those_of_the_bare_route() -> None:
+    """Of each round: what slows both says nothing of the service."""
+
+    def answered(slowest: float) -> Answered:
+        return Answered(1.0, [1e-3] * 97 + [slowest] * 3, 0)
+
+    rounds = [
+        {"bare": answered(0.01), "single": answered(0.02)},
+        {"bare": answered(0.1), "single": answered(0.4)},
+        {"bare": answered(0.05), "single": answered(0.15)},
+    ]
+    found = Result.of("sqlite", "nothing", "single", rounds)
+    assert (found.p99_ms, found.least_p99_ms) == (150.0, 20.0)
+    assert found.p99_ratio == pytest.approx(3.0), "2, 4 and 3"
+    assert Result.of("sqlite", "nothing", "bare", rounds).p99_ratio == 1.0
