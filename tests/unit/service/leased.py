@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +23,13 @@ from compiler.codegen.link import link_shared
 from compiler.codegen.object import emit_object
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.target import Target, host_target
-from service.jobs.device import Loadable
+from db.storage import Storage
+from db.stores.leases import RequestState
+from service.jobs.device import DeviceError, Loadable
+from service.jobs.interrupts import Interrupted, JobCancelled
+from tuner.measure.model_runs import Race
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.statistics import Comparison
 
 K, N = 300, 400
 """The weights have 480,000 and 16,000 bytes: one travels by itself, one with others."""
@@ -111,3 +119,45 @@ def worker_process(
                 process.kill()
                 # shown where a test fails
                 sys.stderr.write((spool / "log").read_text(errors="replace"))
+
+
+def claim_one(storage: Storage, worker: str) -> list[Any]:
+    target = host_target().key
+    return list(storage.leases.claim(worker, [target], limit=1, lease_seconds=60))
+
+
+def answer(storage: Storage, leases: list[Any]) -> bool:
+    """A race of one challenger, done by the worker that leased it."""
+    (lease,) = leases
+    race = Race(1.0, (Comparison("untuned", (0.9,) * 8),))
+    result = RunResult(lease.request_id, RunStatus.OK, race=race, worker=lease.worker_id)
+    storage.leases.complete(lease.lease_id, lease.worker_id, lease.lease_id, result.to_json())
+    return True
+
+
+class Call:
+    """A call in a thread of its own."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._found: Any = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._function()
+        except (DeviceError, Interrupted, JobCancelled) as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+def states(storage: Storage, job: str) -> list[RequestState]:
+    return [status.state for status in storage.leases.of_job(job)]
