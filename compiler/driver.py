@@ -27,11 +27,13 @@ from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
 from compiler.partition import plan_graph
 from compiler.passes.byte_tables import byte_tables
+from compiler.passes.dead_code import dead_code
 from compiler.passes.layouts import assign_layouts
 from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
 from compiler.passes.quantised_products import quantised_products
+from compiler.passes.widen import multiplied_type, widen
 from compiler.plan import GraphPlan
 from compiler.program_builder import (
     CompiledProgram,
@@ -96,7 +98,7 @@ def optimise(
     leave out.
 
     `observer` sees the graph after each. The last one makes values narrow, where `precision` asks
-    for it.
+    for it. A model that multiplies in a 16-bit float keeps that one: it is widened first.
 
     Raises:
         CompilerError: if `numerics` is none of NUMERICS, `precision` none of PRECISIONS, or a
@@ -105,11 +107,19 @@ def optimise(
     check_numerics(numerics)
     check_precision(precision)
     without = choice.without | (unsuited_passes(target) - choice.including)
+    stored = DType(precision)
+    own = multiplied_type(graph)
+    if own is not None:
+        stored = own
+        with timed(timings, "pass widen"):
+            graph = widen(graph, own)
+        if observer is not None:
+            observer(widen.__name__, graph)
     graph = run_passes(graph, observer, timings, without)
-    if precision == DType.FLOAT32:
+    if stored is DType.FLOAT32:
         return graph
     with timed(timings, "pass narrow"):
-        graph = narrow(graph, DType(precision))
+        graph = dead_code(narrow(graph, stored))
     if observer is not None:
         observer(narrow.__name__, graph)
     return graph

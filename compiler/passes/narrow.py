@@ -60,7 +60,13 @@ class _Narrowing:
         self._types: dict[str, TensorType] = dict(graph.types)
         self._constants = dict(graph.constants)
         self._nodes: list[Node] = []
-        self._stored: dict[str, str] = {}
+        self._stored: dict[str, str] = {
+            node.output: value
+            for node in graph.nodes
+            if node.op == "cast" and graph.types[node.output].dtype is DType.FLOAT32
+            for value in node.inputs
+            if graph.types[value].dtype is dtype
+        }
         """The narrow value that stands for a float32 one."""
         self._crossing = self._chosen()
 

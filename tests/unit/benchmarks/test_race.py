@@ -13,7 +13,7 @@ from time import sleep
 import numpy as np
 import pytest
 
-from benchmarks import engines, race
+from benchmarks import engines, models, race
 from benchmarks.report import LONGEST_ERROR, Origin, RaceReport, RaceRow, write_report
 
 
@@ -164,3 +164,27 @@ def test_a_result_says_what_it_cost_and_names_no_place(tmp_path: Path) -> None:
     assert origin.command.startswith("python ") and not re.search(r"(^|\s)/", origin.command)
     sentence = origin.sentence()
     assert origin.command in sentence and "rounds 7" in sentence and str(tmp_path) not in sentence
+
+
+def test_engines_of_a_narrower_type_race_where_they_are_named(tmp_path: Path) -> None:
+    assert not [name for name in race.available_engines({}) if name.endswith("-bf16")]
+    results = {race.REFERENCE: race.EngineResult()}
+    expected = np.array([1.0, 2.0, -10.0])
+    np.savez(tmp_path / f"{race.REFERENCE}.npz", expected)
+    for name in ("untuned", "untuned-bf16", "openvino-bf16"):
+        off = 1.0 if name == "openvino-bf16" else 0.1
+        np.savez(tmp_path / f"{name}.npz", expected + np.array([0.0, off, 0.0]))
+        results[name] = race.EngineResult()
+    race.compare(results, tmp_path)
+    assert results["untuned"].error and results["openvino-bf16"].error
+    assert not results["untuned-bf16"].error
+    assert results["untuned-bf16"].largest_error == pytest.approx(0.01)
+
+
+def test_the_untuned_engine_compiles_in_bfloat16() -> None:
+    model = models.build("mlp")
+    feeds = models.feeds("mlp", model)
+    wide, narrow = (
+        engines.ENGINES[name].load(model, feeds, 1, "")()[0] for name in ("untuned", "untuned-bf16")
+    )
+    assert 1e-5 < np.abs(narrow - wide).max() / np.abs(wide).max() < engines.BF16_ERROR

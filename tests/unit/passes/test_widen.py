@@ -1,0 +1,134 @@
+"""Models of 16-bit floats, computed in float32 between the same inputs and outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.driver import load_program, make_plan, optimise
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.graph.verify import verify_graph
+from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.interpret import run_graph
+from compiler.passes.widen import multiplied_type, widen
+from compiler.program_builder import build_program
+from compiler.runtime.verify import compare, tolerance_for
+from compiler.target import resolve_target
+from tests.graphs import Maker
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+Arrays = dict[str, np.ndarray]
+
+
+def inputs_of(graph: Graph) -> Arrays:
+    random = np.random.default_rng(5)
+    return {
+        name: to_memory(random.standard_normal(kind.shape).astype(np.float32), kind.dtype)
+        for name in graph.inputs
+        for kind in (graph.types[name],)
+    }
+
+
+class HalfMaker(Maker):
+    """Weights are 16-bit floats, too."""
+
+    def __init__(self, dtype: DType) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def constant(self, name: str, value: object) -> str:
+        array = np.asarray(value)
+        super().constant(name, array.astype(np.float32))
+        self.types[name] = type(self.types[name])(self.dtype, array.shape)
+        self.constants[name] = to_memory(array.astype(np.float32), self.dtype)
+        return name
+
+
+def model(dtype: DType) -> Graph:
+    """A convolution with its normalisation, a residual, a choice by value and a product."""
+    g = HalfMaker(dtype)
+    x = g.input("x", 1, 4, 6, 6, dtype=dtype)
+    conv = g(
+        "conv", x, g.weight("w", 8, 4, 3, 3), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1),
+        group=1,
+    )  # fmt: skip
+    parts = [g.positive("s", 8), g.weight("t", 8), g.weight("m", 8), g.positive("v", 8)]
+    normal = g("relu", g("batch_norm", conv, *parts, epsilon=1e-5))
+    rows = g("reshape", normal, shape=(8, 36))
+    product = g("matmul", rows, g.weight("p", 36, 10))
+    soft = g("softmax", product, axis=-1)
+    return g.graph(soft, normal, x)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_only_inputs_outputs_and_their_conversions_are_narrow(dtype: DType) -> None:
+    graph = model(dtype)
+    assert multiplied_type(graph) is dtype
+    after = widen(graph, dtype)
+    verify_graph(after)
+    assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
+    for node in after.nodes:
+        if node.op != "cast":
+            assert {after.types[v].dtype for v in (*node.inputs, node.output)} == {DType.FLOAT32}
+    narrow = {v for v, kind in after.types.items() if kind.dtype is dtype}
+    assert narrow == {*graph.inputs, *graph.outputs}
+    found, expected = (run_graph(g, inputs_of(graph)) for g in (after, graph))
+    for a, b in zip(found, expected, strict=True):
+        assert compare(from_memory(a, dtype), from_memory(b, dtype)) <= tolerance_for(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_such_models_run_in_their_own_type(dtype: DType) -> None:
+    graph, target = model(dtype), resolve_target("host")
+    if dtype in target.not_computed:
+        pytest.skip("the host has no such type")
+    optimised = optimise(graph, target)
+    ops = [node.op for node in optimised.nodes]
+    assert "batch_norm" not in ops
+    products = [node for node in optimised.nodes if node.op in ("conv", "matmul")]
+    assert all(node.attr("accumulator") == "float32" for node in products)
+    assert all(optimised.types[v].dtype is dtype for n in products for v in n.inputs[:2])
+    plan = make_plan(optimised, target)
+    given = inputs_of(graph)
+    made = load_program(build_program(plan, None, target, 1, "fast")).run(given)
+    for a, b in zip(made, run_graph(graph, given), strict=True):
+        error = compare(from_memory(np.asarray(a), dtype), from_memory(b, dtype))
+        assert error <= tolerance_for(dtype)
+
+
+def test_graphs_of_several_types_or_without_products_stay() -> None:
+    g = Maker()
+    x, y = g.input("x", 4, 4, dtype=DType.FLOAT16), g.input("y", 4, 4)
+    first, second = g("matmul", x, x), g("matmul", y, y)
+    assert multiplied_type(g.graph(first, second)) is None
+    assert multiplied_type(g.graph(first)) is None
+    alone = Maker()
+    x = alone.input("x", 4, 4, dtype=DType.FLOAT16)
+    graph = alone.graph(alone("exp", x))
+    assert multiplied_type(graph) is None
+    assert optimise(graph, resolve_target("host")) == graph
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_reads_bits_has_them(dtype: DType) -> None:
+    """Native functions and bit casts read and give 16-bit floats (which NumPy's reference of a bit
+    cast does not have)."""
+    g = HalfMaker(dtype)
+    x = g.input("x", 4, 8, dtype=dtype)
+    y = g("matmul", x, g.weight("w", 8, 8))
+    places = g("top_k", y, axis=1, k=3, largest=1)
+    bits = g("bitcast", y, to="uint16")
+    back = g("bitcast", bits, to=dtype.value)
+    graph = g.graph(places, bits, g("add", back, y))
+    after = widen(graph, dtype)
+    verify_graph(after)
+    readers = [n for n in after.nodes if n.op in ("top_k", "bitcast")]
+    kinds = [{after.types[v].dtype for v in (*n.inputs, n.output)} for n in readers]
+    assert all(DType.FLOAT32 not in each for each in kinds)
+    alone = graph.replace(
+        outputs=(places,), nodes=[n for n in graph.nodes if n.op != "bitcast"][:2]
+    )
+    given = inputs_of(alone)
+    found, expected = run_graph(widen(alone, dtype), given), run_graph(alone, given)
+    np.testing.assert_array_equal(found[0], expected[0])
