@@ -125,9 +125,10 @@ def _kept(report: Report) -> str:
     if search is None:
         return f"the loss stays within {report.limit} with all layers quantised"
     layers = sum(layer.kept for layer in report.layers)
+    free = ", ".join(f"{o.name} {decibels(o.fidelity)}" for o in report.all_quantised)
     return (
         f"the loss stays within {report.limit} with {layers} of {len(report.layers)} layers in "
         f"float32: {len(search.kept)} of {len(report.times.parts)} parts, the noisiest for the "
         f"time that they save; {search.runs} combinations of parts were run, and "
-        f"{len(search.rounds)} models quantised anew to be sure"
+        f"{len(search.rounds)} models quantised anew to be sure; with all of them quantised: {free}"
     )

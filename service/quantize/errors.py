@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from compiler.errors import CompilerError
 
 
 class QuantizeError(CompilerError):
     """A model, its samples or what is asked of them is wrong; the message is one sentence."""
+
+
+def require(library: str) -> None:
+    """Raises QuantizeError, naming the extra, where a library is missing or does not load."""
+    try:
+        import_module(library)
+    except ImportError as error:
+        raise QuantizeError(
+            f"quantising needs '{library.partition('.')[0]}' ({error}): "
+            "pip install 'tilewright[quantize]' has it"
+        ) from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, dims_text
-from service.quantize.errors import QuantizeError
+from service.quantize.errors import QuantizeError, require
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """Of the files that are taken for images."""
@@ -56,6 +56,7 @@ def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
     Raises:
         QuantizeError: if it is no image, or the input takes none.
     """
+    require("PIL")
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     order = options.layout.value

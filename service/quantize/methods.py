@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -17,7 +16,7 @@ import onnx.version_converter
 
 from compiler.frontend.order import reads
 from compiler.runtime.packing import Array
-from service.quantize.errors import QuantizeError
+from service.quantize.errors import QuantizeError, require
 
 LEAST_OPSET = 13
 """The first one with a scale for each channel."""
@@ -226,17 +225,9 @@ def load_whole(path: Path) -> onnx.ModelProto:
 
 def check_installed(method: Method) -> None:
     """Raises QuantizeError, naming the extra, where a library that the method needs is missing."""
-    needed = ["onnxruntime.quantization"]
+    require("onnxruntime.quantization")
     if isinstance(method, Int4):
-        needed.append("onnx_ir")
-    for name in needed:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise QuantizeError(
-                f"quantising needs '{name.partition('.')[0]}' ({error}): "
-                "pip install 'tilewright[quantize]' has it"
-            ) from error
+        require("onnx_ir")
 
 
 def _operators(method: Method) -> Collection[str]:

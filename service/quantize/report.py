@@ -93,6 +93,7 @@ class Report:
         measured: how many the report is of.
         seen: whether these are those that calibration saw.
         outputs: of the models as a whole.
+        all_quantised: the same with every layer quantised, which the loss may forbid.
         layers: every layer that the method quantises, in order.
         times: by the device.
         limit: the loss that was allowed, for people; "" where none was stated.
@@ -106,6 +107,7 @@ class Report:
     measured: int
     seen: bool
     outputs: Outputs
+    all_quantised: Outputs
     layers: Sequence[LayerReport]
     times: Times
     limit: str = ""
@@ -123,6 +125,7 @@ class Report:
                 "seen": self.seen,
             },
             "outputs": [output.to_json() for output in self.outputs],
+            "all_quantised": [output.to_json() for output in self.all_quantised],
             "layers": [layer.to_json() for layer in self.layers],
             "times": self.times.to_json(),
             "limit": self.limit or None,

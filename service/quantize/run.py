@@ -114,7 +114,7 @@ class _Run:
                 "model has none with the weights or ranges that it takes"
             )
         work.tell(f"running {len(samples.held_out)} samples quantised")
-        outputs = reference.compare(self._sizes.compile(made))
+        outputs = whole = reference.compare(self._sizes.compile(made))
         work.tell("timing kernels")
         before = self._timed(self._model)
         after = self._timed(made)
@@ -131,7 +131,7 @@ class _Run:
             after = self._timed(made)
         work.tell(f"comparing {len(self._layers)} layers")
         times = self._times(found, before, after)
-        return made, self._report(made, outputs, times, kept, selection)
+        return made, self._report(made, (outputs, whole), times, kept, selection)
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
         """The model's plan with the times of its kernels; None where the device does not run it."""
@@ -202,7 +202,7 @@ class _Run:
     def _report(
         self,
         made: onnx.ModelProto,
-        outputs: Outputs,
+        outputs: tuple[Outputs, Outputs],
         times: Times,
         kept: set[int],
         selection: Selection | None,
@@ -217,7 +217,7 @@ class _Run:
             len(samples.calibration) if isinstance(work.method, StaticInt8) else 0,
             len(samples.held_out),
             samples.seen and isinstance(work.method, StaticInt8),
-            outputs,
+            *outputs,
             _layer_reports(self._layers, layers, part_of, kept),
             times,
             "" if work.limit is None else str(work.limit),

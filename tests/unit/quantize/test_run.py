@@ -297,10 +297,10 @@ def test_the_extra_is_named_where_it_is_missing(
             raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
         return builtins.__import__(name)
 
-    monkeypatch.setattr("service.quantize.methods.import_module", absent)
+    monkeypatch.setattr("service.quantize.errors.import_module", absent)
     with pytest.raises(QuantizeError, match=rf"needs '{missing}' .*tilewright\[quantize\]'"):
         check_installed(method)
-    with pytest.raises(QuantizeError, match="quantize"):
+    with pytest.raises(QuantizeError, match=r"tilewright\[quantize\]"):
         prepare(saved(perceptron(), tmp_path), method, tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,15 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
 def test_inputs_that_take_no_image(tmp_path: Path, dims: tuple[int | str, ...]) -> None:
     with pytest.raises(QuantizeError, match="in the order NCHW, this one is"):
         read_image(picture(tmp_path, "a.png"), dims, PLAIN)
+
+
+def test_the_extra_is_named_where_pillow_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = picture(tmp_path, "a.png")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(QuantizeError, match=r"needs 'PIL' .*tilewright\[quantize\]'"):
+        read_image(path, (1, 3, 4, 4), PLAIN)
 
 
 def test_damaged_images_and_numbers(tmp_path: Path) -> None:

@@ -96,10 +96,12 @@ def test_a_stated_loss_is_kept_and_explained(
     assert found["outputs"][0]["sqnr_db"] >= before + 1.99
     kept = [layer["name"] for layer in found["layers"] if layer["float32"]]
     assert 0 < len(kept) < len(found["layers"])
+    assert found["all_quantised"][0]["sqnr_db"] == pytest.approx(before)
     assert found["selection"]["kept"] and found["selection"]["rounds"]
     assert run(*common) == 0
     text = capsys.readouterr().out
     assert "the loss stays within" in text and f"with {len(kept)} of " in text
+    assert f"with all of them quantised: y {before:.1f} dB" in text
     assert run(model, "-o", output, "--calibration", samples, "--max-loss", "5dB") == 0
     assert "the loss stays within 5 dB with all layers quantised" in capsys.readouterr().out
 
