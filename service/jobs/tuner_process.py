@@ -152,12 +152,13 @@ class TunerProcess:
             return
         try:
             due = self._weak.due()
-        except StorageError as error:
-            log.warning("database", error=str(error))
+            if not due:
+                return
+            builder, token = self.builder, CancelToken()
+        except (CompilerError, StorageError) as error:
+            # no builders just now, or no database: a job would say so, and nobody has asked for one
+            log.warning("not measured again", error=str(error))
             return
-        if not due:
-            return
-        builder, token = self.builder, CancelToken()
 
         def work() -> None:
             try:

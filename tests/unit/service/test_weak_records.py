@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from compiler.build import CODEGEN_VERSION
 from compiler.codegen.link import linkers
@@ -26,6 +27,7 @@ from tests.unit.service.tuners import running
 from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
+from tuner.measure.dask_builder import BuilderError
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.wire import MeasureRequest
@@ -244,6 +246,22 @@ def test_a_job_that_comes_ends_what_is_measured_beside(
         digest = site.storage.models.add(model(), "m").digest
         site.storage.jobs.create(digest, "host", options={"trials": 0})
         assert ended.wait(60)
+
+
+def test_a_tuner_that_cannot_build_just_now_goes_on(
+    site: Site, task: Task, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked for anything."""
+    site.serve(task.key, task.space.default())
+
+    def away(_: TunerProcess) -> None:
+        raise BuilderError("no Dask scheduler answers")
+
+    monkeypatch.setattr(TunerProcess, "builder", property(away))
+    with capture_logs() as logs:
+        tuner._measure_again()
+    assert tuner._beside is None
+    assert [entry["error"] for entry in logs] == ["no Dask scheduler answers"]
 
 
 def _queued(storage: Storage) -> int:
