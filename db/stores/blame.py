@@ -36,6 +36,10 @@ MOST_DEATHS = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 """Before a request is tried again: doubles with each attempt."""
 
+MOST_TURNS = 3
+"""An owner that has failed a request so many times its attempts ends it for everybody. Those after
+the first turn it got because whoever else lives let the request lie."""
+
 WINDOW_SECONDS = 3600.0
 """For so long a worker's failures count."""
 
@@ -54,11 +58,11 @@ def end_without_result(
     blame: Blame | None,
     error: str,
     now: float,
-    heard_since: float,
+    alive: Sequence[FitWorker],
 ) -> RequestState:
     """End a lease, and queue its request again or end that, too.
 
-    `request` is the row of a leased request, locked. Workers that were heard of since then live.
+    `request` is the row of a leased request, locked; `alive` are the `fit_workers`.
     """
     ended = {
         "ended_at": now,
@@ -69,12 +73,15 @@ def end_without_result(
     connection.execute(sa.update(leases).where(leases.c.id == lease_id).values(ended))
     if _answer_late(connection, request, now):
         return RequestState.DONE
-    fit = [row for row in fit_workers(connection, heard_since) if request.target_key in row.targets]
+    fit = [row for row in alive if request.target_key in row.targets]
     owners = set() if request.only_worker is not None else {row.owner for row in fit}
-    spent = request.attempt >= request.max_attempts
+    most = request.max_attempts
+    spent = request.attempt >= most
     if spent and owners:
         failures = failures_by_owner(connection, [request.id])[request.id]
-        spent = all(failures[owner].count >= request.max_attempts for owner in owners)
+        spent = all(failures[owner].count >= most for owner in owners) or any(
+            each.count >= MOST_TURNS * most for each in failures.values()
+        )
     died = sa.select(leases.c.worker_id, leases.c.token_id).where(
         leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
     )
@@ -102,7 +109,9 @@ def end_without_result(
         values["error"] = error
     else:
         state = RequestState.QUEUED
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (request.attempt - 1))
+        # attempts have no end of their own, and floats have
+        doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(request.attempt - 1, 60)
+        pause = min(LONGEST_PAUSE_SECONDS, doubled)
         values = {"error": error, "not_before": now + pause}
     update = sa.update(requests).where(requests.c.serial == request.serial)
     connection.execute(update.values(state=state.value, **values))
@@ -111,14 +120,25 @@ def end_without_result(
 
 
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
-    """Take a result for a request that came late, if there is one."""
-    late = sa.and_(
-        leases.c.request_id == request.id,
-        leases.c.outcome == LeaseOutcome.LATE.value,
-        leases.c.late_result.is_not(None),
+    """Take a result for a request that came late, if there is one whose worker is trusted still."""
+    query = (
+        sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)
+        .join(workers, workers.c.id == leases.c.worker_id, isouter=True)
+        .where(
+            leases.c.request_id == request.id,
+            leases.c.outcome == LeaseOutcome.LATE.value,
+            leases.c.late_result.is_not(None),
+            sa.or_(
+                workers.c.id.is_(None),
+                sa.and_(workers.c.gone.is_(False), workers.c.quarantined_at.is_(None)),
+            ),
+        )
+        .order_by(leases.c.taken_at, leases.c.id)
+        .limit(1)
     )
-    query = sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result).where(late)
-    found = connection.execute(query.order_by(leases.c.id).limit(1)).first()
+    if request.only_worker is not None:
+        query = query.where(leases.c.worker_id == request.only_worker)
+    found = connection.execute(query).first()
     if found is None:
         return False
     update = sa.update(leases).where(leases.c.id == found.id)

@@ -18,7 +18,7 @@ from db.clock import Clock
 from db.engine import reading, writing
 from db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from db.notices import announce, is_queued, queue_topic
-from db.stores.blame import end_without_result, judge, workers
+from db.stores.blame import end_without_result, fit_workers, judge, workers
 from db.stores.claims import Claim, Found, survey, take
 from db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
 from db.stores.reports import Report, held, over, save
@@ -278,6 +278,7 @@ class LeaseStore(MeasureQueue):
                 .with_for_update(skip_locked=True)
             )
             rows = connection.execute(query).all()
+            alive = fit_workers(connection, now - self._lost_after_seconds)
             for row in rows:
                 state = end_without_result(
                     connection,
@@ -287,7 +288,7 @@ class LeaseStore(MeasureQueue):
                     Blame.WORKER,
                     f"worker '{row.worker_id}' was not heard of",
                     now,
-                    now - self._lost_after_seconds,
+                    alive,
                 )
                 found[state].append(row.id)
             lost = Counter(row.worker_id for row in rows)
@@ -360,9 +361,9 @@ class LeaseStore(MeasureQueue):
             if lease.ended_at is not None:
                 raise over(lease.id, lease.request_id, lease.outcome)
             now = self._time(connection)
-            heard_since = now - self._lost_after_seconds
+            alive = fit_workers(connection, now - self._lost_after_seconds)
             state = end_without_result(
-                connection, request, lease_id, outcome, blame, error, now, heard_since
+                connection, request, lease_id, outcome, blame, error, now, alive
             )
             if blame is Blame.WORKER:
                 judge(connection, worker_id, now, self._most_failures)

@@ -59,7 +59,8 @@ class _Batch:
 
     def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
         of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))
-        columns = (requests.c[name] for name in ("id", "serial", "state", "lease_id", "attempt"))
+        read = ("id", "serial", "state", "lease_id", "attempt", "only_worker")
+        columns = (requests.c[name] for name in read)
         query = sa.select(*columns).where(requests.c.id.in_(of)).order_by(requests.c.serial)
         rows = connection.execute(query.with_for_update())
         self._requests = {row.id: dict(row._mapping) for row in rows}
@@ -81,7 +82,8 @@ class _Batch:
         ended = lease["ended_at"] is not None
         if ended and lease["outcome"] not in _LATE:
             return over(report.lease_id, lease["request_id"], lease["outcome"])
-        free = request["state"] == RequestState.QUEUED.value
+        queued = request["state"] == RequestState.QUEUED.value
+        free = queued and request["only_worker"] in (None, report.worker_id)
         lease["result_key"] = report.result_key
         if ended and not free:
             lease["outcome"] = LeaseOutcome.LATE.value

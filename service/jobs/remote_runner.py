@@ -98,6 +98,8 @@ class RemoteRunner:
         there = self._storage.blobs.touch(request.digests)
         for digest in set(request.digests) - there:
             self._storage.blobs.put(blobs[digest])
+        if not self._open:
+            self._turned = self._clock()  # a turn begins when there is something to take
         new = self._storage.leases.submit(
             [
                 NewRequest(

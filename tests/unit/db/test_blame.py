@@ -7,8 +7,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.blame import FIRST_CANARY_SECONDS, FORGIVEN_SECONDS, LONGEST_PAUSE_SECONDS
-from db.stores.leases import Blame, Cause, LeaseStore, NewRequest, RequestState
+from db.stores.blame import (
+    FIRST_CANARY_SECONDS,
+    FORGIVEN_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    MOST_TURNS,
+)
+from db.stores.leases import (
+    Blame,
+    Cause,
+    Completion,
+    LeaseStore,
+    NewRequest,
+    RequestState,
+)
 from db.stores.workers import Health, WorkerStore
 
 K = 3
@@ -453,3 +465,96 @@ def test_who_had_its_attempts_gets_a_request_again_that_others_let_lie(
         clock.advance(30)
         workers.heartbeat("lazy")
     assert [lease.request_id for lease in claim(store, "eager")] == ["r"]
+
+
+def test_a_request_ends_though_an_owner_lives_that_never_tries_it(
+    engine: sa.Engine, clock: Any
+) -> None:
+    """Each further turn is one in which the others had the time that a silent worker has."""
+    workers = WorkerStore(engine, clock, lost_after_seconds=60)
+    store = LeaseStore(engine, clock, lost_after_seconds=60, most_failures=10**9)
+    for name in ("eager", "lazy"):
+        workers.register(name, ["t"], {}, worker_id=name, owner=name)
+    submit(store, "r", max_attempts=2)
+    states = []
+    while not states or states[-1] is RequestState.QUEUED:
+        for name in ("eager", "lazy"):
+            workers.heartbeat(name)
+        for lease in claim(store, "eager"):
+            states.append(store.fail(lease.lease_id, "eager", Cause.SERVICE, "damaged"))
+        clock.advance(30)
+    assert states == [RequestState.QUEUED] * (2 * MOST_TURNS - 1) + [RequestState.FAILED]
+
+
+def test_no_number_of_attempts_stops_the_sweep(
+    engine: sa.Engine, leases: LeaseStore, clock: Any
+) -> None:
+    submit(leases, "r", "innocent", max_attempts=10**6)
+    claim(leases)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE measure_requests SET attempt = 100000 WHERE id = 'r'"))
+    clock.advance(11)
+    assert {*leases.expire().requeued} == {"r", "innocent"}
+
+
+def test_the_sweep_reads_the_workers_once(
+    engine: sa.Engine, leases: LeaseStore, clock: Any
+) -> None:
+    """Hundreds of leases run out together where a network is away."""
+    asked: list[str] = []
+
+    def seen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "FROM workers" in statement and "WHERE workers.gone" in " ".join(statement.split()):
+            asked.append(statement)
+
+    submit(leases, *(f"r{n}" for n in range(5)))
+    assert len(claim(leases)) == 5
+    clock.advance(11)
+    sa.event.listen(engine, "before_cursor_execute", seen)
+    assert len(leases.expire().requeued) == 5
+    sa.event.remove(engine, "before_cursor_execute", seen)
+    assert len(asked) == 1
+
+
+def late(leases: LeaseStore, workers: WorkerStore, clock: Any) -> Any:
+    """'first' has measured a request too late: 'second' has it."""
+    for name in ("first", "second"):
+        workers.register(name, ["t"], {}, worker_id=name)
+    workers.leave("w")
+    submit(leases, "r")
+    (old,) = claim(leases, "first")
+    clock.advance(11)
+    leases.expire()
+    clock.advance(1)
+    (new,) = claim(leases, "second")
+    assert leases.complete(old.lease_id, "first", "key", {"by": "first"}) is Completion.LATE
+    return new
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_came_late_from_one_that_is_not_trusted_any_more_does_not_count(
+    engine: sa.Engine, leases: LeaseStore, workers: WorkerStore, clock: Any, trusted: bool
+) -> None:
+    new = late(leases, workers, clock)
+    if not trusted:
+        with engine.begin() as connection:
+            ill = "UPDATE workers SET quarantined_at = 1 WHERE id = 'first'"
+            connection.execute(sa.text(ill))
+    state = leases.fail(new.lease_id, "second", Cause.SERVICE, "damaged")
+    assert state is (RequestState.DONE if trusted else RequestState.QUEUED)
+
+
+def test_what_comes_late_is_not_taken_for_another_workers_request(
+    engine: sa.Engine, leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    """It was handed on meanwhile: the first one's word is not the one that is asked for."""
+    workers.register("other", ["t"], {}, worker_id="other")
+    submit(leases, "r", worker_id="w")
+    (lease,) = claim(leases)
+    clock.advance(11)
+    leases.expire()
+    leases.hand_on(["r"], "other")
+    assert leases.complete(lease.lease_id, "w", "key", {}) is Completion.LATE
+    clock.advance(1)
+    (lease,) = claim(leases, "other")
+    assert leases.fail(lease.lease_id, "other", Cause.SERVICE, "") is RequestState.QUEUED

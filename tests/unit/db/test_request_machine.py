@@ -6,6 +6,7 @@ its own and never begins here.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,11 +66,17 @@ class Known:
     def failed_by(self) -> set[str]:
         return {lease.worker for lease in self.leases if lease.blamed}
 
-    def give_up(self, lease: KnownLease, outcome: LeaseOutcome, now: float) -> None:
+    def give_up(
+        self, lease: KnownLease, outcome: LeaseOutcome, now: float, there: Set[str]
+    ) -> None:
         lease.outcome, lease.blamed = outcome, True
-        late = [each for each in self.leases if each.outcome is LeaseOutcome.LATE]
+        late = [
+            each
+            for each in self.leases
+            if each.outcome is LeaseOutcome.LATE and each.worker in there
+        ]
         if late:
-            taken = min(late, key=lambda each: each.id)
+            taken = late[0]
             taken.outcome, self.state = LeaseOutcome.COMPLETED, RequestState.DONE
             self.result = taken.id + (taken.key or "")
             return
@@ -183,7 +190,7 @@ class Requests(RuleBasedStateMachine):
             return
         assert lease.outcome is None
         outcomes = {"killed": LeaseOutcome.LOST, "refuse": LeaseOutcome.REFUSED}
-        known.give_up(lease, outcomes.get(how, LeaseOutcome.FAILED), self.clock())
+        known.give_up(lease, outcomes.get(how, LeaseOutcome.FAILED), self.clock(), self.there)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), what=st.sampled_from(["release", "renew"]))
@@ -225,7 +232,7 @@ class Requests(RuleBasedStateMachine):
             if lease.outcome is None and lease.deadline <= now
         ]
         for known, lease in late:
-            known.give_up(lease, LeaseOutcome.LOST, now)
+            known.give_up(lease, LeaseOutcome.LOST, now, self.there)
         expiry = self.store.expire()
         queued = {known.name for known, _ in late if known.state is RequestState.QUEUED}
         done = {known.name for known, _ in late if known.state is RequestState.DONE}

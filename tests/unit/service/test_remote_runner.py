@@ -264,6 +264,18 @@ def test_what_a_named_worker_does_not_take_goes_to_the_next(
     assert takes(storage, slow) == ["d"], "turns go round"
 
 
+def test_a_turn_begins_when_there_is_something_to_take(
+    storage: Storage, job: str, clock: Clock
+) -> None:
+    """What is measured is built before that."""
+    first, second = registered(storage, "first", "second")
+    remote = RemoteRunner(storage, job, TARGET, CancelToken(), [first, second], clock=clock)
+    clock.now = 2 * TURN_SECONDS
+    remote.submit(*make("a"))
+    remote.poll(0.0)
+    assert takes(storage, second) == [] and takes(storage, first) == ["a"]
+
+
 def test_one_that_has_no_other_beside_it_keeps_its_requests(
     storage: Storage, job: str, clock: Clock
 ) -> None:
