@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.codegen.statistics import InnerLoop
+from compiler.dtypes import DType
 from service.cli.inspect_view import quantity, size
 from service.cli.view import make_table, microseconds
 from service.jobs.explain import KernelReport, ModelReport
@@ -117,9 +118,10 @@ def _assembly(loop: InnerLoop) -> Iterator[str]:
 def _headline(report: ModelReport) -> str:
     runs = sum(kernel.count for kernel in report.kernels)
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
     text = (
         f"{report.name}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
-        f"{threads}, {report.numerics} numerics"
+        f"{threads}, {report.numerics} numerics{precision}"
     )
     if report.seconds is None or report.speeds is None:
         return f"{text}. The device does not run its code: nothing is timed."

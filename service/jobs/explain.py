@@ -88,6 +88,7 @@ class ModelReport:
     target: str
     threads: int
     numerics: str
+    precision: str
     kernels: tuple[KernelReport, ...]
     speeds: Speeds | None
     decision: Mapping[str, Any] | None = None
@@ -184,6 +185,7 @@ def explain(
         target.name,
         threads,
         planned.numerics,
+        planned.precision,
         tuple(kernels),
         speeds,
         planned.decision,

@@ -82,8 +82,8 @@ CHEAP = replace(
 )
 UNTIMED = replace(CHEAP, seconds=None, bound=None)
 SPEEDS = Speeds(1.234e11, (Level("L1", 1 << 15, 4.5e11), Level("memory", 0, 1.25e10)))
-REPORT = ModelReport("net", "x86-64-v3", 2, "fast", (CHEAP, DEAR), SPEEDS, None, "a CPU")
-ABROAD = replace(REPORT, threads=1, kernels=(UNTIMED,), speeds=None)
+REPORT = ModelReport("net", "x86-64-v3", 2, "fast", "float32", (CHEAP, DEAR), SPEEDS, None, "a CPU")
+ABROAD = replace(REPORT, threads=1, precision="bfloat16", kernels=(UNTIMED,), speeds=None)
 
 TRIED = {"new_seconds": 3e-4, "old_seconds": 2e-4, "kernels": 4, "ratio": None, "outcome": ""}
 DECISION = {
