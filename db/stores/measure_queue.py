@@ -145,6 +145,20 @@ class MeasureQueue:
             rows = connection.execute(query.order_by(requests.c.serial).limit(limit))
             return [_status(row) for row in rows.all()]
 
+    def unfinished(self, jobs: str) -> Sequence[str]:
+        """The requests that are not final, by their ids, of all jobs whose names begin so.
+
+        Indexes hold what waits and what is in hand, however many requests are kept.
+        """
+        mine = requests.c.job_id.startswith(jobs, autoescape=True)
+        in_hand = sa.select(leases.c.request_id).where(leases.c.ended_at.is_(None))
+        query = sa.union_all(
+            sa.select(requests.c.id).where(is_queued(), mine),
+            sa.select(requests.c.id).where(requests.c.id.in_(in_hand), mine),
+        )
+        with reading(self._engine) as connection:
+            return connection.execute(query).scalars().all()
+
     def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
         """What was submitted, of those that are known."""
         found: dict[str, JsonObject] = {}

@@ -18,6 +18,7 @@ from compiler.errors import CompilerError
 from db.errors import DatabaseError, StorageError
 from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
+from db.stores.sweeps import TERM_SECONDS
 from service.jobs.builders import open_builder
 from service.jobs.cost_models import train_due
 from service.jobs.job_run import JobRun
@@ -33,6 +34,9 @@ log = structlog.get_logger("tilewright.tuner")
 
 RETRY_SECONDS = 2.0
 """Pause after the database did not answer."""
+
+KEEP_SECONDS = TERM_SECONDS / 3
+"""A turn is kept at least so often."""
 
 
 class TunerProcess:
@@ -83,7 +87,7 @@ class TunerProcess:
                 else:
                     if not self._runs:
                         self._measure_again()
-                    self._wake.wait(self._settings.tuner_poll_seconds)
+                    self._wake.wait(min(self._settings.tuner_poll_seconds, KEEP_SECONDS))
         finally:
             self._leave_it.cancel("shutdown")
             for thread in [*self._runs.values(), *filter(None, [self._beside])]:
@@ -148,9 +152,11 @@ class TunerProcess:
 
     def _measure_again(self) -> None:
         """Let records be measured again that rest on one owner's word, until a job comes."""
-        if self._beside is not None and self._beside.is_alive():
-            return
         try:
+            if self._beside is not None and self._beside.is_alive():
+                if not self._weak.keep_turn():
+                    self._leave_it.cancel("it is another tuner's turn")
+                return
             due = self._weak.due()
             if not due:
                 return

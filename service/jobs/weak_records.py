@@ -33,6 +33,9 @@ log = structlog.get_logger("tilewright.tuner")
 TURN = "weak records"
 """The name of the turn: one tuner does it for all."""
 
+AGAIN = "again-"
+"""What requests are for begins so: no job's name does."""
+
 LOOK_SECONDS = 30.0
 """Between two looks at what there is to do."""
 
@@ -74,8 +77,12 @@ class WeakRecords:
         if now - self._looked_at < LOOK_SECONDS:
             return ()
         self._looked_at = now
-        if self._storage.sweeps.take(TURN, self._name) is None:
+        if not self.keep_turn():
             return ()
+        # this tuner has nothing under way: what is there was asked for by one that has gone
+        left = self._storage.leases.unfinished(AGAIN)
+        if left:
+            self._storage.leases.cancel(request_ids=left)
         self._tried = {name: at for name, at in self._tried.items() if now - at < AGAIN_SECONDS}
         idle = self._idle_workers()
         found: list[StoredRecord] = []
@@ -87,6 +94,14 @@ class WeakRecords:
         found = found[:AT_A_TIME]
         self._tried |= {one.id: now for one in found}
         return found
+
+    def keep_turn(self) -> bool:
+        """Whether it is this tuner's turn, which it then has for a few seconds more.
+
+        Asked all the while that `measure` takes: who has lost its turn leaves off. Raises
+        StorageError.
+        """
+        return self._storage.sweeps.take(TURN, self._name) is not None
 
     def measure(
         self,
@@ -109,7 +124,7 @@ class WeakRecords:
             task_of(Workload.parse(texts[key.workload_key]), target, key.threads, key.numerics)
             for key in (one.record.key for one in due)
         ]
-        name = f"again-{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
+        name = f"{AGAIN}{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
         device = LeasedDevice(
             storage,
             name,

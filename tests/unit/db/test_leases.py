@@ -20,6 +20,7 @@ from db.stores.leases import (
     RequestState,
 )
 from db.stores.workers import Health, WorkerStore
+from tests.unit.db.explained import plan_of
 
 
 @pytest.fixture
@@ -122,6 +123,21 @@ def test_outcomes_are_found_until_they_are_stored(
             " AND state NOT IN ('queued', 'leased') AND NOT acknowledged"
         )
         assert "ix_measure_requests_unstored" in str(plan.all())
+
+
+def test_what_is_unfinished_is_found_by_how_its_job_is_named(
+    engine: sa.Engine, leases: LeaseStore
+) -> None:
+    for number, job in enumerate(["again-1", "again_2", "again-2", "again", None, "x again-"]):
+        leases.submit([request(f"r{number}", job_id=job, priority=-number)])
+    leases.submit([request("done", job_id="again-1", priority=1)])
+    done(leases, take(leases))
+    assert take(leases).request_id == "r0"
+    assert sorted(leases.unfinished("again-")) == ["r0", "r2"]
+    plan = plan_of(engine, lambda: leases.unfinished("again-"), "measure_requests")
+    assert "ix_measure_requests_queued" in plan and "ix_leases_live" in plan
+    leases.cancel(request_ids=["r0", "r2"])
+    assert leases.unfinished("again-") == []
 
 
 def test_submitting_again_finds_the_old_request(leases: LeaseStore) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from db.errors import NotFoundError, StaleLeaseError
 from db.stores.jobs import JobStore
 from db.stores.tasks import JobTask, TaskStatus, TaskStore, WorkloadStore
+from tests.unit.db.explained import plan_of
 
 
 def test_tasks_keep_their_order_and_change(
@@ -97,22 +98,6 @@ def test_targets(engine: sa.Engine) -> None:
 
 
 def test_tasks_of_a_workload_are_found_by_an_index(engine: sa.Engine, clock: Any) -> None:
-    """However many tasks there are: the statement is the store's own."""
-    asked: list[tuple[str, Any]] = []
-
-    def note(_c: Any, _cu: Any, statement: str, values: Any, *_: Any) -> None:
-        if "FROM tasks" in statement:
-            asked.append((statement, values))
-
-    sa.event.listen(engine, "before_cursor_execute", note)
-    try:
-        TaskStore(engine, clock).search(workload_key="w")
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", note)
-    ((statement, values),) = asked
-    with engine.connect() as connection:
-        explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
-        if engine.dialect.name == "postgresql":
-            connection.exec_driver_sql("SET enable_seqscan = off")
-        plan = connection.exec_driver_sql(f"{explain} {statement}", values)
-        assert "ix_tasks_workload_key_job_id" in str(plan.all())
+    """However many tasks there are."""
+    plan = plan_of(engine, lambda: TaskStore(engine, clock).search(workload_key="w"), "tasks")
+    assert "ix_tasks_workload_key_job_id" in plan

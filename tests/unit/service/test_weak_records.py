@@ -5,22 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from structlog.testing import capture_logs
 
 from compiler.build import CODEGEN_VERSION
 from compiler.codegen.link import linkers
+from db.models import SweepRow
 from db.standing import Backing, Standing
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
-from db.stores.sweeps import TERM_SECONDS
+from db.stores.sweeps import TERM_SECONDS, SweepStore
 from service.jobs import weak_records
 from service.jobs.planning import ModelRequest, plan_model, tasks_of
 from service.jobs.tuner_process import TunerProcess
-from service.jobs.weak_records import AGAIN_SECONDS, AT_A_TIME, LOOK_SECONDS, TURN, WeakRecords
+from service.jobs.weak_records import (
+    AGAIN,
+    AGAIN_SECONDS,
+    AT_A_TIME,
+    LOOK_SECONDS,
+    TURN,
+    WeakRecords,
+)
+from service.settings import Settings
 from tests.measured import honest
 from tests.unit.service.test_confirmation import TARGET, model
 from tests.unit.service.tuners import running
@@ -68,6 +78,12 @@ class Site:
         (proposed,) = self.storage.ledger.provisional("job")
         assert self.storage.ledger.confirm(proposed.id, said)
         return proposed.id
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Workers that say nothing of themselves are not lost, however slow a test is."""
+    return settings.model_copy(update={"worker_lost_seconds": 1e6})
 
 
 @pytest.fixture
@@ -150,8 +166,58 @@ def test_records_of_one_target_are_measured_together(site: Site, task: Task) -> 
 def test_one_tuner_does_it_for_all(site: Site, task: Task) -> None:
     site.serve(task.key, task.space.default())
     assert site.storage.sweeps.take(TURN, "another tuner") is not None
-    assert site.look() == []
+    assert site.look() == [] and not site.weak.keep_turn()
     assert TERM_SECONDS < LOOK_SECONDS, "a tuner that died is missed for no longer"
+
+
+def test_it_has_the_turn_while_it_measures(
+    site: Site, task: Task, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes; who has lost it leaves off."""
+    site.serve(task.key, task.space.default())
+    sweeps = SweepStore(site.storage.engine, site.clock)
+    storage = replace(site.storage, sweeps=sweeps)
+    tuner = TunerProcess(settings.model_copy(update={"tuner_poll_seconds": 1e6}), storage, "test")
+    ended, begun = threading.Event(), threading.Event()
+
+    def measure(_: Any, due: Any, builder: Any, references: Any, token: CancelToken) -> None:
+        begun.set()
+        assert token.wait(600)
+        ended.set()
+
+    monkeypatch.setattr(TunerProcess, "builder", None)
+    monkeypatch.setattr(WeakRecords, "measure", measure)
+    with running(tuner):
+        assert begun.wait(60)
+        for _ in range(2):
+            site.clock.now += TERM_SECONDS * 0.75
+            until(lambda: sweeps.age(TURN) == 0)
+            assert sweeps.take(TURN, "another tuner") is None
+        assert not ended.is_set()
+        with site.storage.engine.begin() as connection:
+            connection.execute(sa.update(SweepRow).values(holder="another tuner"))
+        assert ended.wait(60)
+
+
+def test_what_a_tuner_left_that_was_killed_is_withdrawn(site: Site, task: Task) -> None:
+    """Whatever waits, nobody would look any more at what idle workers could do."""
+    storage = site.storage
+    record = site.serve(task.key, task.space.default())
+    gone = storage.workers.register("gone", [TARGET.key], {}, owner="b").id
+    storage.workers.leave(gone)
+    taken = NewRequest("taken", TARGET.key, {}, job_id="again-1", worker_id=site.other)
+    waits = NewRequest("waits", TARGET.key, {}, job_id="again-2", worker_id=gone)
+    jobs = NewRequest("a job's", "another target", {}, job_id="job", worker_id=gone)
+    storage.leases.submit([taken, waits, jobs])
+    (lease,) = storage.leases.claim(site.other, [TARGET.key], limit=9, lease_seconds=60)
+    assert lease.request_id == "taken"
+    assert storage.sweeps.take(TURN, "another tuner") is not None
+    assert site.look() == [] and not _states(storage, "taken", "waits") & {RequestState.CANCELLED}
+    with storage.engine.begin() as connection:
+        connection.execute(sa.delete(SweepRow))
+    assert site.look() == [record]
+    assert _states(storage, "taken", "waits") == {RequestState.CANCELLED}
+    assert _states(storage, "a job's") == {RequestState.QUEUED}
 
 
 @contextmanager
@@ -201,7 +267,7 @@ def test_a_tuner_without_jobs_measures_weak_records_again(
         return (found.state, found.backing) != (Standing.CONFIRMED, Backing.ONE_WORKER)
 
     with answering(site, lambda request: 1e-3), running(tuner):
-        until(settled)
+        until(settled, 600.0)  # a builder starts first, on a machine that may be busy
     found = site.storage.ledger.get(record)
     if true:
         assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
@@ -221,6 +287,7 @@ def test_jobs_come_first(site: Site, task: Task, builder: ProcessBuilder) -> Non
     thread.start()
     storage = site.storage
     until(lambda: _queued(storage) == 1)
+    assert len(storage.leases.unfinished(AGAIN)) == 1, "another tuner would find it"
     storage.leases.submit([NewRequest("a job's", TARGET.key, {})])
     (lease,) = storage.leases.claim(site.other, [TARGET.key], limit=1, lease_seconds=60)
     assert lease.request_id == "a job's"
@@ -262,6 +329,10 @@ def test_a_tuner_that_cannot_build_just_now_goes_on(
         tuner._measure_again()
     assert tuner._beside is None
     assert [entry["error"] for entry in logs] == ["no Dask scheduler answers"]
+
+
+def _states(storage: Storage, *names: str) -> set[RequestState]:
+    return {status.state for status in storage.leases.status(names).values()}
 
 
 def _queued(storage: Storage) -> int:

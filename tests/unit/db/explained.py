@@ -1,0 +1,33 @@
+"""How the database goes about what a store asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+
+def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
+    """The plans of all statements of `ask` that read a table, as text. They are the store's own.
+
+    PostgreSQL scans a small table rather than look into an index, so it is told not to.
+    """
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cu: Any, statement: str, values: Any, *_: Any) -> None:
+        if f"FROM {table}" in statement:
+            asked.append((statement, values))
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        ask()
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+    assert asked, f"nothing was asked of {table}"
+    explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET enable_seqscan = off")
+        plans = [connection.exec_driver_sql(f"{explain} {one}", values) for one, values in asked]
+        return "\n".join(str(row) for plan in plans for row in plan)
