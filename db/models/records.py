@@ -10,6 +10,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.models.base import Base, Json
 from db.types import SerialId
 
+_WEAK = "state = 'confirmed' AND backing IN ('once', 'one-worker', 'one-owner')"
+
 
 class TrialRow(Base):
     __tablename__ = "trials"
@@ -78,6 +80,18 @@ class RecordRow(Base):
         sa.Index(None, "target_key"),
         sa.Index(None, "job_id"),
         sa.Index(None, "worker"),
+        # what an idle tuner looks for: what is served on one owner's word, and whose that is
+        sa.Index(
+            "ix_records_weak",
+            "target_key",
+            "codegen_version",
+            "serial",
+            "owner",
+            "worker",
+            "backing",
+            sqlite_where=sa.text(_WEAK),
+            postgresql_where=sa.text(_WEAK),
+        ),
     )
 
     # `serial` is the order in which they became records; `id` names the evidence

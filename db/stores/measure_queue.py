@@ -6,7 +6,7 @@ queued when a lease ended without a result. `attempt` counts the leases that wer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -33,11 +33,9 @@ _open_job = [state.value for state in JobState if not state.final]
 _open = [RequestState.QUEUED.value, RequestState.LEASED.value]
 _is_open = requests.c.state.in_(_open)
 
-# as the index has it: for bound values, no planner knows that it applies
-_UNSTORED: sa.ColumnElement[bool] = sa.and_(
-    sa.literal_column("state NOT IN ('queued', 'leased')", sa.Boolean()),
-    sa.literal_column("NOT acknowledged", sa.Boolean()),
-)
+# as the index has it: for bound values, and for `... = 1`, which a column of truth becomes on
+# SQLite, no planner knows that it applies
+_UNSTORED = sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged")
 
 
 class MeasureQueue:
@@ -234,11 +232,19 @@ class MeasureQueue:
                 connection.execute(sa.delete(leases).where(leases.c.request_id.in_(some)))
         return len(names)
 
-    def depth(self, target_keys: Sequence[str] | None = None) -> Mapping[RequestState, int]:
+    def waiting_targets(self, target_keys: Collection[str]) -> Set[str]:
+        """Those of these targets for which a request is queued, whoever may take it."""
+        found: set[str] = set()
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(target_keys)):
+                query = sa.select(requests.c.target_key).distinct()
+                query = query.where(is_queued(), requests.c.target_key.in_(some))
+                found.update(connection.execute(query).scalars())
+        return found
+
+    def depth(self) -> Mapping[RequestState, int]:
         """How many requests are in which state, every state named: for metrics."""
         query = sa.select(requests.c.state, sa.func.count()).group_by(requests.c.state)
-        if target_keys is not None:
-            query = query.where(requests.c.target_key.in_(list(target_keys)))
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in RequestState}

@@ -31,6 +31,7 @@ from db.stores.records import (
     served_rows,
 )
 from db.stores.statements import chunks, insert_new, table_of
+from db.stores.weak_backing import weak_records
 from db.stores.witnesses import lost_second, witness
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
@@ -198,16 +199,20 @@ class RecordLedger:
                 found[stored.record.key] = stored
         return found
 
-    def weak(self, codegen_version: str, limit: int = 200) -> Sequence[StoredRecord]:
-        """Records of a code generation that are served on one owner's word, the newest first."""
-        query = sa.select(_records).where(
-            _confirmed,
-            _records.c.backing.in_([each.value for each in Backing if each.weak]),
-            _records.c.codegen_version == codegen_version,
-        )
+    def weak(
+        self,
+        target_key: str,
+        codegen_version: str,
+        others: Collection[Witness],
+        *,
+        but: Collection[str] = (),
+        limit: int,
+    ) -> Sequence[StoredRecord]:
+        """Records of a target and a code generation that are served on one owner's word, and would
+        rest on more if one of the others agreed; the newest first, without those that are named."""
+        query = weak_records(target_key, codegen_version, others, but).limit(limit)
         with reading(self._engine) as connection:
-            rows = connection.execute(query.order_by(_records.c.serial.desc()).limit(limit))
-            return [_stored(row) for row in rows]
+            return [_stored(row) for row in connection.execute(query)]
 
     def carry_over(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str

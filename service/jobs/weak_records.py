@@ -17,9 +17,8 @@ from compiler.target import Target
 from compiler.workload import Workload
 from db.standing import Witness
 from db.storage import Storage
-from db.stores.leases import RequestState
 from db.stores.record_ledger import StoredRecord
-from db.stores.workers import Health, Presence
+from db.stores.workers import Health
 from service.jobs.confirmation import SecondMeasurements
 from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
@@ -44,6 +43,9 @@ AT_A_TIME = 4
 
 AGAIN_SECONDS = 3600.0
 """A record that was measured, and still rests on one owner's word, is left alone for so long."""
+
+MOST_TRIED = 1000
+"""Records that are left alone at one time: the first of more are due again."""
 
 AWAY_SECONDS = 10.0
 """Nobody waits for longer for a worker that has gone."""
@@ -83,15 +85,15 @@ class WeakRecords:
         left = self._storage.leases.unfinished(AGAIN)
         if left:
             self._storage.leases.cancel(request_ids=left)
-        self._tried = {name: at for name, at in self._tried.items() if now - at < AGAIN_SECONDS}
-        idle = self._idle_workers()
-        found: list[StoredRecord] = []
-        for one in self._storage.ledger.weak(CODEGEN_VERSION) if idle else ():
-            target = one.record.key.target_key
-            same = not found or found[0].record.key.target_key == target
-            if same and one.id not in self._tried and _better(one, idle.get(target, ())):
-                found.append(one)
-        found = found[:AT_A_TIME]
+        tried = [(name, at) for name, at in self._tried.items() if now - at < AGAIN_SECONDS]
+        self._tried = dict(tried[-MOST_TRIED:])
+        weak = [
+            self._storage.ledger.weak(
+                target, CODEGEN_VERSION, workers, but=self._tried, limit=AT_A_TIME
+            )
+            for target, workers in self._idle_workers().items()
+        ]
+        found = max(filter(None, weak), key=lambda some: some[0].stored_at, default=())
         self._tried |= {one.id: now for one in found}
         return found
 
@@ -145,22 +147,13 @@ class WeakRecords:
         self._looked_at = float("-inf")  # there may be more
         log.info("measured again", target=target.name, **found.to_json())
 
-    def _idle_workers(self) -> Mapping[str, Sequence[Presence]]:
+    def _idle_workers(self) -> Mapping[str, Sequence[Witness]]:
         """Workers with nothing in hand, by the targets that nothing is queued for."""
         busy = self._storage.leases.in_hand()
-        found: dict[str, list[Presence]] = {}
+        found: dict[str, list[Witness]] = {}
         for worker in self._storage.workers.presences().values():
             if worker.health is Health.HEALTHY and not busy.get(worker.id):
                 for target in worker.target_keys:
-                    found.setdefault(target, []).append(worker)
-        return {
-            target: workers
-            for target, workers in found.items()
-            if not self._storage.leases.depth([target])[RequestState.QUEUED]
-        }
-
-
-def _better(one: StoredRecord, workers: Sequence[Presence]) -> bool:
-    """Whether a record would rest on more if one of these workers agreed."""
-    witnesses = (Witness(worker.id, worker.owner or "") for worker in workers)
-    return any(one.witness.second(each).rank > one.backing.rank for each in witnesses)
+                    found.setdefault(target, []).append(Witness(worker.id, worker.owner or ""))
+        waiting = self._storage.leases.waiting_targets(found)
+        return {target: workers for target, workers in found.items() if target not in waiting}

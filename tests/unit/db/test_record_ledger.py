@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
 from dataclasses import replace
@@ -11,13 +13,15 @@ import pytest
 import sqlalchemy as sa
 
 from compiler.schedule.schedule import Schedule
-from db.engine import reading
+from db.engine import reading, writing
 from db.errors import NotFoundError
+from db.models import RecordRow
 from db.standing import Backing, Standing, Witness
 from db.stores import record_ledger
 from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
 from db.stores.records import SqlRecordStore, record_id, serve
 from db.stores.workers import WorkerStore
+from tests.unit.db.explained import plan_of
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -316,3 +320,47 @@ def wait_for_a_lock(engine: sa.Engine) -> None:
                 return
         assert time.monotonic() < ends
         time.sleep(0.02)
+
+
+WITNESSES = [Witness(f"{owner}{number}", owner) for owner in "abcd" for number in range(3)]
+
+
+def test_weak_records_are_those_that_somebody_could_back_better(
+    engine: sa.Engine, records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    """As `Witness.second` says of everyone who is asked, however many are."""
+    chance = random.Random(4)
+    kinds = list(itertools.product([*WITNESSES, Witness("a0", "")], Backing, Standing))
+    for number, (first, backing, state) in enumerate(kinds):
+        made = record(1e-3, replace(KEY, workload_key=f"{number:064x}"))
+        records.add_record(made)
+        values = {"worker": first.worker, "owner": first.owner, "backing": backing, "state": state}
+        with writing(engine) as connection:
+            update = sa.update(RecordRow).where(RecordRow.id == id_of(made))
+            connection.execute(update.values(**values))
+    served = [one for one in ledger.list(limit=1000) if one.state is Standing.CONFIRMED]
+    assert len(served) == len(kinds) / len(Standing)
+    for count in (*range(7), len(WITNESSES)):
+        others = chance.sample(WITNESSES, count)
+        better = [
+            one.id
+            for one in served
+            if one.backing.weak
+            and any(one.witness.second(each).rank > one.backing.rank for each in others)
+        ]
+        found = ledger.weak(KEY.target_key, "cg1", others, limit=1000)
+        assert [one.id for one in found] == better
+        found = ledger.weak(KEY.target_key, "cg1", others, but=better[1::2], limit=3)
+        assert [one.id for one in found] == better[::2][:3]
+    assert not ledger.weak(KEY.target_key, "cg2", WITNESSES, limit=1)
+    assert not ledger.weak("another", "cg1", WITNESSES, limit=1)
+
+
+def test_weak_records_are_found_in_their_order_by_an_index(
+    engine: sa.Engine, ledger: RecordLedger
+) -> None:
+    """However many records there are."""
+    ask = lambda: ledger.weak(KEY.target_key, "cg1", WITNESSES, but=["x"], limit=4)  # noqa: E731
+    plan = plan_of(engine, ask, "records")
+    assert "ix_records_weak" in plan
+    assert "TEMP B-TREE" not in plan and "Sort" not in plan and "SCAN records" not in plan

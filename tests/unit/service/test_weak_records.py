@@ -18,6 +18,7 @@ from db.models import SweepRow
 from db.standing import Backing, Standing
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
+from db.stores.record_ledger import RecordLedger
 from db.stores.sweeps import TERM_SECONDS, SweepStore
 from service.jobs import weak_records
 from service.jobs.planning import ModelRequest, plan_model, tasks_of
@@ -161,6 +162,43 @@ def test_records_of_one_target_are_measured_together(site: Site, task: Task) -> 
     one = site.serve(RecordKey("1" * 64, TARGET.key), schedule)
     two = site.serve(RecordKey("2" * 64, elsewhere), schedule)
     assert (site.look(), site.look()) == ([two], [one])
+
+
+def test_what_nobody_can_back_better_hides_nothing(
+    site: Site, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of it there is, of other targets or of the owner of the idle workers."""
+    asked: list[int] = []
+    weak = RecordLedger.weak
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        found = weak(*arguments, **more)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(RecordLedger, "weak", counted)
+    schedule = task.space.default()
+    site.storage.workers.drain(site.first)
+    due = site.serve(task.key, schedule)
+    for number in range(3 * AT_A_TIME):
+        site.serve(RecordKey(f"{number:064x}", TARGET.key), schedule, by=site.other)
+        site.serve(RecordKey(f"{number:064x}", "e" * 64), schedule)
+    assert site.look() == [due] and asked == [1], "no more is read"
+    site.storage.workers.register("2", [TARGET.key], {}, owner="b")
+    assert len(site.look()) == AT_A_TIME, "two workers of one owner say more than one"
+
+
+def test_not_everything_that_was_tried_is_remembered(
+    site: Site, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement takes so many names."""
+    monkeypatch.setattr(weak_records, "MOST_TRIED", AT_A_TIME)
+    schedule = task.space.default()
+    keys = [RecordKey(f"{number:064x}", TARGET.key) for number in range(2 * AT_A_TIME + 1)]
+    due = [site.serve(key, schedule) for key in keys][::-1]
+    assert site.look() == due[:AT_A_TIME]
+    assert site.look() == due[AT_A_TIME : 2 * AT_A_TIME]
+    assert site.look() == due[:AT_A_TIME], "the first of them again"
 
 
 def test_one_tuner_does_it_for_all(site: Site, task: Task) -> None:
@@ -336,4 +374,4 @@ def _states(storage: Storage, *names: str) -> set[RequestState]:
 
 
 def _queued(storage: Storage) -> int:
-    return storage.leases.depth([TARGET.key])[RequestState.QUEUED]
+    return storage.leases.depth()[RequestState.QUEUED]

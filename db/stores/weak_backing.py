@@ -1,0 +1,72 @@
+"""Which records are served on one owner's word, and could be backed better."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby, islice
+
+import sqlalchemy as sa
+
+from db.models import RecordRow
+from db.standing import Backing, Standing, Witness
+from db.stores.statements import table_of
+
+_records = table_of(RecordRow)
+
+
+def weak_records(
+    target_key: str, codegen_version: str, others: Collection[Witness], but: Collection[str]
+) -> sa.Select[tuple[object, ...]]:
+    """Records of a target, the newest first, that rest on more if one of the others agrees.
+
+    Without those that are named in `but`. The index of weak records has them in this order.
+    """
+    return (
+        sa.select(_records)
+        .where(
+            _WEAK,
+            _records.c.target_key == target_key,
+            _records.c.codegen_version == codegen_version,
+            sa.or_(sa.false(), *map(_better, _telling(others))),
+            _records.c.id.not_in(sorted(but)),
+        )
+        .order_by(_records.c.serial.desc())
+    )
+
+
+def _text(backings: Iterable[Backing]) -> str:
+    return ", ".join(f"'{one.value}'" for one in backings)
+
+
+def _below(backing: Backing) -> sa.ColumnElement[bool]:
+    return _records.c.backing.in_([one.value for one in Backing if one.rank < backing.rank])
+
+
+# as the index has it: for bound values, no planner knows that it applies
+_WEAK = sa.and_(
+    sa.text(f"state = '{Standing.CONFIRMED.value}'"),
+    sa.text(f"backing IN ({_text(b for b in Backing if b.weak)})"),
+)
+
+
+def _better(other: Witness) -> sa.ColumnElement[bool]:
+    """`Witness.second(other)` is worth more than what backs a weak record."""
+    another = _records.c.worker != other.worker
+    return sa.or_(
+        sa.and_(another, _records.c.owner != other.owner),
+        sa.and_(another, _below(Backing.ONE_OWNER)),
+        _below(Backing.ONE_WORKER),
+    )
+
+
+def _telling(others: Collection[Witness]) -> Sequence[Witness]:
+    """Some of the others that back whatever all of them could: two workers each of three owners.
+
+    Whoever made a record is one worker of one owner.
+    """
+
+    def owner(one: Witness) -> str:
+        return one.owner
+
+    owners = groupby(sorted(set(others), key=lambda one: (one.owner, one.worker)), owner)
+    return [one for _, theirs in islice(owners, 3) for one in islice(theirs, 2)]
