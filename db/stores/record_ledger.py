@@ -20,6 +20,7 @@ from db.engine import reading, together, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
 from db.standing import Backing, Standing, Witness
+from db.stores.adoption import Foreign, adopt
 from db.stores.pages import Page, PageOrder, Position
 from db.stores.records import (
     KEY,
@@ -168,27 +169,13 @@ class RecordLedger:
         with together(self._engine), changing(self._engine):
             yield
 
-    def adopt(
-        self, record: TuningRecord, confirmation: Measurement | None = None
-    ) -> Standing | None:
-        """Keep a record that another service made, and serve it unless a faster one is known.
+    def adopt(self, new: Sequence[Foreign]) -> Sequence[Standing | None]:
+        """Keep records that other services made; each is served unless a faster one is known.
 
-        What became of it; None if it was here before, and stays as it is.
+        What became of each in its turn; None if it was here before, and stays as it is.
         """
-        values = record_values(record, self._clock())
-        values["confirmation"] = None if confirmation is None else confirmation.to_json()
-        values["backing"] = Backing.IMPORTED.value
         with changing(self._engine) as connection:
-            known = sa.select(_records.c.id).where(_records.c.id == values["id"])
-            if connection.execute(known).first() is not None:
-                return None
-            rows = list(served_rows(connection, [record.key]))
-            if rows and rows[-1].run_seconds <= record.run_seconds:
-                values["state"] = Standing.SUPERSEDED.value
-                connection.execute(sa.insert(_records).values(values))
-            else:
-                serve(connection, values)
-        return Standing(values["state"])
+            return adopt(connection, new, self._clock())
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
         """The records that are served for these keys, with what is known of them."""

@@ -146,7 +146,7 @@ def _matches(table: sa.Table, key: RecordKey) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == value for name, value in key.to_json().items()]
 
 
-def _key(row: sa.Row[Any]) -> RecordKey:
+def key_of(row: sa.Row[Any]) -> RecordKey:
     return RecordKey(row.workload_key, row.target_key, row.threads, row.numerics)
 
 
@@ -174,7 +174,7 @@ def trial_of(row: sa.Row[Any]) -> Trial:
     """The trial in a row."""
     return Trial(
         id=row.id,
-        key=_key(row),
+        key=key_of(row),
         schedule=Schedule.from_json(row.schedule),
         measurement=Measurement.from_json(dict(row._mapping)),
         phase=Phase(row.phase),
@@ -281,7 +281,7 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 def record_of(row: sa.Row[Any]) -> TuningRecord:
     """The record in a row."""
     return TuningRecord(
-        key=_key(row),
+        key=key_of(row),
         schedule=Schedule.from_json(row.schedule),
         measurement=Measurement.from_json(row.measurement),
         trial_id=row.trial_id,

@@ -21,7 +21,7 @@ from tuner.measure.measurement import Phase, Trial, TuningRecord
 
 PAGE = 500
 
-PORTION = 500
+PORTION = 200
 """Lines that are taken in in one transaction: on SQLite nobody else writes meanwhile."""
 
 
@@ -155,7 +155,8 @@ def _take_in(
         for key, target in sorted(targets.items()):
             storage.workloads.put_target(key, target.name, target.to_json())
         storage.records.add_trials([_trial(record) for record, _ in both])
-        states = Counter(storage.ledger.adopt(record, line.confirmation) for record, line in both)
+        new = [(record, line.confirmation) for record, line in both]
+        states = Counter(storage.ledger.adopt(new))
         served, known = states[Standing.CONFIRMED], states[None]
         done = Imported(served, len(good) - served - known, known, refused)
         note(done)

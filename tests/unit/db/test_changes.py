@@ -193,9 +193,9 @@ def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
         withdraw = lambda: ledger.withdraw("bad", record_ids=[name(second)])  # noqa: E731
         assert await heard(withdraw) == {WORKLOAD}
         assert not await heard(withdraw), "it was taken back before"
-        assert await heard(lambda: ledger.adopt(record(OTHER, trial="v"))) == {OTHER}
+        assert await heard(lambda: ledger.adopt([(record(OTHER, trial="v"), None)])) == {OTHER}
         slower = record(OTHER, seconds=1.0, trial="x")
-        assert not await heard(lambda: ledger.adopt(slower)), "a faster one is served"
+        assert not await heard(lambda: ledger.adopt([(slower, None)])), "a faster one is served"
 
     with_changes(engine, run)
 

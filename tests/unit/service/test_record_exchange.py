@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from compiler.schedule.schedule import Schedule
@@ -121,7 +122,7 @@ def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
     def failing(ledger: RecordLedger, *arguments: Any) -> Any:
         nonlocal adopted
         adopted += 1
-        if adopted == 4:
+        if adopted == 2:
             raise StorageError("the disk is full", StorageKind.FULL)
         return adopt(ledger, *arguments)
 
@@ -140,6 +141,33 @@ def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
     assert noted == [2, 2, 2, 2] and len(here.storage.ledger.list()) == 5
     assert import_records([], here.storage, set(), note) == Imported()
     assert noted[-1] == 0, "that somebody came with nothing is noted, too"
+
+
+def test_a_portion_takes_as_many_statements_as_a_line(
+    here: Site, there: Site, planned: Planned
+) -> None:
+    """Nobody else writes meanwhile."""
+    own = add(here, planned, 1e-3)
+    for tile in range(12):
+        add(there, planned, 2e-3 / (1 + tile), tile)
+    lines = list(reversed(stored(there)))
+
+    def statements(some: list[str]) -> int:
+        asked: list[str] = []
+        note = lambda _c, _cu, statement, *_: asked.append(statement)  # noqa: E731
+        sa.event.listen(here.storage.engine, "before_cursor_execute", note)
+        try:
+            import_records(some, here.storage, {there.key.public})
+        finally:
+            sa.event.remove(here.storage.engine, "before_cursor_execute", note)
+        return len(asked)
+
+    assert statements(lines[2:3]) == statements([*lines[3:], lines[3]])
+    found = here.storage.ledger.list()
+    assert [one.record.run_seconds for one in found[:9]] == [2e-3 / n for n in range(12, 3, -1)]
+    assert [one.state for one in found] == [Standing.CONFIRMED, *[Standing.SUPERSEDED] * 10]
+    best = here.storage.records.best_record(own.key)
+    assert best is not None and best.run_seconds == 2e-3 / 12
 
 
 def stored(site: Site) -> list[str]:

@@ -1,0 +1,77 @@
+"""Records that other services made, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.changes import lookups_change
+from db.models import RecordRow
+from db.standing import Backing, Standing
+from db.stores.records import key_of, record_values, served_rows
+from db.stores.statements import chunks, table_of
+from tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+
+_records = table_of(RecordRow)
+
+Foreign = tuple[TuningRecord, Measurement | None]
+"""A record, and the second measurement of its schedule if there was one."""
+
+
+def adopt(
+    connection: sa.Connection, new: Sequence[Foreign], now: float
+) -> Sequence[Standing | None]:
+    """Keep records, each served unless a faster one is known, in as many statements for many as for
+    one. The transaction is one of `changing`.
+
+    What became of each in its turn; None if it was here before, and stays as it is.
+    """
+    rows = [_values(record, confirmation, now) for record, confirmation in new]
+    known = _known(connection, [row["id"] for row in rows])
+    fastest: dict[RecordKey, float] = {}
+    before: dict[RecordKey, list[int]] = {}
+    for row in served_rows(connection, [record.key for record, _ in new]):
+        key = key_of(row)
+        fastest[key] = row.run_seconds  # of the newest: it comes last
+        before.setdefault(key, []).append(row.serial)
+    states: list[Standing | None] = []
+    added: list[dict[str, Any]] = []
+    served: dict[RecordKey, dict[str, Any]] = {}
+    for (record, _), values in zip(new, rows, strict=True):
+        if values["id"] in known:
+            states.append(None)
+            continue
+        known.add(values["id"])
+        added.append(values)
+        if record.key in fastest and fastest[record.key] <= record.run_seconds:
+            values["state"] = Standing.SUPERSEDED.value
+        else:
+            if record.key in served:
+                served[record.key]["state"] = Standing.SUPERSEDED.value
+            served[record.key], fastest[record.key] = values, record.run_seconds
+        states.append(Standing(values["state"]))
+    for some in chunks([serial for key in served for serial in before.get(key, ())]):
+        update = sa.update(_records).where(_records.c.serial.in_(some))
+        connection.execute(update.values(state=Standing.SUPERSEDED.value))
+    if added:
+        connection.execute(sa.insert(_records), added)
+    lookups_change(connection, {key.workload_key for key in served})
+    return states
+
+
+def _values(record: TuningRecord, confirmation: Measurement | None, now: float) -> dict[str, Any]:
+    return {
+        **record_values(record, now),
+        "confirmation": None if confirmation is None else confirmation.to_json(),
+        "backing": Backing.IMPORTED.value,
+    }
+
+
+def _known(connection: sa.Connection, names: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for some in chunks(names):
+        query = sa.select(_records.c.id).where(_records.c.id.in_(some))
+        found.update(connection.execute(query).scalars())
+    return found
