@@ -51,6 +51,10 @@ NODE_LIMIT = 200_000
 """Nodes of bodies and functions, each counted as often as it is imported."""
 
 
+_NARROW = ("DequantizeLinear",)
+"""Operators that take elements of 4 bits for the numbers that they are."""
+
+
 @dataclass(slots=True)
 class _Budget:
     """What is left of NODE_LIMIT: a few loops within each other may spell out without end."""
@@ -120,6 +124,9 @@ class NodeImporter:
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
+        if self._builder.narrow.intersection(inputs) and proto.op_type not in _NARROW:
+            reason = "an operand of 4 bits"
+            raise UnsupportedOperatorError(name, proto.op_type, domain, opset, reason)
         match domain, proto.op_type:
             case "", "If":
                 return self._branch(proto, name, body)
@@ -306,7 +313,9 @@ class NodeImporter:
             values[info.name] = operand
         for tensor in graph.initializer:
             found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
-            values[tensor.name] = self._builder.constant(found.array, tensor.name, found.dtype)
+            values[tensor.name] = self._builder.constant(
+                found.array, tensor.name, found.dtype, narrow=found.narrow
+            )
         inner = NameScope(
             ChainMap(values, body.values),
             body.opsets,

@@ -233,7 +233,9 @@ class _Importer:
             what = f"initializer '{tensor.name}'"
             self._define(tensor.name, tensor.name, what)
             found = self._tensors.get(tensor.name) or read_tensor(tensor, self._folder, what)
-            self._builder.constant(found.array, tensor.name, found.dtype, exact=True)
+            self._builder.constant(
+                found.array, tensor.name, found.dtype, exact=True, narrow=found.narrow
+            )
 
     def _inputs(self) -> None:
         # A parameter may also be listed as an input: its initializer is the default.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path, PurePosixPath
 
@@ -16,6 +16,9 @@ from compiler.errors import InvalidModelError
 from compiler.ops.cast import ONNX_TYPES
 from compiler.ops.onnx_node import OnnxTensor
 from compiler.runtime.packing import Bytes
+
+NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
+"""Element types of 4 bits, and what holds their elements here."""
 
 
 def element_type(number: int, what: str) -> DType:
@@ -43,11 +46,12 @@ def read_tensor(
     Raises:
         InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
     """
-    dtype = element_type(tensor.data_type, what)
+    narrow = NIBBLES.get(tensor.data_type)
+    dtype = narrow or element_type(tensor.data_type, what)
     shape = tuple(tensor.dims)
     if min(shape, default=0) < 0:
         raise InvalidModelError(f"{what}: negative dimension in {list(shape)}")
-    size = prod(shape) * dtype.bytes
+    size = _stored_bytes(tensor.data_type, shape)
     if tensor.data_location == TensorProto.EXTERNAL:
         raw: bytes | Bytes = _external(tensor, folder, size, what)
     elif apart is not None:
@@ -55,9 +59,13 @@ def read_tensor(
     elif tensor.HasField("raw_data"):
         raw = tensor.raw_data
     else:
-        return _typed(tensor, dtype, shape, what)
+        if narrow is None:
+            return _typed(tensor, dtype, shape, what)
+        raw = bytes(item & 0xFF for item in tensor.int32_data)
     if len(raw) != size:
         raise InvalidModelError(f"{what}: {len(raw)} bytes of data, {size} stated")
+    if narrow is not None:
+        return OnnxTensor(_nibbles(raw, narrow, shape), narrow, narrow=True)
     little = dtype.numpy.newbyteorder("<")
     return OnnxTensor(
         np.frombuffer(raw, little).astype(dtype.numpy, copy=False).reshape(shape), dtype
@@ -67,11 +75,26 @@ def read_tensor(
 def external_bytes(tensors: Iterable[TensorProto]) -> int:
     """Bytes that the tensors state to lie in files beside the model's."""
     sizes = (
-        prod(tensor.dims) * ONNX_TYPES[tensor.data_type].bytes
+        _stored_bytes(tensor.data_type, tensor.dims)
         for tensor in tensors
-        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in ONNX_TYPES
+        if tensor.data_location == TensorProto.EXTERNAL
+        and (tensor.data_type in ONNX_TYPES or tensor.data_type in NIBBLES)
     )
     return sum(max(size, 0) for size in sizes)
+
+
+def _stored_bytes(number: int, shape: Sequence[int]) -> int:
+    """Bytes of an ONNX element type's tensor in a file."""
+    return -(-prod(shape) // 2) if number in NIBBLES else prod(shape) * ONNX_TYPES[number].bytes
+
+
+def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements of 4 bits, two a byte and the low half first, as bytes."""
+    packed = np.frombuffer(raw, np.uint8)
+    elements = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[: prod(shape)]
+    if dtype is DType.INT8:
+        elements = ((elements ^ 8).astype(np.int16) - 8).astype(np.int8)
+    return elements.reshape(shape)
 
 
 def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> OnnxTensor:

@@ -48,6 +48,7 @@ class GraphBuilder:
     def __init__(self, reserved: Collection[str] = ()) -> None:
         self.types: dict[str, TensorType] = {}
         self.constants: dict[str, np.ndarray] = {}
+        self.narrow: set[str] = set()
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
@@ -67,17 +68,26 @@ class GraphBuilder:
         return name
 
     def constant(
-        self, array: np.ndarray, hint: str, dtype: DType | None = None, *, exact: bool = False
+        self,
+        array: np.ndarray,
+        hint: str,
+        dtype: DType | None = None,
+        *,
+        exact: bool = False,
+        narrow: bool = False,
     ) -> str:
         """Add a constant; with `exact` under exactly this name, else under one like it.
 
-        `dtype` is needed where NumPy's type does not say it (bfloat16's raw bits).
+        `dtype` is needed where NumPy's type does not say it (bfloat16's raw bits). The elements of
+        a `narrow` one had four bits in the file, which only some operators can make up for.
         """
         kind = dtype or DType(array.dtype.name)
         name = hint if exact else self._fresh(hint)
         self.types[name] = TensorType(kind, tuple(array.shape))
         self.constants[name] = array
         self._constant_bytes += array.nbytes
+        if narrow:
+            self.narrow.add(name)
         return name
 
     def reserve(self, label: str, size: int) -> None:

@@ -17,7 +17,10 @@ from compiler.ops.shapes import show
 def _onnx_constant(node: OnnxNode) -> str:
     tensor = node.tensor("value")
     if tensor is not None:
-        return node.constant(tensor.array, tensor.dtype)
+        made = node.constant(tensor.array, tensor.dtype)
+        if tensor.narrow:
+            node.builder.narrow.add(made)
+        return made
     if "value_float" in node.attrs:
         return node.constant(np.array(node.number("value_float"), np.float32))
     if "value_int" in node.attrs:
@@ -34,6 +37,8 @@ def _onnx_constant_of_shape(node: OnnxNode) -> str:
     if shape is None or min(shape, default=0) < 0:
         raise node.invalid(f"shape {shape}")
     value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
+    if value.narrow:
+        raise node.unsupported("elements of 4 bits")
     if value.array.size != 1:
         raise node.invalid("attribute 'value' is not a tensor of one element")
     node.reserve(f"shape {show(shape)}", prod(shape) * value.dtype.bytes)

@@ -21,10 +21,12 @@ CALLED_OPSET = 21
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor attribute; bfloat16 holds its raw bits."""
+    """A tensor of a file; bfloat16 holds its raw bits, and bytes the elements of `narrow` types,
+    which have four."""
 
     array: np.ndarray
     dtype: DType
+    narrow: bool = False
 
 
 OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]

@@ -77,12 +77,34 @@ def _onnx_dequantize(node: OnnxNode) -> str:
     result = ONNX_TYPES.get(number) if number else node.type(scale).dtype
     if result is None or node.type(x).dtype.is_float:
         raise node.unsupported(f"from {node.type(x).dtype} to ONNX element type {number}")
+    if block and _is_weight(node, x) and result is WIDE:
+        split = _in_blocks(node, x, scale, zero, block)
+        if split is not None:
+            return node.keep("reshape", [_kept(node, *split)], shape=node.shape(x))
     moved = None if zero is None else _along(node, zero, x, block)
     factor = cast_to(node, _along(node, scale, x, block), WIDE)
     if _is_weight(node, x) and result is WIDE:
         return _kept(node, x, moved, factor)
     centred = cast_to(node, _centred(node, x, moved), WIDE)
     return cast_to(node, node.emit("mul", [centred, factor]), result)
+
+
+def _in_blocks(
+    node: OnnxNode, x: str, scale: str, zero: str | None, block: int
+) -> tuple[str, str | None, str] | None:
+    """A matrix with its blocks as a dimension of their own, zero points and factors that broadcast
+    with it; None where blocks do not divide it. `block_products` takes it apart."""
+    shape, axis = node.shape(x), node.integer("axis", 1)
+    if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:
+        return None
+    dim = axis % 2
+    blocks = (*shape[:dim], shape[dim] // block, *shape[dim + 1 :])
+    if any(node.shape(value) != blocks for value in (scale, zero) if value is not None):
+        return None
+    column = (*blocks[: dim + 1], 1, *blocks[dim + 1 :])
+    whole = (*blocks[: dim + 1], block, *blocks[dim + 1 :])
+    moved = None if zero is None else node.reshape(zero, column)
+    return node.reshape(x, whole), moved, cast_to(node, node.reshape(scale, column), WIDE)
 
 
 def _is_weight(node: OnnxNode, x: str) -> bool:
@@ -163,7 +185,11 @@ def _onnx_qlinear_conv(node: OnnxNode) -> str:
 
 RULES = (
     OnnxRule("QuantizeLinear", _onnx_quantize, limits="to integers of 8 and 16 bits, and int32"),
-    OnnxRule("DequantizeLinear", _onnx_dequantize, limits="from integers of 8, 16 and 32 bits"),
+    OnnxRule(
+        "DequantizeLinear",
+        _onnx_dequantize,
+        limits="from integers of 8, 16 and 32 bits; of 4 bits, constants",
+    ),
     OnnxRule("MatMulInteger", _onnx_matmul_integer),
     OnnxRule("QLinearMatMul", _onnx_qlinear_matmul),
     OnnxRule("ConvInteger", _onnx_conv_integer),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
+from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
 from compiler.passes.byte_products import byte_products
 from compiler.passes.byte_tables import byte_tables
@@ -33,6 +34,7 @@ Observer = Callable[[str, Graph], None]
 
 PASSES: tuple[Pass, ...] = (
     dead_code,
+    block_products,  # while constants of bytes are still apart from their scales
     quantised_products,  # while constants of bytes are still apart from their scales
     byte_products,
     quantise_first,

@@ -14,6 +14,7 @@ from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
+from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
 from compiler.passes.byte_products import byte_products
 from compiler.passes.byte_tables import byte_tables
@@ -301,6 +302,16 @@ def quantised() -> Graph:
     return g.graph(g("conv", scaled, kernel, g.weight("b", 6), **CONV))
 
 
+def blocks() -> Graph:
+    """A product with nibbles, one zero point and scale for each sixteen of a column."""
+    g = Maker()
+    stored = g.constant("w", g.random.integers(-8, 8, (2, 16, 5)).astype(np.int8))
+    zero = g.constant("z", g.random.integers(-8, 8, (2, 1, 5)).astype(np.int32))
+    centred = g("cast", g("sub", g("cast", stored, to="int32"), zero), to="float32")
+    weight = g("reshape", g("mul", centred, g.positive("s", 2, 1, 5)), shape=(32, 5))
+    return g.graph(g("matmul", g.input("x", 3, 32), weight))
+
+
 def activated() -> Graph:
     """SiLU between two quantisations."""
     g = Maker()
@@ -323,6 +334,7 @@ def joined() -> Graph:
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "byte_products": (byte_products, integers),
+    "block_products": (block_products, blocks),
     "quantised_products": (quantised_products, quantised),
     "quantise_first": (quantise_first, joined),
     "byte_tables": (byte_tables, activated),

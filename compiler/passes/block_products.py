@@ -1,0 +1,135 @@
+"""Products with weights that are scaled block by block: the weights stay as narrow as they are.
+
+Before:                                             After:
+    %w = reshape((w - z) * s) {shape=(K, N)}            %1 = block_matmul(%0, packed, s, z) {bits=4}
+    %1 = matmul(%0, %w)
+
+`w` is a constant of bytes (K / block, block, N), or (N, K / block, block) transposed, that
+DequantizeLinear with a block size made; bytes that all fit in four bits are packed two and two. As
+floats, weights would take eight times the memory, which is what a product with few rows waits for.
+Also called weight-only quantisation (Frantar et al., "GPTQ", 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import integer, ints, number
+from compiler.ops.block_matmul import Packing
+from compiler.ops.products import BYTES
+from compiler.passes.rewrite import Rewriter, rewrite
+
+
+def block_products(graph: Graph) -> Graph:
+    """Multiply with packed weights, not with the floats that they stand for."""
+    return rewrite(graph, _product)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """`(values - zero) * scale`: unsigned (N, K), and (N, K / block) of each parameter."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+    packing: Packing
+
+
+def _product(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op not in ("matmul", "gemm") or node.attr("accumulator") is not None:
+        return None
+    turned = node.op == "gemm" and integer(node.attrs, "trans_b", 0) != 0
+    plain = node.op == "matmul" or (
+        not integer(node.attrs, "trans_a", 0)
+        and number(node.attrs, "alpha", 1.0) == number(node.attrs, "beta", 1.0) == 1.0
+    )
+    x, shape = node.inputs[0], rewriter.shape(node.inputs[0])
+    if not plain or len(shape) < 2 or rewriter.type(x).dtype is not DType.FLOAT32:
+        return None
+    weight = _weight(rewriter, node.inputs[1], along_rows=turned)
+    if weight is None or rewriter.array(x) is not None:
+        return None
+    name, packing = node.inputs[1], weight.packing
+    rows = np.ascontiguousarray(weight.values)
+    if packing.bits == 4:
+        rows = rows[:, 0::2] | rows[:, 1::2] << 4
+    operands = [
+        rewriter.emit("reshape", [x], {"shape": (int(np.prod(shape[:-1])), shape[-1])}),
+        rewriter.constant(packing.packed(rows), f"{name}.words"),
+        rewriter.constant(weight.scale, f"{name}.scale"),
+    ]
+    if (weight.zero != packing.middle).any():
+        operands.append(rewriter.constant(weight.zero, f"{name}.zero"))
+    attrs = {"bits": packing.bits, "block": packing.block}
+    total = rewriter.emit("block_matmul", operands, attrs)
+    result = rewriter.emit("reshape", [total], {"shape": (*shape[:-1], len(rows))})
+    return rewriter.emit("add", [result, node.inputs[2]]) if len(node.inputs) > 2 else result
+
+
+def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | None:
+    """The weight that a matrix is; its blocks lie `along_rows` or down the columns."""
+    node = rewriter.producer(value)
+    if node is not None and node.op == "transpose" and ints(node.attrs, "perm") == (1, 0):
+        return _weight(rewriter, node.inputs[0], along_rows=not along_rows)
+    scaled = None if node is None or node.op != "reshape" else rewriter.producer(node.inputs[0])
+    if scaled is None or scaled.op != "mul" or len(rewriter.shape(value)) != 2:
+        return None
+    scale, cast = rewriter.array(scaled.inputs[1]), rewriter.producer(scaled.inputs[0], "cast")
+    if scale is None or cast is None or scale.dtype != np.float32:
+        return None
+    found = _integers(rewriter, cast.inputs[0])
+    if found is None or found[0].ndim != 3 or scale.ndim != 3:
+        return None
+    stored, zero = found
+    blocked = 2 if along_rows else 1
+    wanted = tuple(1 if dim == blocked else extent for dim, extent in enumerate(stored.shape))
+    matrix = (stored.shape[0] * stored.shape[1], stored.shape[2])
+    if along_rows:
+        matrix = (stored.shape[0], stored.shape[1] * stored.shape[2])
+    if scale.shape != wanted or rewriter.shape(value) != matrix:
+        return None
+    return _unsigned(stored, scale, np.broadcast_to(zero, wanted), along_rows=along_rows)
+
+
+def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Stored bytes and their zero point, of `int32(bytes) - zero`."""
+    node, zero = rewriter.producer(value), np.zeros((1, 1, 1), np.int32)
+    if node is not None and node.op == "sub":
+        known = rewriter.array(node.inputs[1])
+        if known is None:
+            return None
+        node, zero = rewriter.producer(node.inputs[0]), known
+    if node is None or node.op != "cast":
+        return None
+    stored = rewriter.array(node.inputs[0])
+    is_bytes = rewriter.type(node.inputs[0]).dtype in BYTES
+    return None if stored is None or not is_bytes else (stored, zero)
+
+
+def _unsigned(
+    stored: np.ndarray, scale: np.ndarray, zero: np.ndarray, *, along_rows: bool
+) -> _Weight | None:
+    """Rows (N, K) of unsigned numbers of 4 bits, or of 8 where these do not hold them."""
+    signed = stored.dtype == np.int8
+    low, high = (min(int(stored.min()), int(zero.min())), max(int(stored.max()), int(zero.max())))
+    narrow = low >= -8 and high <= (7 if signed else 15)
+    bits = 4 if narrow else 8
+    block = stored.shape[2 if along_rows else 1]
+    try:
+        packing = Packing.checked(bits, block)
+    except ValueError:
+        return None
+    step = packing.middle if signed else 0
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        moved = (array.astype(np.int32) + step).astype(np.uint8)
+        turned = moved if along_rows else moved.transpose(2, 0, 1)
+        return np.ascontiguousarray(turned.reshape(turned.shape[0], -1))
+
+    factors = scale if along_rows else scale.transpose(2, 0, 1)
+    flat = np.ascontiguousarray(factors.reshape(factors.shape[0], -1))
+    return _Weight(rows(stored), flat, rows(zero), packing)
