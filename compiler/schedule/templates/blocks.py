@@ -61,8 +61,8 @@ _LONGEST = 4000
 """Operations in a row at which code is worth nothing: a core fetches it no faster than data."""
 
 _PREFETCHED = 1.1
-"""Worth of asking for panels ahead where tiles of rows pass between them. Measured: 1.15 to 1.3. One
-row reads them as one stream, which hardware prefetches: that is no worth at all."""
+"""Worth of asking for panels ahead where tiles of rows pass between them; measured: 1.15 to 1.3.
+One row reads them as one stream, which hardware prefetches."""
 
 _WRITTEN_OUT = 3000
 """Operations in the innermost loop, above which code takes too long to compile and to fetch."""
