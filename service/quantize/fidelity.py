@@ -96,14 +96,19 @@ class TopOne:
 
     @staticmethod
     def of(expected: Array, actual: Array) -> TopOne | None:
-        """Of arrays (rows, classes), with any dimensions of 1 behind; None for all others."""
+        """Of arrays (rows, classes), with any dimensions of 1 behind; None for all others.
+
+        A row that has NaN on one side only has another answer.
+        """
         shape = expected.shape
         while len(shape) > 2 and shape[-1] == 1:
             shape = shape[:-1]
         if len(shape) != 2 or shape[1] < 2 or expected.dtype.kind != "f":
             return None
-        first, second = (array.reshape(shape).argmax(axis=1) for array in (expected, actual))
-        return TopOne(shape[0], int((first == second).sum()))
+        wanted, came = expected.reshape(shape), actual.reshape(shape)
+        same = wanted.argmax(axis=1) == came.argmax(axis=1)
+        same &= np.isnan(wanted).any(axis=1) == np.isnan(came).any(axis=1)
+        return TopOne(shape[0], int(same.sum()))
 
     def __add__(self, other: TopOne) -> TopOne:
         return TopOne(self.rows + other.rows, self.same + other.same)
@@ -111,7 +116,7 @@ class TopOne:
     @property
     def changed(self) -> float:
         """The share of rows whose answer changed, in 0..1."""
-        return 1.0 - self.same / self.rows if self.rows else 0.0
+        return (self.rows - self.same) / self.rows if self.rows else 0.0
 
 
 @dataclass(frozen=True, slots=True)

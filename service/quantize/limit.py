@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import assert_never
 
 from service.quantize.errors import QuantizeError
@@ -49,7 +50,7 @@ def parse_limit(text: str) -> Limit:
             if unit == "db" and math.isfinite(number):
                 return LeastSqnr(number)
             if unit == "%" and 0 <= number < 100:
-                return MostChanged(number / 100)
+                return MostChanged(float(Decimal(str(number)) / 100))  # 0.7 % is 7 of 1000
             break
     raise QuantizeError(
         f"--max-loss '{text}': expected decibels that the outputs keep above their noise (30dB), "
@@ -69,22 +70,28 @@ def keeps(limit: Limit, outputs: Outputs) -> bool:
             assert_never(limit)
 
 
-def check_limit(limit: Limit, outputs: Outputs) -> str | None:
-    """What of a limit the samples cannot show, as a sentence; None where they can.
+def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
+    """What a limit leaves open, as sentences: outputs without one, and too few samples for it.
 
     Raises:
         QuantizeError: if a share of answers is asked for, and no output is a classification.
     """
     if isinstance(limit, LeastSqnr):
-        return None
+        return ()
     rows = [output.top_one.rows for output in outputs if output.top_one is not None]
     if not rows:
         raise QuantizeError(
             f"--max-loss {limit}: no output is a classification, (rows, classes); give decibels"
         )
+    notes = []
     if limit.share and min(rows) * limit.share < 1:
-        return (
+        notes.append(
             f"{min(rows)} rows cannot show a loss of {limit}: none of their answers may change; "
             f"{math.ceil(1 / limit.share)} rows would show it"
         )
-    return None
+    if others := [f"'{output.name}'" for output in outputs if output.top_one is None]:
+        notes.append(
+            f"{limit} limits no loss of {', '.join(others)}, which are no classification, "
+            "(rows, classes): decibels limit that of every output"
+        )
+    return tuple(notes)

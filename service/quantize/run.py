@@ -121,8 +121,7 @@ class _Run:
         found = attribute(self._layers, before, after)
         selection = None
         if work.limit is not None:
-            note = check_limit(work.limit, outputs)
-            self._notes += [note] if note else []
+            self._notes += check_limit(work.limit, outputs)
             if not keeps(work.limit, outputs):
                 made, outputs, selection = self._keep(quantiser, made, found, reference, work.limit)
         kept = {i for p in (selection.kept if selection else ()) for i in found.parts[p].layers}

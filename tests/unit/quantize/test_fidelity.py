@@ -77,8 +77,20 @@ def test_answers_that_changed_are_counted() -> None:
     assert (top + TopOne(4, 4)).changed == 0.125
 
 
-def output(sqnr_db: float, top: TopOne | None = None) -> OutputFidelity:
-    return OutputFidelity("y", Fidelity(1.0, 10 ** (-sqnr_db / 10)), top)
+def test_rows_that_became_nan_have_another_answer() -> None:
+    """The largest entry of NaNs is at 0."""
+    first = np.eye(3, dtype=np.float32)
+    second = first.copy()
+    second[0] = np.nan
+    assert TopOne.of(first, second) == TopOne(3, 2) == TopOne.of(second, first)
+    second = first.copy()
+    second[1, 1] = np.nan
+    assert TopOne.of(first, second) == TopOne(3, 2)
+    assert TopOne.of(second, second) == TopOne(3, 3), "nothing became of them by quantising"
+
+
+def output(sqnr_db: float, top: TopOne | None = None, name: str = "y") -> OutputFidelity:
+    return OutputFidelity(name, Fidelity(1.0, 10 ** (-sqnr_db / 10)), top)
 
 
 def test_outputs_are_added_one_by_one() -> None:
@@ -107,11 +119,28 @@ def test_every_output_keeps_the_limit() -> None:
     assert not keeps(MostChanged(0.2), (output(1, TopOne(4, 3)),))
 
 
+@pytest.mark.parametrize("rows", [100, 200, 1000])
+def test_a_share_may_be_lost_whole(rows: int) -> None:
+    """Shares that are no sums of powers of 2 come out the same however they are written."""
+    for changed in range(rows):
+        limit = parse_limit(f"{100 * changed / rows:.10g}%")
+        assert keeps(limit, (output(1, TopOne(rows, rows - changed)),)), changed
+        assert not keeps(limit, (output(1, TopOne(rows, rows - changed - 1)),)), changed
+
+
 def test_limits_that_samples_cannot_show() -> None:
-    assert check_limit(LeastSqnr(10), (output(1),)) is None
-    assert check_limit(MostChanged(0), (output(1, TopOne(4, 4)),)) is None
-    assert check_limit(MostChanged(0.25), (output(1, TopOne(4, 4)),)) is None
-    note = check_limit(MostChanged(0.01), (output(1, TopOne(4, 4)),))
-    assert note is not None and "100 rows would show it" in note
+    assert check_limit(LeastSqnr(10), (output(1),)) == ()
+    assert check_limit(MostChanged(0), (output(1, TopOne(4, 4)),)) == ()
+    assert check_limit(MostChanged(0.25), (output(1, TopOne(4, 4)),)) == ()
+    (note,) = check_limit(MostChanged(0.01), (output(1, TopOne(4, 4)),))
+    assert "100 rows would show it" in note
     with pytest.raises(QuantizeError, match="no output is a classification"):
         check_limit(MostChanged(0.01), (output(1),))
+
+
+def test_outputs_that_a_share_does_not_limit_are_named() -> None:
+    lost = output(-math.inf, name="boxes")
+    assert lost.fidelity.sqnr_db == -math.inf
+    (note,) = check_limit(MostChanged(0.25), (output(1, TopOne(4, 4)), lost))
+    assert "25 % limits no loss of 'boxes'" in note
+    assert check_limit(LeastSqnr(10), (output(1, TopOne(4, 4)), lost)) == ()
