@@ -6,6 +6,7 @@ QuantizeLinear and DequantizeLinear on its way to those that read it:
     Conv -> x              Conv -> x -> QuantizeLinear -> DequantizeLinear -> x'
 
 Where it takes a Relu away (the range cuts at 0 as well), the Conv makes the value of the Relu.
+Nodes in bodies of If, Loop and Scan are no layers: they stay in float32.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class _Run:
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
             raise QuantizeError(
-                f"'{work.model}': there is nothing that {work.method} changes: of {listed} the "
-                "model has none with the weights or ranges that it takes"
+                f"'{work.model}': there is nothing that {work.method} changes: outside of bodies "
+                f"(of If, Loop, Scan) it has no {listed} with the weights or ranges that it takes"
             )
         work.tell(f"running {len(samples.held_out)} samples quantised")
         outputs = whole = reference.compare(self._sizes.compile(made))

@@ -234,6 +234,51 @@ def test_a_model_with_bodies(tmp_path: Path) -> None:
         assert report.outputs[0].fidelity.sqnr_db > 15
 
 
+def branching(*, outside: bool = True) -> onnx.ModelProto:
+    """(4, 32) through a product, and another in each branch of an If; names are used twice."""
+    branches = []
+    for name in ("then", "otherwise"):
+        nodes = [
+            helper.make_node("MatMul", ["h", "v"], [f"{name}_m"], "mm0"),
+            helper.make_node("MatMul", [f"{name}_m", f"{name}_w"], [f"{name}_y"]),
+        ]
+        port = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [4, 32])
+        own = [weights(f"{name}_w", 32, 32)]
+        branches.append(helper.make_graph(nodes, name, [], [port], own))
+    operator, operands = ("MatMul", ["x", "v"]) if outside else ("Tanh", ["x"])
+    nodes = [
+        helper.make_node(operator, operands, ["h"], "mm0"),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]
+        ),
+    ]
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    return model(nodes, [("x", [4, 32])], [("y", [4, 32])], [weights("v", 32, 32), zero])
+
+
+@pytest.mark.parametrize("method", [StaticInt8(), DynamicInt8(), Int4()])
+def test_bodies_stay_in_float32(tmp_path: Path, method: Method) -> None:
+    """What is changed is what the report lists, and can be kept."""
+    path, samples = saved(branching(), tmp_path), drawn([4, 32], 12)
+    made, report = quantize(work(path, method, samples))
+    assert "mm0" in [layer.layer.name for layer in report.layers]
+    (branch,) = (node for node in made.graph.node if node.op_type == "If")
+    found = [node for attribute in branch.attribute for node in attribute.g.node]
+    assert [node.op_type for node in found] == ["MatMul"] * 4
+    names = [node.name for node in (*found, *made.graph.node)]
+    assert all(names) and len(set(names)) == len(names)
+    wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
+    assert sqnr(wanted, onnxruntime_outputs(made, samples.held_out)) > 10
+
+
+def test_bodies_alone_are_nothing_to_quantise(tmp_path: Path) -> None:
+    path = saved(branching(outside=False), tmp_path)
+    with pytest.raises(QuantizeError, match=r"outside of bodies .* it has no MatMul with"):
+        quantize(work(path, Int4(), drawn([4, 32])))
+
+
 def test_weights_beside_the_file(tmp_path: Path) -> None:
     path, whole = tmp_path / "split.onnx", perceptron()
     onnx.save(whole, path, save_as_external_data=True, location="data.bin", size_threshold=0)
@@ -253,6 +298,11 @@ def test_weights_that_no_message_holds(tmp_path: Path) -> None:
     tensor.external_data.add(key="location", value="data.bin")
     with pytest.raises(QuantizeError, match="weights of 4295"):
         load_whole(saved(huge, tmp_path))
+    inside = branching()
+    body = next(a.g for n in inside.graph.node for a in n.attribute if a.HasField("g"))
+    body.initializer[0].CopyFrom(tensor)
+    with pytest.raises(QuantizeError, match="weights of 42949"):
+        load_whole(saved(inside, tmp_path))
 
 
 def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
@@ -261,6 +311,11 @@ def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
     again = saved(made, tmp_path, "again.onnx")
     with pytest.raises(QuantizeError, match=r"quantised already: node '.*' is a \w+Linear"):
         quantize(work(again, DynamicInt8(), samples))
+    inside = branching()
+    body = next(a.g for n in inside.graph.node for a in n.attribute if a.HasField("g"))
+    body.node[1].op_type = "MatMulNBits"
+    with pytest.raises(QuantizeError, match=r"'\w+_y' is a MatMulNBits"):
+        prepare(saved(inside, tmp_path), Int4(), tmp_path)
 
 
 def test_models_with_nothing_to_quantise(tmp_path: Path) -> None:
