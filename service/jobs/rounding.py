@@ -41,6 +41,9 @@ CLEARLY = 10.0
 _EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
 """The distance of one from the next number, where that is more than `MOVED_BY`."""
 
+HALF_OVERFLOW = 65520.0
+"""From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
+
 ErrorOf = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
 """(outputs, expected) -> the largest error, as a share of the largest value expected."""
 
@@ -76,6 +79,24 @@ def _rounding(graph: Graph, node: Node) -> float:
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in _EXACT
     return max(0.0 if exact else tolerance_for(graph.types[node.output].dtype), *inner, 0.0)
+
+
+def overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
+    """The first value that a graph rounds to float16 and that is infinite there, with its largest
+    finite number; None if there is none on these inputs."""
+    rounded = [
+        node.inputs[0]
+        for node in graph.nodes
+        if node.op == "cast" and graph.types[node.output].dtype is DType.FLOAT16
+    ]
+    if not rounded:
+        return None
+    for name, array in zip(rounded, run_graph(graph.replace(outputs=rounded), inputs), strict=True):
+        finite = np.abs(array[np.isfinite(array)], dtype=np.float32)
+        largest = float(finite.max(initial=0.0))
+        if largest >= HALF_OVERFLOW:
+            return name, largest
+    return None
 
 
 def clearly_wrong(

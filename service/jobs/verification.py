@@ -55,7 +55,7 @@ from compiler.runtime.program import (
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import of_artifact
 from service.jobs.planning import Planned
-from service.jobs.rounding import clearly_wrong, tolerances
+from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
 
 ATTEMPTS = 3
@@ -253,6 +253,8 @@ def _verify(
     judged = [name for name in errors if name not in unverified or name in wrong]
     # not a number is over any tolerance
     apart = [name for name in judged if not errors[name] <= allowed[name]]
+    if (apart or unverified) and precision == DType.FLOAT16:
+        _check_range(planned, inputs)
     if not apart:
         return Verification(max((errors[name] for name in judged), default=None), unverified)
     if choices.undecided:
@@ -262,6 +264,18 @@ def _verify(
         f"output '{worst_of}' of the compiled model differs from its reference by "
         f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
+
+
+def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
+    """Raises CompilerError, naming the value, if one is infinite in float16 that is not so in
+    float32."""
+    found = overflowing(planned.plan.graph, inputs)
+    if found is not None:
+        name, largest = found
+        raise CompilerError(
+            f"value '{name}' reaches {largest:.3g} on drawn inputs, which is infinite in float16: "
+            "compile the model in bfloat16 or float32"
+        )
 
 
 def _with_program(loadable: Loadable, program: Program) -> Loadable:

@@ -272,6 +272,35 @@ def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> Non
         verify_artifact(other, artifact, HERE)
 
 
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_a_value_that_float16_does_not_hold_is_named(tmp_path: Path) -> None:
+    """Two products, the first of which gives some 1e6; the weights are small."""
+    weight = np.full((32, 32), 8.0, np.float32)
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["large"]),
+        helper.make_node("MatMul", ["large", "w"], ["first"]),
+        helper.make_node("MatMul", ["first", "w"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, 32]) for n in "xy"]
+    constants = [
+        helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.flatten()),
+        helper.make_tensor("scale", TensorProto.FLOAT, (), [3e4]),
+    ]
+    graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], constants)
+    model = bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    )
+    for precision in ("float16", "bfloat16"):
+        given = plan_model(ModelRequest(model, precision=precision))
+        folder = tmp_path / precision
+        driver.save_artifact({(): given.plan}, driver.ProgramBuilder(None, given.target), folder)
+        if precision == "bfloat16":
+            assert verify_artifact(given, read_artifact(folder), HERE).complete
+            continue
+        with pytest.raises(CompilerError, match=r"value '.*' reaches .*e\+0\d on drawn .* float16"):
+            verify_artifact(given, read_artifact(folder), HERE)
+
+
 def _with_weight_moved(planned: Planned) -> Planned:
     """Another model, of which the artifact is not."""
     graph: Graph = planned.graph
