@@ -107,7 +107,8 @@ class Blocks:
 
         One row's weights are used as they are unpacked.
         """
-        return tile * vectors + (self.unpacked if tile > 1 else 2) + 2
+        shared = self.unpacked if tile > 1 else 0
+        return tile * vectors + max(shared, vectors) + 2
 
 
 @lru_cache(maxsize=256)
@@ -177,7 +178,7 @@ class _Template:
 
         def machine(choice: Mapping[str, Choice]) -> bool:
             tile, vectors = int(choice["tile"]), int(choice["vectors"])
-            return found.registers(tile, vectors) <= target.vector_registers or tile == 1
+            return found.registers(tile, vectors) <= target.vector_registers
 
         valid = [
             choice
