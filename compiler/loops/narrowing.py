@@ -38,6 +38,8 @@ def _widened(node: Expr) -> Expr | None:
     if not isinstance(value, Cast) or value.type not in _BYTES:
         return None
     whole, shift = _plus(value.value)
+    if abs(zero) >= _EXACT / 2:
+        return None
     if whole.dtype is not DType.FLOAT32 or not _is_rounded(whole):
         return None
     limits = np.iinfo(value.type.numpy)
@@ -47,6 +49,8 @@ def _widened(node: Expr) -> Expr | None:
 
 def _less(value: Expr) -> tuple[Expr, float]:
     """An integer and what constant is taken off it."""
+    if value.dtype is not DType.INT32:
+        return value, 0  # narrower integers wrap
     match value:
         case Op(operation=Operation.SUB, args=(left, Const(value=number))):
             return left, number

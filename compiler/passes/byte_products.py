@@ -31,6 +31,8 @@ from compiler.passes.rewrite import Rewriter, rewrite
 _MOST_TERMS = (2**31 - 1) // (255 * 128)
 """So many products of bytes never leave int32."""
 
+_FLOAT = np.finfo(np.float32)
+
 _LEAST_CHANNELS = 4
 """Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
 
@@ -84,7 +86,11 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool) -> str | None:
     if total is None:
         return None
     if source.scale is not None and scale is not None:
-        factor = (scale.astype(np.float64) * source.scale).astype(np.float32)
+        exact = scale.astype(np.float64) * source.scale
+        size = np.abs(exact)
+        if not (((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (scale == 0)).all():
+            return None  # one after the other, the two scales lose less than their product does
+        factor = exact.astype(np.float32)
         total = rewriter.emit("cast", [total], {"to": DType.FLOAT32.value})
         total = rewriter.emit("mul", [total, rewriter.constant(factor, f"{node.name}.scale")])
     if len(node.inputs) > 2:
@@ -139,6 +145,12 @@ def _source(rewriter: Rewriter, value: str) -> _Source | None:
         return None
     if zero is not None and len(rewriter.shape(zero)) > len(rewriter.shape(stored)):
         return None
+    if zero is not None and rewriter.shape(zero)[-1:] not in ((), (1,)):
+        return None  # one for each place along the sum
+    if zero is not None and _is_single(rewriter, zero):
+        limits = np.iinfo(rewriter.type(stored).dtype.numpy)
+        if not limits.min <= _number(rewriter, zero) <= limits.max:
+            return None  # no byte to pad with
     return _Source(stored, zero, None)
 
 

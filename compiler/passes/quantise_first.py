@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler import ops
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.products import BYTES
 from compiler.ops.registry import OpKind
@@ -91,6 +92,10 @@ def _rises(rewriter: Rewriter, node: Node) -> bool:
     """Whether an operator with single numbers keeps the order of its operand's numbers."""
     if node.op not in RISING:
         return False
+    (varying,) = (v for v in node.inputs if not _is_number(rewriter, v))
+    made = rewriter.type(node.outputs[0]).dtype
+    if not rewriter.type(varying).dtype.is_float or made is DType.BOOL:
+        return False  # integers wrap, and -1 is as true as 1
     if node.op in ("sub", "div") and _is_number(rewriter, node.inputs[0]):
         return False
     numbers = [rewriter.array(value) for value in node.inputs]

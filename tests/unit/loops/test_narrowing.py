@@ -45,6 +45,20 @@ def test_the_number_stays_a_float(byte: DType, zero: int, other: int) -> None:
     assert sum(isinstance(n, Op) and n.operation is Operation.RINT for n in walk(after)) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "zero"),
+    [(DType.UINT8, 100), (DType.INT8, -100), (DType.INT16, -32768), (DType.INT32, 2**31 - 1)],
+)
+@pytest.mark.parametrize("operation", [Operation.SUB, Operation.ADD])
+def test_a_constant_that_lets_integers_wrap_is_taken_off_them(
+    kind: DType, zero: int, operation: Operation
+) -> None:
+    byte = quantised(rounded(X), DType.INT8 if kind is DType.INT8 else DType.UINT8, 0)
+    wide = byte if kind.bytes == 1 else Cast(byte, kind)
+    before = Cast(op(operation, wide, constant(zero, kind)), DType.FLOAT32)
+    np.testing.assert_array_equal(value(without_bytes(before)), value(before))
+
+
 def test_what_is_done_with_it_stays() -> None:
     inner = dequantised(quantised(rounded(X), DType.UINT8, 3), 3)
     before = Cast(rounded(inner * 0.5) + 1.0, DType.UINT8)

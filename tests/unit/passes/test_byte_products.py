@@ -44,6 +44,8 @@ def weight(g: Maker, c: Choices, *shape: int) -> str:
     if not c.get("scaled"):
         return g.constant("w", stored.astype(np.int32))
     wide = g("cast", g("cast", g.constant("w", stored), to="int32"), to="float32")
+    if "w_scale" in c:
+        return g("mul", wide, g.constant("w_scale", np.float32(c["w_scale"])))
     return g("mul", wide, g.positive("w_scale", *c.get("each", ())))
 
 
@@ -86,7 +88,7 @@ def after(before: Graph, scaled: bool = False) -> Graph:
     (expected,), (found,) = run_graph(before, feeds), run_graph(made, feeds)
     if scaled:
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=np.nan_to_num(1e-5 * scale))
     else:
         np.testing.assert_array_equal(found, expected)
     return made
@@ -146,6 +148,11 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
         conv(weight=DType.UINT8),
         conv(channels=6, group=3),
         conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
+        conv(zero=300),  # no byte is that
+        conv(zero=-200, source=DType.INT8),
+        matmul(zero=[1, 2, 3, 4, 5, 6]),  # one for each term of the sum
+        matmul(zero=[[1, 2, 3, 4, 5, 6]], columns=6),
+        matmul(zero=[[1, 2, 3, 4, 5, 6]] * 4, columns=6),
     ],
 )
 def test_integers_that_stay_int32(graph: Graph) -> None:
@@ -165,8 +172,14 @@ def test_integers_that_stay_int32(graph: Graph) -> None:
         conv(scaled=True, each=(6, 8, 1, 1)),
         conv(scaled=True, channels=6, group=3),
         conv(scaled=True, weight=DType.UINT8),
+        # float32 holds both scales, and their product not or only a part of it
+        matmul(scaled=True, scale=1e-30, w_scale=1e-14),
+        matmul(scaled=True, scale=1e-25, w_scale=1e-25),
+        matmul(scaled=True, scale=3e38, w_scale=1e3),
+        conv(scaled=True, scale=np.inf),
     ],
 )
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_scaled_bytes_that_stay_floats(graph: Graph) -> None:
     assert after(graph, scaled=True).nodes == graph.nodes
 

@@ -113,6 +113,17 @@ def test_a_maximum_stays_before_what_turns_the_order(graph: Graph) -> None:
     assert_equivalent(graph, optimise(graph))
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64", "bool"])
+def test_a_maximum_stays_before_integers_that_wrap(kind: str) -> None:
+    """300 is 44 as a byte, and a bool says of -1 what it says of 1."""
+    g = Maker()
+    x = g("mul", g.input("x", *SHAPE), g.constant("spread", np.float32(300)))
+    whole = g("cast", g("min", x, g.constant("zero", np.float32(0))), to=kind)
+    value = g("max_pool", x if kind != "bool" else g("neg", g("abs", x)), **POOL)
+    graph = g.graph(g("cast", g("cast", value, to=kind), to="uint8"), whole)
+    assert quantise_first(graph).nodes == graph.nodes
+
+
 def test_a_scale_for_each_channel_does_not_move() -> None:
     """It belongs to places of the result."""
     g = Maker()
