@@ -209,7 +209,7 @@ def test_a_type_that_the_target_lacks_fails_the_job_and_not_the_tuner(
     failed = storage.jobs.get(narrow.id)
     assert failed.state is JobState.FAILED
     assert failed.error == (
-        "the fused workload of matmul: target 'wasm32' cannot compute in bfloat16"
+        "the fused workload of matmul, cast: target 'wasm32' cannot compute in bfloat16"
     )
     assert storage.jobs.get(job.id).state is JobState.SUCCEEDED
 
