@@ -13,6 +13,9 @@ NOW = 1_795_348_800.0
 
 JOB, BOARD, TWIN, TOKEN = ("1" * 32, "b" * 32, "b0" * 16, "7" * 32)
 KEY, OTHER_KEY, TARGET_KEY, MODEL = ("a" * 64, "e" * 64, "c" * 64, "d" * 64)
+LONG = "[red] as long as no line" + " is long" * 20
+"""Nothing in it is markup, and no sentence of it is wrapped."""
+
 SCHEDULE = {"algorithm": "direct", "choices": {"tile_m": 4, "parallel": 1}}
 COMPARISON = {"ratio": 0.9, "low": 0.85, "high": 0.95}
 COMMON = {"threads": 2, "numerics": "fast"}
@@ -207,7 +210,7 @@ ENTRIES = [
 
 ANSWER = {
     "match": "nearest-shape",
-    "sentence": "tuned for [a like] workload",
+    "sentence": f"tuned for a like workload: {LONG}",
     "workload_key": KEY,
     "target_key": TARGET_KEY,
     "schedule": SCHEDULE,
@@ -233,7 +236,7 @@ AUDIT = [
 ]
 
 EVENTS = [
-    {"state": "waiting_for_worker", "reason": "no [worker] is alive"},
+    {"state": "waiting_for_worker", "reason": f"no worker is alive: {LONG}"},
     {"state": "running"},
     {**job()["progress"], "forecast_gain": 0.05, "seconds_left": 90.0, "workers": 0},
     {**job()["progress"], "candidates_per_second": 12.34, "workers": 1},
@@ -262,11 +265,11 @@ def canned(**jobs: Any) -> dict[str, Any]:
         f"POST /v1/jobs/{JOB}:pause": job("paused"),
         f"POST /v1/jobs/{JOB}:resume": job("queued"),
         "GET /v1/workers": WORKERS,
-        f"POST /v1/workers/{BOARD}/drain": WORKERS[0],
-        f"POST /v1/workers/{TWIN}/drain": {**WORKERS[1], "in_hand": 0},
+        f"POST /v1/workers/{BOARD}/drain": {**WORKERS[0], "name": LONG},
+        f"POST /v1/workers/{TWIN}/drain": {**WORKERS[1], "name": LONG, "in_hand": 0},
         "GET /v1/tokens": TOKENS,
         f"POST /v1/tokens/{'8' * 32}/rotate": made,
-        f"DELETE /v1/tokens/{'90' * 16}": TOKENS[3],
+        f"DELETE /v1/tokens/{'90' * 16}": {**TOKENS[3], "name": LONG},
         "GET /v1/audit": AUDIT,
         "POST /v1/schedules/lookup": lookup,
         "GET /v1/schedules:explain": ANSWER,

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from service import cli, client
-from tests.golden.service.canned import BOARD, JOB, KEY, NOW, RESULT, Canned, canned
+from tests.golden.service.canned import BOARD, JOB, KEY, LONG, NOW, RESULT, Canned, canned
 
-INCOMPLETE = {"state": "incomplete", "reason": "no [worker]\nwas alive", "failures": {}}
-FAILED = {"state": "failed", "error": "the [board] burnt down", "result": {}}
+INCOMPLETE = {"state": "incomplete", "reason": f"no worker\nwas alive: {LONG}", "failures": {}}
+FAILED = {"state": "failed", "error": f"the board burnt down: {LONG}", "result": {}}
 RUNNING = {"started_at": None, "finished_at": None, "result": RESULT}
 
 SERVER = "--server http://service --token secret"
@@ -27,7 +27,7 @@ SUBMITTED = f"submit m.onnx {SERVER} --target x86-64-v3"
 COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "submit": (
         (SUBMITTED, {"result": RESULT}),
-        (f"{SUBMITTED} --detach", {"state": "waiting_for_worker", "reason": "[none] is there"}),
+        (f"{SUBMITTED} --detach", {"state": "waiting_for_worker", "reason": LONG}),
         (f"{SUBMITTED} --detach", {}),
         (SUBMITTED, INCOMPLETE),
         (SUBMITTED, FAILED),

@@ -6,25 +6,26 @@ A change of any of it is seen in review. `pytest tests/golden/service --update-g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
-import yaml
 
 from service import cli
 from service.api.app import create_app
 from service.api.metrics import Metrics
 from service.settings import Settings
 from service.storage import open_storage
+from tests.databases import lay_database
 
 LEFT_OUT = {"title", "operationId", "openapi", "version", "summary", "description"}
 """Keys of a description: what the framework makes up itself, and words for people."""
 
 
-def interface(folder: Path) -> str:
+def interface() -> str:
     """OpenAPI; what all refusals of a status say alike is said once."""
     described = create_app(Settings()).openapi()
     refusals: dict[str, Any] = {}
@@ -39,7 +40,7 @@ def interface(folder: Path) -> str:
     return written({"operations": described, "refusals": refusals})
 
 
-def commands(folder: Path) -> str:
+def commands() -> str:
     """Every command with its arguments and options: names, types, bounds, defaults."""
     app = typer.Typer()
     for group in cli.GROUPS:
@@ -90,7 +91,7 @@ def parameters(callback: Any) -> dict[str, Any]:
     return described
 
 
-def settings(folder: Path) -> str:
+def settings() -> str:
     """Every setting with its type, its bounds and its default."""
     schema = Settings.model_json_schema()
     names = ("env_prefix", "extra", "frozen", "allow_inf_nan")
@@ -100,6 +101,7 @@ def settings(folder: Path) -> str:
 
 def metrics(folder: Path) -> str:
     """What Prometheus reads of a service that nobody has asked anything."""
+    lay_database(folder)
     storage = open_storage(Settings(data_folder=folder))
     try:
         text = Metrics().render(storage).decode()
@@ -110,7 +112,7 @@ def metrics(folder: Path) -> str:
 
 
 def written(described: Any) -> str:
-    return yaml.safe_dump(bare(described), width=100, allow_unicode=True)
+    return json.dumps(bare(described), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def bare(value: Any) -> Any:
@@ -135,18 +137,24 @@ def plain(value: Any) -> Any:
             return str(value)
 
 
-CONTRACT: dict[str, Callable[[Path], str]] = {
-    "interface.yaml": interface,
-    "commands.yaml": commands,
-    "settings.yaml": settings,
-    "metrics.txt": metrics,
-}
-
-
-@pytest.mark.parametrize("name", CONTRACT)
-def test_contract(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    text = CONTRACT[name](tmp_path)
+def compare(name: str, text: str, config: pytest.Config) -> None:
     path = Path(__file__).parent / name
-    if pytestconfig.getoption("--update-golden", default=False):
+    if config.getoption("--update-golden", default=False):
         path.write_text(text)
     assert path.read_text() == text
+
+
+def test_interface(pytestconfig: pytest.Config) -> None:
+    compare("interface.json", interface(), pytestconfig)
+
+
+def test_commands(pytestconfig: pytest.Config) -> None:
+    compare("commands.json", commands(), pytestconfig)
+
+
+def test_settings(pytestconfig: pytest.Config) -> None:
+    compare("settings.json", settings(), pytestconfig)
+
+
+def test_metrics(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    compare("metrics.txt", metrics(tmp_path), pytestconfig)

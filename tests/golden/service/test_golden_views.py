@@ -42,7 +42,7 @@ from service.jobs.replaying import Repeated
 from service.jobs.run_job import JobOutcome
 from service.jobs.tracker import Tracker
 from service.jobs.verification import Verification
-from tests.golden.service.canned import CONDITION, RESULT, VERDICT, speed
+from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
@@ -244,7 +244,7 @@ def listed() -> None:
 def repeated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Print a run that is repeated, and its curve."""
     key = RecordKey("a" * 64, "c" * 64)
-    began = TaskSnapshot("a [red] product", key, 2, 1, 0, 4e-4, 4e-4)
+    began = TaskSnapshot(f"a product {LONG}", key, 2, 1, 0, 4e-4, 4e-4)
     went = replace(began, trials=3, best_seconds=3e-4)
     measured = Measurement(Status.OK, samples_seconds=(3e-4,))
     record = TuningRecord(key, Schedule.of("gemm", tile=4), measured, "t", "4", "0.1")
@@ -325,8 +325,8 @@ def test_views(
     console().print("--- replay")
     repeated(monkeypatch, tmp_path)
     console().print("--- tune")
-    tuned(speed(True, True), failed=2, reason="it was enough")
-    tuned(speed(True, False), output="[folder]")
+    tuned(speed(True, True), failed=2, reason=LONG)
+    tuned(speed(True, False), output=LONG)
     tuned(None)
     text = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines()) + "\n"
     path = Path(__file__).parent / "views.txt"

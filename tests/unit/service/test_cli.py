@@ -24,6 +24,7 @@ from service.api.schemas.jobs import TaskView
 from service.cli.common import milliseconds
 from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
+from service.jobs.comparison import Timing
 from service.jobs.known_plan import keep_choice, model_digest, plan_identity
 from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
@@ -132,6 +133,8 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     assert run(*EXPLAIN, model, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["kernels"]) == 2 and report["decision"]["reason"] == "takes less"
+    assert run(*EXPLAIN, model, "--json", "--kernel", 2) == 0
+    assert [one["number"] for one in json.loads(capsys.readouterr().out)["kernels"]] == [2]
     assert run("plans", model) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "batch=2" in line]
     assert " ".join(row.split()).endswith("batch=2 2 0.002 ms relu apart in use")
@@ -389,6 +392,25 @@ def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "onnxruntime" in text
     assert "largest error" in text
+
+
+def test_bench_passes_its_options_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def race(runs: Any, **options: Any) -> list[Timing]:
+        given.append({"runs": list(runs), **options})
+        return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
+
+    monkeypatch.setattr("service.jobs.comparison.race", race)
+    assert run("bench", model, "--dim", "batch=2") == 0
+    options = ("--threads", 2, "--rounds", 7, "--seconds", 0.25)
+    assert run("bench", model, "--dim", "batch=2", *options) == 0
+    alone = {"runs": ["tilewright"], "threads": 1, "rounds": 5, "turn_seconds": 0.5}
+    assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--seconds"])

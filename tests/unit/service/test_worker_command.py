@@ -6,11 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import main
+from service.worker.secrecy import hide_secrets
+from tuner.measure import linux
 
 COMMON = ("--server", "http://x", "--token", "t")
 
@@ -120,6 +123,33 @@ def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process list is Linux's")
+@pytest.mark.parametrize(
+    ("system", "hidden", "said"),
+    [
+        ("linux", lambda token: True, []),
+        ("linux", lambda token: False, ["the token can be read in the process list"]),
+        ("linux", lambda token: 1 // 0, ZeroDivisionError),
+        ("linux", lambda token: [][1], ["the token may be read by other processes"]),
+        ("darwin", lambda token: 1 // 0, []),
+    ],
+)
+def test_secrets_are_hidden_where_a_system_can(
+    system: str, hidden: Any, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    log: list[str] = []
+    monkeypatch.setattr("service.worker.secrecy.sys.platform", system)
+    monkeypatch.setattr(linux, "hide", lambda: asked.append("memory"))
+    monkeypatch.setattr(linux, "hide_argument", lambda token: asked.append(token) or hidden(token))
+    if isinstance(said, type):
+        with pytest.raises(said):  # a bug is no reason to go on
+            hide_secrets("secret", log.append)
+        return
+    hide_secrets("secret", log.append)
+    assert asked == (["memory", "secret"] if system == "linux" else [])
+    assert len(log) == len(said) and all(map(str.startswith, log, said))
+
+
 @pytest.mark.parametrize("form", [["--token", "s3cret"], ["--token=s3cret"]])
 def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: Path) -> None:
     """Any user of the machine may read the command lines of all."""

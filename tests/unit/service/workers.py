@@ -128,7 +128,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.worker.run()
-        except (Refused, Distrusted) as error:
+        except BaseException as error:  # noqa: BLE001 - `end` raises what is no refusal
             self.error = error
 
     def ended(self) -> Running:
@@ -141,3 +141,5 @@ class Running:
         self.worker.stop()
         self._thread.join(15)
         assert not self._thread.is_alive()
+        if not isinstance(self.error, Refused | Distrusted | None):
+            raise self.error
