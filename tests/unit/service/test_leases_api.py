@@ -17,7 +17,7 @@ from db.engine import writing
 from db.storage import Storage
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
-from db.stores.workers import Health
+from db.stores.workers import Health, WorkerStore
 from service.api.app import create_app
 from service.api.schemas.workers import WorkerView
 from service.cli.view import worker_table
@@ -193,6 +193,14 @@ def test_a_heartbeat_renews_and_names_what_is_lost(
     storage.leases.cancel(request_ids=["b"])
     answer = client.post(f"/v1/workers/{worker}/heartbeat", json={"leases": leases}).json()
     assert list(answer["renewed"]) == leases[:1]
+
+
+def test_a_worker_that_is_forgotten_in_this_very_moment_is_named(
+    client: TestClient, storage: Storage, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerStore, "heartbeats", lambda store, signs: [None for _ in signs])
+    answer = client.post(f"/v1/workers/{worker}/heartbeat", json={})
+    assert answer.status_code == 404 and f"'{worker}'" in answer.json()["detail"]
 
 
 def test_released_leases_go_back_to_the_queue(

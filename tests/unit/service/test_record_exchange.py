@@ -340,6 +340,8 @@ def test_on_the_command_line(
     assert run(["records", "import", str(theirs)]) == 1
     told = capsys.readouterr()
     assert "theirs.jsonl:1: " in told.err and "1 were refused" in told.out
+    assert run(["records", "verify", str(theirs)]) == 1
+    assert f"{theirs}:1: " in capsys.readouterr().err
     assert run(["records", "verify", str(theirs), "--trust", "nonsense"]) == 1
     assert "'nonsense' is no public key" in capsys.readouterr().err
     assert run(["records", "import", str(theirs), "--trust", there.key.public]) == 0
@@ -349,6 +351,9 @@ def test_on_the_command_line(
     assert run(["records", "list"]) == 0
     listed = capsys.readouterr().out
     assert "confirmed" in listed and "superseded" in listed and "one-worker" not in listed
+    assert run(["records", "list", "--worker", f"{there.key.public[:12]}/board"]) == 0
+    of_theirs = capsys.readouterr().out
+    assert "confirmed" in of_theirs and "superseded" not in of_theirs
     alone = replace(best, trial_id="of one worker")
     here.storage.ledger.propose(alone, "job")
     here.storage.ledger.confirm(here.storage.ledger.provisional("job")[0].id, best.measurement)

@@ -184,6 +184,19 @@ def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
     assert [m.status for _, m in told.measurements] == [Status.WORKER_LOST]
 
 
+def test_who_measured_is_who_held_the_lease(storage: Storage, job: str) -> None:
+    """Whatever name the result says."""
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    worker = storage.workers.register("w", [TARGET], {})
+    (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=60)
+    result = honest(MeasureRequest.from_json(lease.payload), "somebody else")
+    storage.leases.complete(lease.lease_id, worker.id, "key", result.to_json())
+    (told,) = remote.poll(0.0)
+    assert told.worker == worker.id and told.measurements
+    assert {measured.worker for _, measured in told.measurements} == {worker.id}
+
+
 def test_an_interrupted_runner_leaves_the_queue_alone(storage: Storage, job: str) -> None:
     interrupt = CancelToken()
     remote = runner(storage, job, interrupt)
