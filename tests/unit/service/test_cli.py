@@ -337,11 +337,18 @@ def test_an_artifact_runs_like_its_model(
 
 
 def test_tune_fills_the_database_and_a_second_run_spends_nothing(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    trained = "a cost model [red] was trained" + " and is better" * 20
+    monkeypatch.setattr("service.jobs.cost_models.train_due", lambda *_: [None])
+    monkeypatch.setattr("service.jobs.cost_models.describe", lambda _: trained)
     arguments = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a")
     assert run(*arguments) == 0
     first = capsys.readouterr().out
+    assert f"{trained}\n" in first
     assert "tuning  tasks 0/1  trials 0/6  best - (untuned -)\n" in first
     assert "largest error" in first and f"artifact: {tmp_path / 'a'}\n" in first
     assert run(*arguments[:-2]) == 0
@@ -415,8 +422,13 @@ def test_bench_passes_its_options_on(
 
 @pytest.mark.parametrize("option", ["--rounds", "--seconds"])
 def test_bench_on_a_worker_refuses_what_it_would_ignore(
-    model: Path, option: str, capsys: pytest.CaptureFixture[str]
+    model: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("service.cli.local._bench_on", lambda *options: given.append(options))
+    assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
+    ((board, path, threads, *_, dims),) = given
+    assert (board, path, threads, dims) == ("board", model, 2, {"batch": 3})
     assert run("bench", model, "--on", "board", option, "1") == 1
     assert option in capsys.readouterr().err
 

@@ -39,7 +39,9 @@ def test_a_job_without_trials_becomes_an_artifact(
     assert done.result is not None
     assert done.result["verified"] is True and done.result["unverified"] == []
     assert done.result["largest_error"] < 1e-5
-    kinds = [event.kind for event in storage.events.since(job.id)]
+    events = storage.events.since(job.id)
+    assert 0 in {event.data.get("workers") for event in events}, "who follows it learns of them"
+    kinds = [event.kind for event in events]
     assert kinds[0] == "state"
     assert "progress" in kinds
     assert storage.workloads.workload(storage.tasks.list(job.id)[0].workload_key)

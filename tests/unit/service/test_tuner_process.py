@@ -214,15 +214,28 @@ def test_a_type_that_the_target_lacks_fails_the_job_and_not_the_tuner(
     assert storage.jobs.get(job.id).state is JobState.SUCCEEDED
 
 
-def test_a_bug_fails_the_job_and_not_the_tuner(
-    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ZeroDivisionError("oops"), "internal error: ZeroDivisionError: oops"),
+        (OSError(28, "the disk is full"), "the tuner's machine: the disk is full"),
+        (OSError("it is odd"), "the tuner's machine: it is odd"),
+    ],
+)
+def test_a_bug_or_a_sick_machine_fails_the_job_and_not_the_tuner(
+    storage: Storage,
+    job: Job,
+    tuner: TunerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    said: str,
 ) -> None:
     def broken(runner: RemoteRunner, token: Any) -> bool:
-        raise ZeroDivisionError("oops")
+        raise error
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(broken))
     assert work_once(tuner)
-    assert storage.jobs.get(job.id).error == "internal error: ZeroDivisionError: oops"
+    assert storage.jobs.get(job.id).error == said
 
 
 def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:

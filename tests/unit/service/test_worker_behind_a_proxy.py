@@ -264,6 +264,21 @@ def test_an_answer_that_makes_no_sense_ends_nothing(
     until(lambda: state(storage, "old") is RequestState.FAILED)
 
 
+def test_that_it_waits_for_the_service_is_said_once(
+    proxy: Proxy, start: Callable[[], Running]
+) -> None:
+    nonsense = (200, {"Content-Type": "application/json"}, b"{}")
+    proxy.instead = lambda path: nonsense if path == "/v1/workers" else None
+    running = start()
+    until(lambda: len(proxy.answered) >= 3)
+    proxy.instead = lambda path: None
+    until(lambda: any(line.startswith("registered as ") for line in running.log))
+    assert [line.startswith("waiting for the service: ") for line in running.log[:2]] == [
+        True,
+        False,
+    ]
+
+
 def test_a_registration_whose_answer_was_lost_makes_one_worker(
     storage: Storage, proxy: Proxy, start: Callable[[], Running]
 ) -> None:
