@@ -211,6 +211,8 @@ def test_a_plan_that_another_worker_confirms_is_every_jobs(
     second = FakeDevice(worker="honest", owner="honest")
     served = chosen_on(storage, leased(device(plan()), second), "first")
     assert race == [1] * len(ratios)
+    stored = {each.run_seconds for each in storage.plans.list(model_digest(MODEL))}
+    assert stored == ({1.0, 0.9} if 0.9 in ratios else {1.0})
     assert known_plan(plan(), storage).plan == served.plan
     again = chosen_on(storage, leased(Queue(stuck=True), second), "second")
     assert again.plan == served.plan and len(race) == len(ratios)
