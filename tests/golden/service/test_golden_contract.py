@@ -21,8 +21,11 @@ from service.settings import Settings
 from service.storage import open_storage
 from tests.databases import lay_database
 
-LEFT_OUT = {"title", "operationId", "openapi", "version", "summary", "description"}
+LEFT_OUT = {"title", "operationId", "summary", "description"}
 """Keys of a description: what the framework makes up itself, and words for people."""
+
+SHOWN = {"example", "examples"}
+"""Keys of values, of which nothing is left out."""
 
 
 def interface() -> str:
@@ -37,7 +40,8 @@ def interface() -> str:
                 answer = answers.pop(status)
                 assert refusals.setdefault(status, answer) == answer, (method, path)
             operation["refused"] = " ".join(refused)
-    return written({"operations": described, "refusals": refusals})
+    operations = {name: described[name] for name in ("paths", "components")}
+    return written({"operations": operations, "refusals": refusals})
 
 
 def commands() -> str:
@@ -120,7 +124,7 @@ def bare(value: Any) -> Any:
     match value:
         case dict():
             kept = {k: v for k, v in value.items() if k not in LEFT_OUT or isinstance(v, dict)}
-            return {key: bare(each) for key, each in kept.items()}
+            return {key: each if key in SHOWN else bare(each) for key, each in kept.items()}
         case list() | tuple():
             return [bare(each) for each in value]
         case _:
