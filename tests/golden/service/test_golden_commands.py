@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from service import cli, client
-from tests.golden.service.canned import BOARD, JOB, KEY, LONG, NOW, RESULT, Canned, canned
+from tests.golden.service.canned import BOARD, JOB, KEY, LONG, NOW, RESULT, Canned, canned, record
 
 INCOMPLETE = {"state": "incomplete", "reason": f"no worker\nwas alive: {LONG}", "failures": {}}
 FAILED = {"state": "failed", "error": f"the board burnt down: {LONG}", "result": {}}
@@ -107,6 +107,19 @@ def test_commands(
     if pytestconfig.getoption("--update-golden", default=False):
         path.write_text(text)
     assert path.read_text() == text
+
+
+def test_a_client_asks_for_a_schedule() -> None:
+    """No command does; programs that embed the client do."""
+    asked: list[str] = []
+    transport = Canned({"GET /v1/schedules": record(1.5e-4)}, asked.append)
+    with client.Client("http://service", "secret", transport=transport) as service:
+        found = service.schedule(KEY, "a target", 2, "fast")
+    assert found.model_dump(exclude={"measurement"}) == {
+        name: value for name, value in record(1.5e-4).items() if name != "measurement"
+    }
+    query = f"workload={KEY}&target=a+target&threads=2&numerics=fast"
+    assert asked == [f"> GET /v1/schedules?{query}", ">   authorization: Bearer secret"]
 
 
 def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
