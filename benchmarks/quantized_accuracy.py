@@ -30,8 +30,8 @@ from service.quantize.errors import QuantizeError
 from service.quantize.fidelity import Fidelity
 from service.quantize.limit import LeastSqnr
 from service.quantize.methods import DynamicInt8, Int4, Method, StaticInt8
-from service.quantize.report import Report
-from service.quantize.run import Work, quantize
+from service.quantize.report import QuantizeReport
+from service.quantize.run import QuantizeWork, quantize
 from service.quantize.samples import Samples
 
 MODELS = (
@@ -86,13 +86,13 @@ def measure(name: str, method: str, stated_db: float) -> Row:
     with tempfile.TemporaryDirectory() as folder, LocalDevice() as device:
         path = Path(folder, "model.onnx")
         onnx.save(model, path)
-        work = Work(path, METHODS[method], samples, device)
+        work = QuantizeWork(path, METHODS[method], samples, device)
         made, report = quantize(work)
         theirs = onnxruntime_db(model, made, samples)
         few = replace(samples, held_out=samples.held_out[:SEARCHED])
-        kept: Report | None = None
+        kept: QuantizeReport | None = None
         try:
-            limited = Work(path, METHODS[method], few, device, limit=LeastSqnr(stated_db))
+            limited = QuantizeWork(path, METHODS[method], few, device, limit=LeastSqnr(stated_db))
             _, kept = quantize(limited)
         except QuantizeError as error:
             print(error)
@@ -135,7 +135,7 @@ def _onnxruntime(model: Any, samples: Sequence[Mapping[str, np.ndarray]]) -> lis
     return [session.run(None, dict(sample)) for sample in samples]
 
 
-def _worst(report: Report) -> float:
+def _worst(report: QuantizeReport) -> float:
     return min(output.fidelity.sqnr_db for output in report.outputs)
 
 

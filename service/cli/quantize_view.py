@@ -14,7 +14,7 @@ from rich.text import Text
 from service.cli.common import milliseconds
 from service.cli.view import make_table, microseconds
 from service.quantize.fidelity import Fidelity, OutputFidelity
-from service.quantize.report import Report, Times
+from service.quantize.report import QuantizeReport, Times
 from service.quantize.run import Tell, quiet
 
 ROWS = 40
@@ -40,7 +40,7 @@ def telling(out: Console | None) -> Iterator[Tell]:
         yield lambda step: out.print(step, soft_wrap=True, markup=False)
 
 
-def report_view(report: Report) -> RenderableType:
+def report_view(report: QuantizeReport) -> RenderableType:
     """What was done, the outputs, and the parts that take most time."""
     parts = _parts(report)
     lines: list[RenderableType] = [Text(f"{report.method}; {_samples(report)}"), Text()]
@@ -56,7 +56,7 @@ def decibels(fidelity: Fidelity | None) -> str:
     return "exact" if found == math.inf else f"{found:.1f} dB"
 
 
-def _samples(report: Report) -> str:
+def _samples(report: QuantizeReport) -> str:
     origin = "drawn samples" if report.origin == "drawn" else f"samples of {report.origin}"
     seen = ", the very ones that calibration saw" if report.seen else ""
     calibrated = f"calibrated on {report.samples}, " if report.samples else ""
@@ -76,7 +76,7 @@ def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
     return table
 
 
-def _parts(report: Report) -> Table:
+def _parts(report: QuantizeReport) -> Table:
     """The parts that take most time in float32, in the model's order."""
     table = make_table("<layers", "SQNR", "cosine", "float32 us", "quantised us", "saved us", "<as")
     parts = report.times.parts
@@ -118,7 +118,7 @@ def _times(times: Times) -> str:
     return line
 
 
-def _kept(report: Report) -> str:
+def _kept(report: QuantizeReport) -> str:
     if not report.limit:
         return ""
     search = report.selection

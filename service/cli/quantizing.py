@@ -102,7 +102,7 @@ def quantize(
     from service.quantize.limit import parse_limit
     from service.quantize.methods import check_installed
     from service.quantize.output import check_place, save_model
-    from service.quantize.run import Work
+    from service.quantize.run import QuantizeWork
     from service.quantize.run import quantize as quantize_model
     from service.storage import open_storage
 
@@ -133,7 +133,7 @@ def quantize(
             telling(None if as_json else out) as tell,
         ):
             made, report = quantize_model(
-                Work(model, method, samples, device, target, threads, limit, serve, tell)
+                QuantizeWork(model, method, samples, device, target, threads, limit, serve, tell)
             )
     finally:
         storage.close()

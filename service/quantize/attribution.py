@@ -22,7 +22,7 @@ Indices = frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """Layers, by position, that are timed together, and seconds of one run of their kernels.
 
     The times are None where the device was not asked, or could not say.
@@ -57,7 +57,7 @@ class Timed:
 class Attribution:
     """Parts, and the seconds of the kernels that belong to none, in either model."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     float_elsewhere: float | None
     quantised_elsewhere: float | None
 
@@ -72,7 +72,9 @@ def attribute(
     Without timed plans each layer is a part, with times that nobody knows.
     """
     if before is None or after is None:
-        return Attribution(tuple(Part((i,), None, None) for i in range(len(layers))), None, None)
+        return Attribution(
+            tuple(ModelPart((i,), None, None) for i in range(len(layers))), None, None
+        )
     both = [list(zip(kernel_layers(t), t.seconds, strict=True)) for t in (before, after)]
     groups = _Groups(len(layers))
     for found, _ in both[0] + both[1]:
@@ -85,7 +87,7 @@ def attribute(
             groups.join((index, sources[0]))
     totals = [_totals(kernels, groups) for kernels in both]
     parts = tuple(
-        Part(members, totals[0].get(members[0], 0.0), totals[1].get(members[0], 0.0))
+        ModelPart(members, totals[0].get(members[0], 0.0), totals[1].get(members[0], 0.0))
         for members in groups.members()
     )
     return Attribution(parts, totals[0].get(None, 0.0), totals[1].get(None, 0.0))

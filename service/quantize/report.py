@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.quantize.attribution import Part
+from service.quantize.attribution import ModelPart
 from service.quantize.fidelity import Fidelity, Outputs
 from service.quantize.layers import Layer
 from service.quantize.selection import Selection
@@ -58,7 +58,7 @@ class Times:
     threads: int
     float_seconds: float | None
     quantised_seconds: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     elsewhere: tuple[float | None, float | None]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QuantizeReport:
     """A quantised model against the float32 model that it was made of.
 
     Attributes:

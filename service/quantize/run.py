@@ -21,10 +21,10 @@ from service.quantize.fidelity import Fidelity, Outputs, noise_ratio
 from service.quantize.layers import Layer, Owners, find_layers
 from service.quantize.limit import Limit, check_limit, keeps
 from service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
-from service.quantize.report import LayerReport, Report, Times
-from service.quantize.running import Reference, Sizes, layer_fidelity
+from service.quantize.report import LayerReport, QuantizeReport, Times
+from service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
 from service.quantize.samples import Samples
-from service.quantize.selection import Candidate, Selection, select
+from service.quantize.selection import PartNoise, Selection, select
 from service.quantize.switched import flags, switched_model
 
 LAYER_SAMPLES = 8
@@ -50,7 +50,7 @@ def quiet(_: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class QuantizeWork:
     """A model to quantise.
 
     Attributes:
@@ -75,7 +75,7 @@ class Work:
     tell: Tell = field(default=quiet)
 
 
-def quantize(work: Work) -> tuple[onnx.ModelProto, Report]:
+def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
     """The quantised model, and what it loses and saves.
 
     Raises:
@@ -90,16 +90,16 @@ def quantize(work: Work) -> tuple[onnx.ModelProto, Report]:
 class _Run:
     """What the steps of one run share."""
 
-    def __init__(self, work: Work, folder: Path) -> None:
+    def __init__(self, work: QuantizeWork, folder: Path) -> None:
         self._work = work
         self._folder = folder
-        self._sizes = Sizes(work.samples.dims, work.threads)
+        self._sizes = CompiledFor(work.samples.dims, work.threads)
         self._notes: list[str] = []
 
-    def whole(self) -> tuple[onnx.ModelProto, Report]:
+    def whole(self) -> tuple[onnx.ModelProto, QuantizeReport]:
         work, samples = self._work, self._work.samples
         work.tell(f"running {len(samples.held_out)} samples in float32")
-        reference = Reference.of(self._sizes.compile(work.model), samples.held_out)
+        reference = FloatOutputs.of(self._sizes.compile(work.model), samples.held_out)
         work.tell("preparing")
         self._model = prepare(work.model, work.method, self._folder)
         self._known = tensor_names(self._model.graph)
@@ -151,7 +151,7 @@ class _Run:
         quantiser: Quantiser,
         made: onnx.ModelProto,
         found: Attribution,
-        reference: Reference,
+        reference: FloatOutputs,
         limit: Limit,
     ) -> tuple[onnx.ModelProto, Outputs, Selection]:
         """Keep parts in float32 until the limit is kept. Raises QuantizeError if it takes all."""
@@ -163,7 +163,7 @@ class _Run:
             tell(f"quantising part {number + 1} of {count} alone")
             alone = frozenset(range(count)) - {number}
             noise = noise_ratio(few.compare(switched, flags(count, alone)))
-            candidates.append(Candidate(number, noise, part.saved_seconds))
+            candidates.append(PartNoise(number, noise, part.saved_seconds))
         chosen: list[tuple[onnx.ModelProto, Outputs]] = []
 
         def would_keep(keep: frozenset[int]) -> bool:
@@ -205,12 +205,12 @@ class _Run:
         times: Times,
         kept: set[int],
         selection: Selection | None,
-    ) -> Report:
+    ) -> QuantizeReport:
         work, samples = self._work, self._work.samples
         some = samples.held_out[:LAYER_SAMPLES]
         layers = layer_fidelity(self._model, made, self._layers, some, self._sizes)
         part_of = {index: n for n, part in enumerate(times.parts) for index in part.layers}
-        return Report(
+        return QuantizeReport(
             str(work.method),
             samples.origin,
             len(samples.calibration) if isinstance(work.method, StaticInt8) else 0,

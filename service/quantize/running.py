@@ -13,12 +13,12 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.packing import Array
 from service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
 from service.quantize.layers import Layer, as_read
-from service.quantize.samples import Sample
+from service.quantize.samples import InputArrays
 from service.quantize.switched import with_outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class CompiledFor:
     """What every compilation here is for: sizes of named dimensions, and threads."""
 
     dims: Mapping[str, int]
@@ -32,20 +32,20 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reference:
+class FloatOutputs:
     """The outputs of the float32 model, by `names`, for some samples."""
 
     names: tuple[str, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[InputArrays, ...]
     outputs: tuple[Sequence[Array], ...]
 
     @staticmethod
-    def of(executable: Executable, samples: Sequence[Sample]) -> Reference:
-        return Reference(
+    def of(executable: Executable, samples: Sequence[InputArrays]) -> FloatOutputs:
+        return FloatOutputs(
             executable.output_names, tuple(samples), tuple(executable.run(s) for s in samples)
         )
 
-    def first(self, count: int) -> Reference:
+    def first(self, count: int) -> FloatOutputs:
         """Of the first samples alone."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
@@ -64,8 +64,8 @@ def layer_fidelity(
     model: onnx.ModelProto,
     quantised: onnx.ModelProto,
     layers: Sequence[Layer],
-    samples: Sequence[Sample],
-    sizes: Sizes,
+    samples: Sequence[InputArrays],
+    sizes: CompiledFor,
 ) -> list[Fidelity | None]:
     """Each layer's value in both models, with all values made outputs."""
     values = [layer.value for layer in layers if layer.value]

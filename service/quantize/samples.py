@@ -25,7 +25,7 @@ RANDOM_SAMPLES = 16
 HELD_OUT = 4
 """One sample of so many is held out."""
 
-Sample = Mapping[str, Array]
+InputArrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Samples:
         origin: where they come from: a path, or "drawn".
     """
 
-    calibration: tuple[Sample, ...]
-    held_out: tuple[Sample, ...]
+    calibration: tuple[InputArrays, ...]
+    held_out: tuple[InputArrays, ...]
     dims: Mapping[str, int]
     origin: str
 
@@ -88,7 +88,7 @@ def read_samples(
         QuantizeError: naming the file, and the array in it, that is wrong.
         OSError: if a file cannot be read.
     """
-    samples: list[Sample] = []
+    samples: list[InputArrays] = []
     bound: dict[str, tuple[int, str]] = {}
     for where, arrays in _arrays(path, inputs, images):
         for sample in _rows(_checked(where, arrays, inputs), inputs):
@@ -121,7 +121,7 @@ def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
     return split(samples, dims, "drawn")
 
 
-def split(samples: Sequence[Sample], dims: Mapping[str, int], origin: str) -> Samples:
+def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) -> Samples:
     """Every fourth sample is held out, of two or three the last; one is used for both."""
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
@@ -161,7 +161,7 @@ def _load(path: Path) -> Mapping[str, Array]:
         raise QuantizeError(str(error)) from error
 
 
-def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> Sample:
+def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> InputArrays:
     """The arrays as the model takes them."""
     names = {one.name for one in inputs}
     for name in arrays:
@@ -189,7 +189,7 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
     return sample
 
 
-def _rows(sample: Sample, inputs: Sequence[Input]) -> Iterator[Sample]:
+def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]:
     """A sample as it is, or cut where each array has so many times the rows of its input."""
     counts = set()
     for one in inputs:
@@ -208,7 +208,7 @@ def _rows(sample: Sample, inputs: Sequence[Input]) -> Iterator[Sample]:
 
 
 def _bind(
-    where: str, sample: Sample, inputs: Sequence[Input], bound: dict[str, tuple[int, str]]
+    where: str, sample: InputArrays, inputs: Sequence[Input], bound: dict[str, tuple[int, str]]
 ) -> None:
     """Check the shapes of a sample, and note the sizes of named dimensions."""
     for one in inputs:

@@ -19,7 +19,7 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PartNoise:
     """A part of a model.
 
     Attributes:
@@ -44,7 +44,7 @@ class Selection:
         rounds: how many parts each model kept that was quantised anew, in order.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[PartNoise, ...]
     kept: frozenset[int]
     runs: int
     rounds: tuple[int, ...]
@@ -61,7 +61,7 @@ class Selection:
         }
 
 
-def by_noise_for_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def by_noise_for_time(candidates: Sequence[PartNoise]) -> tuple[PartNoise, ...]:
     """The order in which parts are kept: most noise for each second first.
 
     A part that saves nothing comes before all that save something. One of which nobody knows what
@@ -70,7 +70,7 @@ def by_noise_for_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     known = [c.saved_seconds for c in candidates if c.saved_seconds is not None]
     usual = median([s for s in known if s > 0] or [1.0])
 
-    def worth(candidate: Candidate) -> tuple[bool, float]:
+    def worth(candidate: PartNoise) -> tuple[bool, float]:
         saved = usual if candidate.saved_seconds is None else candidate.saved_seconds
         if saved <= 0:
             return True, candidate.noise
@@ -82,7 +82,7 @@ def by_noise_for_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def select(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PartNoise],
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from compiler.runtime.packing import Array
-from service.quantize.attribution import Part
+from service.quantize.attribution import ModelPart
 from service.quantize.layers import Layer, as_read
 
 _FLAG = "tilewright.float32."
@@ -39,7 +39,7 @@ def switched_model(
     model: onnx.ModelProto,
     quantised: onnx.ModelProto,
     layers: Sequence[Layer],
-    parts: Sequence[Part],
+    parts: Sequence[ModelPart],
 ) -> onnx.ModelProto:
     """The quantised model with each layer of the float32 model beside its quantised form."""
     result = onnx.ModelProto()
@@ -66,7 +66,7 @@ class _Switches:
     """What is added to a quantised graph, and the values in it that get other names."""
 
     def __init__(
-        self, layers: Sequence[Layer], parts: Sequence[Part], graph: onnx.GraphProto
+        self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
     ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}

@@ -10,7 +10,7 @@ import pytest
 
 from compiler import driver
 from compiler.target import resolve_target
-from service.quantize.attribution import Part, Timed, attribute, kernel_layers
+from service.quantize.attribution import ModelPart, Timed, attribute, kernel_layers
 from service.quantize.layers import Layer, Owners, as_read, find_layers
 from service.quantize.methods import (
     DynamicInt8,
@@ -20,7 +20,7 @@ from service.quantize.methods import (
     prepare,
     tensor_names,
 )
-from service.quantize.running import Reference, Sizes, layer_fidelity
+from service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
 from service.quantize.samples import Samples
 from service.quantize.switched import flags, switched_model, with_outputs
 from tests.unit.quantize.small import drawn, network, perceptron, saved
@@ -121,7 +121,7 @@ def test_what_no_layer_makes_is_elsewhere(dynamic: Made) -> None:
 
 def test_without_times_every_layer_is_a_part(static: Made) -> None:
     found = attribute(static.layers, None, static.timed(static.quantised, 1.0))
-    assert found.parts == tuple(Part((i,), None, None) for i in range(7))
+    assert found.parts == tuple(ModelPart((i,), None, None) for i in range(7))
     assert found.parts[0].saved_seconds is None
 
 
@@ -129,10 +129,10 @@ def test_without_times_every_layer_is_a_part(static: Made) -> None:
 def test_a_switched_model_is_either(kind: str, request: pytest.FixtureRequest) -> None:
     made: Made = request.getfixturevalue(kind)
     count = len(made.layers)
-    parts = [Part((index,), None, None) for index in range(count)]
-    sizes = Sizes({}, 1)
+    parts = [ModelPart((index,), None, None) for index in range(count)]
+    sizes = CompiledFor({}, 1)
     switched = sizes.compile(switched_model(made.model, made.quantised, made.layers, parts))
-    reference = Reference.of(sizes.compile(made.model), made.samples.held_out)
+    reference = FloatOutputs.of(sizes.compile(made.model), made.samples.held_out)
     quantised = reference.compare(sizes.compile(made.quantised))
     (whole,) = reference.compare(switched, flags(count, frozenset(range(count))))
     (none,) = reference.compare(switched, flags(count, ()))
@@ -145,9 +145,9 @@ def test_a_switched_model_is_either(kind: str, request: pytest.FixtureRequest) -
 
 def test_a_switch_turns_its_own_part_only(static: Made) -> None:
     """With the last layer in float32 and all others too but the first, the error is the first's."""
-    parts = [Part((index,), None, None) for index in range(len(static.layers))]
+    parts = [ModelPart((index,), None, None) for index in range(len(static.layers))]
     model = switched_model(static.model, static.quantised, static.layers, parts)
-    executable = Sizes({}, 1).compile(with_outputs(model, ["c1", "sum"]))
+    executable = CompiledFor({}, 1).compile(with_outputs(model, ["c1", "sum"]))
     sample = static.samples.held_out[0]
     outputs = [
         dict(
@@ -162,7 +162,7 @@ def test_a_switch_turns_its_own_part_only(static: Made) -> None:
 
 def test_layers_are_compared_with_their_noise(static: Made) -> None:
     near = layer_fidelity(
-        static.model, static.quantised, static.layers, static.samples.held_out, Sizes({}, 1)
+        static.model, static.quantised, static.layers, static.samples.held_out, CompiledFor({}, 1)
     )
     found = [one.sqnr_db for one in near if one is not None]
     assert len(found) == len(static.layers)

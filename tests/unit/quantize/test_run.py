@@ -29,7 +29,7 @@ from service.quantize.methods import (
     prepare,
 )
 from service.quantize.output import check_place, save_model
-from service.quantize.run import Work, quantize
+from service.quantize.run import QuantizeWork, quantize
 from service.quantize.samples import Samples
 from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
 
@@ -50,9 +50,9 @@ class Clockwork:
         return np.arange(1, 1 + len(list(loadable.program.walk()))) * 1e-6
 
 
-def work(path: Path, method: Method, samples: Samples, **more: Any) -> Work:
+def work(path: Path, method: Method, samples: Samples, **more: Any) -> QuantizeWork:
     device: Any = Clockwork()
-    return Work(path, method, samples, more.pop("device", device), **more)
+    return QuantizeWork(path, method, samples, more.pop("device", device), **more)
 
 
 def operators(made: onnx.ModelProto) -> set[str]:

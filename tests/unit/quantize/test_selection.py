@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from service.quantize.selection import ROUNDS, Candidate, by_noise_for_time, select
+from service.quantize.selection import ROUNDS, PartNoise, by_noise_for_time, select
 
 
 def order(*candidates: tuple[float, float | None]) -> list[int]:
-    made = [Candidate(part, noise, saved) for part, (noise, saved) in enumerate(candidates)]
+    made = [PartNoise(part, noise, saved) for part, (noise, saved) in enumerate(candidates)]
     return [candidate.part for candidate in by_noise_for_time(made)]
 
 
@@ -32,9 +32,9 @@ def test_noise_without_bounds_comes_before_all_other() -> None:
     assert order((1, 1), (math.inf, 1), (2, 1)) == [1, 2, 0]
 
 
-def parts(count: int) -> list[Candidate]:
+def parts(count: int) -> list[PartNoise]:
     """Part 0 is the noisiest."""
-    return [Candidate(part, float(count - part), 1.0) for part in range(count)]
+    return [PartNoise(part, float(count - part), 1.0) for part in range(count)]
 
 
 def test_no_more_are_kept_than_it_takes() -> None:
