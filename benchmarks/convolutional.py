@@ -20,6 +20,9 @@ _B0_STAGES = (
 )
 """Expansion, filters, repeats, first stride, kernel: table 1 of EfficientNet's paper."""
 
+_DETECTOR_GAIN = 2.4
+"""As SILU_GAIN: pools of maxima add to the mean square, and 2.3 fades."""
+
 
 def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
     """MobileNetV2 (Sandler et al. 2018) with batch norm folded; input (1, 3, size, size)."""
@@ -122,17 +125,21 @@ def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
     """
     writer = OnnxWriter("yolo_nano", seed)
 
-    def conv(x: str, channels: int, filters: int, kernel: int = 1, stride: int = 1) -> str:
-        y = writer.conv(x, channels, filters, kernel, stride, gain=SILU_GAIN)
+    def conv(
+        x: str, channels: int, filters: int, kernel: int = 1, stride: int = 1, square: float = 1.0
+    ) -> str:
+        """`square` is the mean square of x, which the weights make up for."""
+        y = writer.conv(x, channels, filters, kernel, stride, gain=_DETECTOR_GAIN / square)
         return writer.node("Mul", y, writer.node("Sigmoid", y))
 
     def cross_stage(x: str, channels: int, filters: int, depth: int, *, skip: bool = True) -> str:
         half = filters // 2
-        y = conv(x, channels, half)
+        y, square = conv(x, channels, half), 1.0
         for _ in range(depth):
-            z = conv(conv(y, half, half), half, half, 3)
-            y = writer.node("Add", y, z) if skip else z
-        return conv(writer.node("Concat", y, conv(x, channels, half), axis=1), filters, filters)
+            z = conv(conv(y, half, half, square=square), half, half, 3)
+            y, square = (writer.node("Add", y, z), square + 1) if skip else (z, 1.0)
+        joined = writer.node("Concat", y, conv(x, channels, half), axis=1)
+        return conv(joined, filters, filters, square=(square + 1) / 2)
 
     def doubled(x: str) -> str:
         scales = writer.constant(np.array([1, 1, 2, 2], np.float32))
@@ -166,7 +173,10 @@ def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
     heads = ((first, 64, size // 8), (second, 128, size // 16), (third, 256, size // 32))
     return writer.finish(
         [
-            (writer.node("Sigmoid", writer.conv(x, c, outputs, 1)), (1, outputs, side, side))
+            (
+                writer.node("Sigmoid", writer.conv(x, c, outputs, 1, gain=0.25)),
+                (1, outputs, side, side),
+            )
             for x, c, side in heads
         ]
     )
