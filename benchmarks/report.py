@@ -213,7 +213,7 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
     versions = sorted({f"{row.engine} {row.version}" for row in report.rows if row.version})
     clock = "CPU time of the process" if report.threads == 1 else "Wall time"
     lines = [
-        f"# Race, {report.threads} thread{'s' if report.threads > 1 else ''}, batch 1, float32",
+        f"# Race, {report.threads} thread{'s' if report.threads > 1 else ''}, batch 1",
         "",
         f"{report.origin.sentence()} {', '.join(versions)}.",
         "",

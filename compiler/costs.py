@@ -16,6 +16,7 @@ from compiler.memory_plan import plan_memory
 from compiler.ops.attributes import ints
 from compiler.ops.registry import Effort, OpKind
 from compiler.plan import GraphPlan, ViewStep, bodies_of
+from compiler.product_types import TypeShare, type_shares
 from compiler.workload import Workload
 
 FLOPS_PER_BYTE = 8.0
@@ -150,6 +151,8 @@ class PlanSummary:
     """Most memory that the values between kernels take at one time. It leaves out the work space of
     kernels, which depends on their schedules."""
     tasks: tuple[TaskSummary, ...]
+    products: tuple[TypeShare, ...] = ()
+    """The multiply-accumulates by the types of their factors; a loop's body counts once."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json`."""
@@ -206,4 +209,7 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
         arena_bytes=plan_memory(plan).arena_bytes,
         tasks=tuple(sorted(rows, key=lambda row: -row.share)),
+        products=type_shares(
+            graph, {node.name: _node_macs(node, part) for part in graphs for node in part.nodes}
+        ),
     )

@@ -22,6 +22,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
         ("outputs", ", ".join(f"{name}: {kind}" for name, kind in summary.outputs)),
         ("parameters", f"{quantity(summary.parameters)} ({size(summary.parameter_bytes)})"),
         ("MACs", quantity(summary.macs)),
+        *(("" if number else "of these", text) for number, text in enumerate(_products(summary))),
         ("operations", quantity(summary.flops)),
         (
             "memory traffic",
@@ -55,6 +56,18 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
             size(task.bytes_written),
         )
     return Group(head, Text(), table)
+
+
+def _products(summary: PlanSummary) -> list[str]:
+    """In which types what share of the products is formed; nothing where all are of one type."""
+    total = sum(share.macs for share in summary.products)
+    if len(summary.products) < 2 and not any(share.reason for share in summary.products):
+        return []
+    return [
+        f"{100 * share.macs / total:.1f} % {share.types}"
+        + (f": {share.reason}" * bool(share.reason))
+        for share in summary.products
+    ]
 
 
 def quantity(number: float) -> str:

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 
 from compiler.codegen.statistics import InnerLoop
 from compiler.costs import PlanSummary, TaskSummary
+from compiler.product_types import TypeShare
 from compiler.roofline import Level, Speeds, TimeBound
 from compiler.schedule.schedule import Schedule
 from compiler.target import known_targets
@@ -118,6 +119,10 @@ SUMMARY = PlanSummary(
     tasks=(
         TaskSummary("a" * 64, ("matmul", "relu"), "y", 3, 4_000, 8_000, 2048, 1024, 0.75),
         TaskSummary("b" * 64, ("softmax", "[red]"), "z", 1, 1_000, 2_000, 512, 256, 0.25),
+    ),
+    products=(
+        TypeShare("uint8 x int8", 3_000_000_000),
+        TypeShare("float32", 1_100_000_000, "both factors [red] are computed"),
     ),
 )
 

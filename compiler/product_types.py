@@ -1,0 +1,68 @@
+"""In which types the products of a model are formed, and why some of a quantised one are floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.graph.ir import Graph, Node
+from compiler.ops.products import BYTES
+
+_WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
+"""What may stand between a value that is stored in bytes and a product that could take these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeShare:
+    """Multiply-accumulates whose factors have these types.
+
+    `reason` says why they are floats, where the model has values in bytes; else it is empty.
+    """
+
+    types: str
+    macs: int
+    reason: str = ""
+
+
+def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
+    """The products of a graph and its bodies by the types of their factors, most work first.
+
+    `macs` has those of each product, by the name of its node. What is in a body counts once.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for part in graph.walk():
+        quantised = any(kind.dtype in BYTES for kind in part.types.values())
+        for node in part.nodes:
+            if not macs.get(node.name):
+                continue
+            types = dict.fromkeys(part.types[value].dtype for value in node.inputs[:2])
+            floats = all(dtype.is_float for dtype in types)
+            reason = _why_floats(part, node) if quantised and floats else ""
+            key = " x ".join(types), reason
+            found[key] = found.get(key, 0) + macs[node.name]
+    shares = [TypeShare(types, count, reason) for (types, reason), count in found.items()]
+    return tuple(sorted(shares, key=lambda share: -share.macs))
+
+
+def _why_floats(graph: Graph, node: Node) -> str:
+    if node.op == "attention":
+        return "attention is computed in floats"
+    known = [value in graph.constants for value in node.inputs[:2]]
+    stored = [_is_stored_in_bytes(graph, value) for value in node.inputs[:2]]
+    if not any(known):
+        both = all(stored)
+        return "both factors are computed" if both else "a computed factor is not quantised"
+    if not any(stored):
+        return "what the weights multiply is not quantised"
+    return "the weights are no bytes that can be multiplied, or the target does not multiply bytes"
+
+
+def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
+    """Whether a value is made of one that is stored in bytes, by scaling and moving alone."""
+    while graph.types[value].dtype not in BYTES:
+        node = graph.producer(value)
+        varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]
+        if node is None or node.op not in _WIDENING or len(varying) != 1:
+            return False
+        (value,) = varying
+    return True

@@ -1,0 +1,77 @@
+"""In which types a model multiplies, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.costs import plan_summary
+from compiler.driver import make_plan, optimise
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.product_types import TypeShare
+from compiler.target import resolve_target
+from tests.graphs import Maker
+
+
+def dequantised(g: Maker, x: str) -> str:
+    wide = g("sub", g("cast", x, to="int32"), g.constant(f"{x}.zero", np.int32(3)))
+    return g("mul", g("cast", wide, to="float32"), g.constant(f"{x}.scale", np.float32(0.5)))
+
+
+def bytes_(g: Maker, *shape: int) -> str:
+    return g.constant(f"w{shape}", g.random.integers(-9, 9, shape).astype(np.int8))
+
+
+def quantised(g: Maker, value: str) -> str:
+    return g("cast", g("round", value), to="uint8")
+
+
+def shares(graph: Graph, target: str = "cascadelake") -> tuple[TypeShare, ...]:
+    chosen = resolve_target(target)
+    return plan_summary(make_plan(optimise(graph, chosen), chosen)).products
+
+
+def layer(g: Maker) -> str:
+    """Quantised rows (5, 8) by quantised weights (8, 6)."""
+    x = dequantised(g, g.input("x", 5, 8, dtype=DType.UINT8))
+    return g("matmul", x, dequantised(g, bytes_(g, 8, 6)))
+
+
+def test_a_model_of_floats_has_no_reasons() -> None:
+    g = Maker()
+    graph = g.graph(g("matmul", g.input("x", 5, 8), g.weight("w", 8, 6)))
+    assert shares(graph) == (TypeShare("float32", 240),)
+
+
+def test_bytes_where_the_target_multiplies_them() -> None:
+    g = Maker()
+    graph = g.graph(layer(g))
+    assert shares(graph) == (TypeShare("uint8 x int8", 240),)
+    (floats,) = shares(graph, "x86-64-v3")
+    assert (floats.types, floats.macs) == ("float32", 240)
+    assert "the target does not multiply bytes" in floats.reason
+
+
+def test_why_products_are_floats() -> None:
+    g = Maker()
+    first = quantised(g, layer(g))
+    other = dequantised(g, g.input("y", 6, 7, dtype=DType.UINT8))
+    both = g("matmul", dequantised(g, first), other)  # (5, 6) by (6, 7)
+    weights = g.weight("v", 7, 4)
+    plain = g("matmul", g("exp", both), weights)
+    mixed = g("matmul", plain, g.input("z", 4, 2))
+    found = shares(g.graph(mixed))
+    assert found == (
+        TypeShare("uint8 x int8", 240),
+        TypeShare("float32", 210, "both factors are computed"),
+        TypeShare("float32", 140, "what the weights multiply is not quantised"),
+        TypeShare("float32", 40, "a computed factor is not quantised"),
+    )
+
+
+def test_attention_in_a_quantised_model() -> None:
+    g = Maker()
+    q, k, v = (dequantised(g, g.input(n, 1, 2, 4, 8, dtype=DType.UINT8)) for n in "qkv")
+    scores = g("matmul", q, g("transpose", k, perm=(0, 1, 3, 2)))
+    found = shares(g.graph(g("matmul", g("softmax", scores, axis=3), v)))
+    assert [share.reason for share in found] == ["attention is computed in floats"]
