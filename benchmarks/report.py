@@ -55,8 +55,13 @@ class Origin:
 
 def command() -> str:
     """What this process was started with. Of files elsewhere the names alone are shown."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.orig_argv]
-    return shlex.join(["python", *words[1:]])
+    return shlex.join(["python", *map(_elsewhere, sys.orig_argv[1:])])
+
+
+def _elsewhere(word: str) -> str:
+    """A word of a command with the name alone of a file elsewhere, also behind `ENGINE=`."""
+    before, equals, path = word.rpartition("=")
+    return before + equals + Path(path).name if Path(path).is_absolute() else word
 
 
 def _plain(value: Any) -> Any:
@@ -65,7 +70,9 @@ def _plain(value: Any) -> Any:
         return value.name
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    if isinstance(value, str):
+        return _elsewhere(value)
+    return value if isinstance(value, (int, float, bool, type(None))) else str(value)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -14,7 +15,14 @@ import numpy as np
 import pytest
 
 from benchmarks import engines, models, race
-from benchmarks.report import LONGEST_ERROR, Origin, RaceReport, RaceRow, write_report
+from benchmarks.report import (
+    LONGEST_ERROR,
+    Origin,
+    RaceReport,
+    RaceRow,
+    command,
+    write_report,
+)
 
 
 def test_the_ratio_is_taken_round_by_round() -> None:
@@ -188,3 +196,16 @@ def test_the_untuned_engine_compiles_in_bfloat16() -> None:
         engines.ENGINES[name].load(model, feeds, 1, "")()[0] for name in ("untuned", "untuned-bf16")
     )
     assert 1e-5 < np.abs(narrow - wide).max() / np.abs(wide).max() < engines.BF16_ERROR
+
+
+def test_a_result_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreters and folders elsewhere keep their names alone, behind an engine's name too."""
+    words = ["--python", "openvino=/opt/peer/bin/python", "--results", "/var/made", "--rounds", "5"]
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "-m", "benchmarks.race", *words])
+    assert command() == (
+        "python -m benchmarks.race --python openvino=python --results made --rounds 5"
+    )
+    pythons = [("openvino", "/opt/peer/bin/python")]
+    options = argparse.Namespace(pythons=pythons, results=Path("/var/made"), name="a=b")
+    shown = {"pythons": [["openvino", "python"]], "results": "made", "name": "a=b"}
+    assert Origin.of(options).options == shown
