@@ -81,8 +81,8 @@ class Fidelity:
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json`, null where a number is not finite; `exact` says why."""
         return {
-            "sqnr_db": _finite(self.sqnr_db),
-            "cosine": _finite(self.cosine),
+            "sqnr_db": finite(self.sqnr_db),
+            "cosine": finite(self.cosine),
             "exact": self.noise == 0.0,
         }
 
@@ -161,5 +161,6 @@ def noise_ratio(outputs: Outputs) -> float:
     return max((output.fidelity.noise_ratio for output in outputs), default=0.0)
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
+    """A number for JSON, which has no word for those that are not finite: None."""
     return number if math.isfinite(number) else None

@@ -175,8 +175,10 @@ class _Run:
             names = [self._layers[i].name for part in keep for i in found.parts[part].layers]
             model = quantiser.quantise(names)
             outputs = reference.compare(self._sizes.compile(model))
+            if not keeps(limit, outputs):
+                return False
             chosen[:] = [(model, outputs)]
-            return keeps(limit, outputs)
+            return True
 
         selection = select(candidates, would_keep, does_keep)
         if selection is None:

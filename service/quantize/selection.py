@@ -4,7 +4,8 @@ Each part is quantised alone, which tells the noise that it brings to the output
 in float32 in the order of the noise that they bring for each second that they save, worst first:
 as few of them as it takes. That is asked of a model that computes every part in both ways
 (`switched.py`), and then of the real thing, quantised anew without these parts. Where the real one
-loses more, more parts are kept, and it is asked again: at most `ROUNDS` times.
+loses more, more parts are kept, in steps that double; once one keeps the loss, fewer are tried
+between it and the last that did not: at most `ROUNDS` models in all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-ROUNDS = 6
+from service.quantize.fidelity import finite
+
+ROUNDS = 10
 """Most models that are quantised anew."""
 
 
@@ -52,7 +55,7 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         return {
             "order": [
-                {"part": c.part, "noise": c.noise, "saved_seconds": c.saved_seconds}
+                {"part": c.part, "noise": finite(c.noise), "saved_seconds": c.saved_seconds}
                 for c in self.candidates
             ],
             "kept": sorted(self.kept),
@@ -91,8 +94,8 @@ def select(
     Args:
         candidates: the parts of the model.
         would_keep: whether the loss is kept with these parts in float32, by the switched model.
-        does_keep: the same of the model itself, which is quantised anew. The last set that it is
-            asked about is the one that is chosen.
+        does_keep: the same of the model itself, which is quantised anew. The last set that it says
+            yes to is the one that is chosen.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)
@@ -109,12 +112,18 @@ def select(
         else:
             low = middle + 1
     rounds: list[int] = []
+    too_few, enough = low - 1, len(order)
     count, step = low, 1
-    while count < len(order) and len(rounds) < ROUNDS:
+    while too_few < count < enough and len(rounds) < ROUNDS:
         rounds.append(count)
         if does_keep(first(count)):
-            return Selection(order, first(count), runs, tuple(rounds))
-        count, step = min(count + step, len(order) - 1), 2 * step
-        if rounds[-1] == count:
-            break
-    return None
+            enough = count
+        else:
+            too_few = count
+        if enough < len(order):
+            count = (too_few + enough) // 2
+        else:
+            count, step = min(count + step, len(order) - 1), 2 * step
+    if enough == len(order):
+        return None
+    return Selection(order, first(enough), runs, tuple(rounds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from service.quantize.methods import (
 from service.quantize.output import check_place, save_model
 from service.quantize.run import QuantizeWork, quantize
 from service.quantize.samples import Samples
+from service.quantize.selection import PartNoise, Selection
 from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
 
 
@@ -133,6 +134,27 @@ def test_a_stated_loss_is_kept(tmp_path: Path, method: Method, runnable: bool) -
     wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
     assert sqnr(wanted, onnxruntime_outputs(made, samples.held_out)) >= limit.decibels - 0.5
     assert any("alone" in line for line in told) and any("anew" in line for line in told)
+
+
+def test_a_model_that_was_tried_and_lost_too_much_is_not_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, samples = saved(perceptron(), tmp_path), drawn([4, 64])
+    _, free = quantize(work(path, DynamicInt8(), samples))
+    limit = LeastSqnr(free.outputs[0].fidelity.sqnr_db + 0.1)
+
+    def back_and_forth(
+        candidates: Sequence[PartNoise], _: object, does_keep: Callable[[frozenset[int]], bool]
+    ) -> Selection:
+        most = frozenset(range(len(candidates) - 1))
+        assert does_keep(most) and not does_keep(frozenset())
+        return Selection(tuple(candidates), most, 0, (len(most), 0))
+
+    monkeypatch.setattr("service.quantize.run.select", back_and_forth)
+    made, report = quantize(work(path, DynamicInt8(), samples, limit=limit))
+    assert report.outputs[0].fidelity.sqnr_db >= limit.decibels
+    kept = {layer.layer.name for layer in report.layers if layer.kept}
+    assert {node.name for node in made.graph.node if node.op_type == "MatMul"} == kept
 
 
 def test_a_loss_that_is_kept_anyway_costs_no_search(tmp_path: Path) -> None:

@@ -60,8 +60,43 @@ def test_the_real_model_has_the_last_word() -> None:
         return len(keep) >= 6
 
     found = select(parts(20), lambda keep: len(keep) >= 4, does)
-    assert found is not None and asked == [4, 5, 7] == list(found.rounds)
-    assert found.kept == frozenset(range(7))
+    assert found is not None and asked == [4, 5, 7, 6] == list(found.rounds)
+    assert found.kept == frozenset(range(6))
+
+
+def test_steps_that_double_are_searched_backwards() -> None:
+    """The last one asked about need not be the one that is chosen."""
+    answers: dict[int, bool] = {}
+
+    def does(keep: frozenset[int]) -> bool:
+        return answers.setdefault(len(keep), len(keep) >= 20)
+
+    found = select(parts(200), lambda keep: len(keep) >= 3, does)
+    assert found is not None and found.kept == frozenset(range(20))
+    assert found.rounds == tuple(answers) == (3, 4, 6, 10, 18, 34, 26, 22, 20, 19)
+    assert answers[20] and not answers[19]
+
+
+@pytest.mark.parametrize("needed", range(1, 40))
+def test_what_is_kept_was_asked_about_and_is_enough(needed: int) -> None:
+    yes: list[frozenset[int]] = []
+
+    def does(keep: frozenset[int]) -> bool:
+        if len(keep) >= needed:
+            yes.append(keep)
+        return len(keep) >= needed
+
+    found = select(parts(41), lambda keep: True, does)
+    assert found is not None and found.kept == yes[-1] == min(yes, key=len)
+    assert len(found.rounds) <= ROUNDS and len(set(found.rounds)) == len(found.rounds)
+
+
+def test_noise_without_bounds_is_no_number_of_json() -> None:
+    loud = [PartNoise(0, math.inf, 1.0), PartNoise(1, 1.0, None)]
+    found = select(loud, lambda keep: len(keep) > 0, lambda keep: True)
+    assert found is not None
+    order = json.loads(json.dumps(found.to_json(), allow_nan=False))["order"]
+    assert [one["noise"] for one in order] == [None, 1.0]
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000])
