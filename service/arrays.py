@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import zipfile
 import zlib
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
+
+from service.files import replacing
 
 
 class ArraysError(Exception):
@@ -52,28 +50,7 @@ def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     Raises:
         OSError: if it cannot be written; its filename is `path`.
     """
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as file:  # a device or a pipe; a folder is refused
-                _write(file, arrays)
-            return
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            with temporary.open("xb") as file:
-                _write(file, arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _write(file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-from contextlib import suppress
 from pathlib import Path
 
 import onnx
 
+from service.files import replacing
 from service.quantize.errors import QuantizeError
 
 
@@ -25,13 +24,8 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write a model. A file that was there is replaced once the new one is complete.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if it cannot be written; its filename is `path`.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(model.SerializeToString())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    data = model.SerializeToString()
+    with replacing(path) as file:
+        file.write(data)

@@ -402,6 +402,11 @@ def test_places_for_the_result(tmp_path: Path) -> None:
     save_model(perceptron(), tmp_path / "new.onnx")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "new.onnx"]
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
-        save_model(perceptron(), tmp_path / "taken")
+    for place in (tmp_path / "taken", tmp_path / "away" / "a.onnx"):
+        with pytest.raises(OSError, match="directory") as caught:
+            save_model(perceptron(), place)
+        assert caught.value.filename == str(place)
     assert len(list(tmp_path.iterdir())) == 3, "nothing half written is left"
+    (tmp_path / "link.onnx").symlink_to("new.onnx")
+    save_model(network(), tmp_path / "link.onnx")
+    assert onnx.load(tmp_path / "new.onnx") == network(), "links lead to the new model"

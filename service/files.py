@@ -1,0 +1,40 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write. One that was there is replaced once the new one is complete.
+
+    A link stays, and the file that it leads to is replaced. A device or a pipe is written into.
+
+    Raises:
+        OSError: if it cannot be written; its filename is `path`.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:  # a device or a pipe; a folder is refused
+                yield file
+            return
+        place = Path(os.path.realpath(path))
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(place)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
