@@ -586,7 +586,7 @@ def test_compile_refuses_a_type_that_the_target_lacks(
     path.write_bytes(made.SerializeToString())
     assert run("compile", path, "--target", "wasm32", "-o", tmp_path / "a") == 1
     assert capsys.readouterr().err.strip() == (
-        "error: the fused workload of matmul: target 'wasm32' cannot compute in bfloat16"
+        "error: the fused workload of matmul, cast: target 'wasm32' cannot compute in bfloat16"
     )
     assert not (tmp_path / "a").exists()
 
