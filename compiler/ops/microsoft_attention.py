@@ -15,7 +15,7 @@ from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
 from compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
 from compiler.ops.microsoft_heads import (
-    Attention,
+    MaskedAttention,
     both,
     hidden,
     joined,
@@ -34,7 +34,7 @@ _FILTER = -10000.0
 """What hides a key unless the node says otherwise: added to its score."""
 
 
-def _padding(node: OnnxNode, position: int, like: Attention) -> str | None:
+def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None:
     """The mask of an operand of int32 that says which keys are no padding; None without one.
 
     (batch,): how many keys there are; (2 * batch,): the end of each row's keys, then their starts;
@@ -117,7 +117,7 @@ def _of_projected(
             joined(node, old, new, "past") for old, new in zip(cached, (key, value), strict=True)
         )
         before = node.shape(past)[3]
-    plain = Attention(node, query, key, value, past=before)
+    plain = MaskedAttention(node, query, key, value, past=before)
     made = _masked(node, plain, places.mask, places.bias).emit()
     if len(node.outputs) < 2:
         return [made]
@@ -125,7 +125,7 @@ def _of_projected(
     return kept_outputs(node, made, node.emit("concat", present, axis=0))
 
 
-def _masked(node: OnnxNode, plain: Attention, padding: int, bias: int) -> Attention:
+def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> MaskedAttention:
     """With a padding mask and a bias of scores from these operands, causal if the node says so."""
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:
@@ -161,7 +161,7 @@ def _multi_head_attention(node: OnnxNode) -> list[str]:
     key = joined(node, past[0], key, "past_key")
     value = joined(node, past[1], value, "past_value")
     before = 0 if past[0] is None else node.shape(past[0])[2]
-    made = _masked(node, Attention(node, query, key, value, past=before), 4, 5).emit()
+    made = _masked(node, MaskedAttention(node, query, key, value, past=before), 4, 5).emit()
     return kept_outputs(node, made, key, value)
 
 

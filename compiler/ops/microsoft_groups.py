@@ -11,7 +11,7 @@ from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import (
-    Attention,
+    MaskedAttention,
     both,
     hidden,
     joined,
@@ -161,7 +161,7 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
     causal = node.integer("causal", 1) != 0
     reach = node.integer("local_window_size", -1) if causal else -1
     seen = cache.seen(causal=causal, reach=reach)
-    made = Attention(node, query, key, value)
+    made = MaskedAttention(node, query, key, value)
     if seen is not None:
         made = made.masked(hidden(node, seen, node.type(query).dtype, -np.inf))
     elif causal:

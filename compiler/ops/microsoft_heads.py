@@ -33,7 +33,7 @@ def merge_heads(node: OnnxNode, value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class MaskedAttention:
     """Operands of one attention, (batch, heads, rows, size), and what is added to its scores.
 
     Query i sees no key after `past + i` if `causal`.
@@ -51,10 +51,10 @@ class Attention:
     def keys(self) -> int:
         return self.node.shape(self.key)[2]
 
-    def masked(self, mask: str | None) -> Attention:
+    def masked(self, mask: str | None) -> MaskedAttention:
         return self if mask is None else replace(self, masks=(*self.masks, mask))
 
-    def with_sink(self, sink: str) -> Attention:
+    def with_sink(self, sink: str) -> MaskedAttention:
         """One more key before the others, whose score (heads,) takes a share and adds no value."""
         node, (batch, heads, _, size) = self.node, self.node.shape(self.key)
         dtype = node.type(self.key).dtype

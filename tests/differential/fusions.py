@@ -372,6 +372,16 @@ def _matmul(g: Grower, op: str) -> str:
     return g.add(op, [g.weight(g.extent(1, 40), shape[-2]), x])
 
 
+def _block_matmul(g: Grower, op: str) -> str:
+    """Nibbles, eight to a word, with a scale for each sixteen of them."""
+    x = g.some(rank=2, floats=True)
+    if g.shape(x)[1] % 16:
+        x = g.input(g.extent(1, 9), 16 * g.extent(1, 3))
+    columns, depth = g.extent(1, 20), g.shape(x)[1]
+    words = g.random.integers(0, 2**32, (columns, depth // 8), np.uint32)
+    return g.add(op, [x, g.known(words), g.weight(columns, depth // 16)], bits=4, block=16)
+
+
 def _attention(g: Grower, op: str) -> str:
     x = g.some(rank=4, floats=True)
     n, heads, _tokens, size = g.shape(x)
@@ -412,6 +422,13 @@ def _gather(g: Grower, op: str) -> str:
     return g.add(op, [x, g.known(index)], axis=axis)
 
 
+def _lookup(g: Grower, op: str) -> str:
+    kinds = g.pick(DType.UINT8, DType.INT8), g.pick(np.uint8, np.int8)
+    shape = g.shape(g.some())
+    table = g.random.integers(0, 256, 256, np.uint8).view(kinds[1])
+    return g.add(op, [g.input(*shape, dtype=kinds[0]), g.known(table)])
+
+
 def _descend(g: Grower, op: str) -> str:
     x = g.some(rank=2, floats=True)
     records = (g.extent(1, 12),)
@@ -432,6 +449,7 @@ _OWN: dict[str, _Generator] = {
     "transpose": _transpose, "slice": _slice, "expand": _expand, "reshape": _reshape,
     "lrn": _lrn, "max_pool": _pool, "average_pool": _pool, "conv": _conv, "matmul": _matmul,
     "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather, "descend": _descend,
+    "block_matmul": _block_matmul, "lookup": _lookup,
 }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ ELSEWHERE = {
         *("GRU", "GridSample", "HammingWindow", "HannWindow", "LSTM", "MaxUnpool"),
         *("MelWeightMatrix", "RNN", "RoiAlign", "STFT", "TfIdfVectorizer"),
     ),
+    "ONNX Runtime's own in ONNX's domain: tests/unit/ops": ("SimplifiedLayerNormalization",),
     "not in the opset that is drawn": ("BitCast", "CumProd", "Scatter", "Upsample"),
     "constants of attributes: every initializer is one": ("Constant", "ConstantOfShape", "Range"),
     "losses, made of operators that are drawn": (

@@ -69,7 +69,7 @@ _WRITTEN_OUT = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """Operations at each step of a sum: on weights alone, on rows alone, and on both."""
 
     weights: int
@@ -91,7 +91,7 @@ class Blocks:
     outer: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     unpacked: int
-    work: Work
+    work: StepWork
 
     @property
     def rows(self) -> int:
@@ -141,14 +141,14 @@ def analyse(workload: Workload) -> Blocks | None:
     return Blocks(problem, lanes, tile, tuple(outputs[:-1]), reduced, unpacked, work)
 
 
-def _counts(body: Expr) -> tuple[int, Work]:
+def _counts(body: Expr) -> tuple[int, StepWork]:
     """Values computed of weights alone that others use, and all operations."""
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]
     alone = [node for node in computed if roles[node] == {Role.WEIGHT}]
     both = [node for node in computed if {Role.WEIGHT} < roles[node]]
     used = {arg for node in both for arg in children(node)} & {*alone}
-    return len(used), Work(len(alone), len(computed) - len(alone) - len(both), len(both))
+    return len(used), StepWork(len(alone), len(computed) - len(alone) - len(both), len(both))
 
 
 class _Template:
