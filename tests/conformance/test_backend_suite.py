@@ -125,8 +125,9 @@ def test_the_cases(form: Form, shard: int) -> None:
 def test_the_references(shard: int) -> None:
     """The operators' NumPy references, against which candidates are verified, pass as much."""
     wrong: list[str] = []
+    stepwise = tomllib.loads(LIST.read_text())["stepwise"]["cases"]
     for case in list(cases().values())[shard::SHARDS]:
-        if case.name in listed(Form.CONSTANT):
+        if case.name in listed(Form.CONSTANT) or case.name in stepwise:
             continue
         for inputs, outputs in case.data_sets:
             model, feeds = given(case, Form.CONSTANT, inputs)
@@ -179,7 +180,8 @@ def test_every_operator_of_the_catalogue_passes_a_case() -> None:
     }
     domains = ("ai.onnx", "ai.onnx.ml")
     known = {entry.op_type for entry in catalogue() if entry.domain in domains}
-    assert known - passing == {"GlobalLpPool", *ML_WITHOUT_CASES}
+    without = {"GlobalLpPool", "SimplifiedLayerNormalization", *ML_WITHOUT_CASES}
+    assert known - passing == without
     assert passing <= known
 
 

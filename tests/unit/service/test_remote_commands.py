@@ -82,6 +82,8 @@ def test_every_option_of_submit_reaches_the_job(
         "2",
         "--numerics",
         "strict",
+        "--precision",
+        "bfloat16",
     ]
     arguments += ["--target", "x86-64-v3", "--priority", "-3", "--wait", "60", "--detach"]
     assert run_cli(["submit", str(path), *arguments]) == 0
@@ -102,9 +104,10 @@ def test_every_option_of_submit_reaches_the_job(
         "dims": {"batch": [2, 4]},
         "pad": True,
         "weight_limit": 1_000_000,
+        "precision": "bfloat16",
     }
     # and another option than these would have to be among them
-    others = {"dims", "pad", "weight_limit"}
+    others = {"dims", "pad", "weight_limit", "precision"}
     assert {field.name for field in fields(JobBudget)} | others == set(job.options)
 
 
