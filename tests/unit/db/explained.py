@@ -31,3 +31,11 @@ def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
             connection.exec_driver_sql("SET enable_seqscan = off")
         plans = [connection.exec_driver_sql(f"{explain} {one}", values) for one, values in asked]
         return "\n".join(str(row) for plan in plans for row in plan)
+
+
+def by_statistics(engine: sa.Engine) -> bool:
+    """Whether the database takes any index while a table has a handful of rows.
+
+    PostgreSQL does: which one depends on when it last looked at the table.
+    """
+    return engine.dialect.name == "postgresql"

@@ -378,7 +378,9 @@ def test_a_job_that_always_begins_something_ends_with_its_budget() -> None:
     talking = child(ENDLESS)
     try:
         ended = talking.talk({}, 60.0, lambda _: 60.0, lambda: False, Budget(0.5, 1))
-        assert ended is Talked.OUT_OF_TIME
+        # where we are kept from looking at the clock, the kernel looks at the processor time
+        late = isinstance(ended, Death) and ended.signal == signal.SIGXCPU
+        assert late or ended is Talked.OUT_OF_TIME
     finally:
         talking.close()
 
