@@ -30,7 +30,15 @@ from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.llama import LLAMA_VOCABULARY, llama
 from benchmarks.plain import lstm, mlp
 from benchmarks.quantized import dynamic_int8, static_int8, weights_int4
-from benchmarks.transformer import BERT_VOCABULARY, GPT2_VOCABULARY, bert, deit, gpt2
+from benchmarks.transformer import (
+    BERT_VOCABULARY,
+    GPT2_VOCABULARY,
+    bert,
+    deit,
+    gpt2,
+    whisper_encoder,
+)
+from benchmarks.vision import convnext, pvt, segformer
 
 EXPORTED_FOLDER = Path(__file__).parent / "models"
 
@@ -103,6 +111,10 @@ def _cases() -> dict[str, ModelCase]:
         ModelCase("bert-base-128", bert, {"input_ids": BERT_VOCABULARY}),
         ModelCase("minilm-l6-128", minilm, {"input_ids": BERT_VOCABULARY}),
         ModelCase("deit-small", deit),
+        ModelCase("convnext-tiny", convnext),
+        ModelCase("pvt-tiny", pvt),
+        ModelCase("segformer-b0", segformer),
+        ModelCase("whisper-tiny-encoder", whisper_encoder),
         ModelCase("gpt2-prefill-64", gpt2, {"input_ids": GPT2_VOCABULARY}),
         ModelCase(
             "gpt2-decode-64", partial(gpt2, tokens=1, past=64), {"input_ids": GPT2_VOCABULARY}

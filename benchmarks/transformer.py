@@ -13,8 +13,8 @@ BERT_VOCABULARY = 30522
 GPT2_VOCABULARY = 50257
 
 
-class _Blocks:
-    """What the three transformers share; values are (1, tokens, hidden)."""
+class Blocks:
+    """What transformers share; values are (1, tokens, hidden)."""
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         self.writer = writer
@@ -63,12 +63,15 @@ class _Blocks:
             writer.constant(np.array([1, tokens, self.hidden], np.int64)),
         )
 
-    def self_attend(self, x: str, tokens: int) -> str:
-        """Attention with three projections and no mask, before the output's projection."""
-        linear = self.writer.linear
+    def self_attend(self, x: str, tokens: int, keys: str = "", count: int = 0) -> str:
+        """Attention with three projections and no mask, before the output's projection.
+
+        `keys` (1, count, hidden) are what keys and values are projected from, if not from x.
+        """
+        linear, keys, count = self.writer.linear, keys or x, count or tokens
         query = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
-        key = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 3, 1])
-        value = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
+        key = self.split_heads(linear(keys, self.hidden, self.hidden), count, [0, 2, 3, 1])
+        value = self.split_heads(linear(keys, self.hidden, self.hidden), count, [0, 2, 1, 3])
         return self.attend(query, key, value, tokens)
 
 
@@ -87,7 +90,7 @@ def bert(
     `vocabulary`; output: float32 (1, tokens, hidden).
     """
     writer = OnnxWriter("bert", seed)
-    blocks = _Blocks(writer, hidden, heads)
+    blocks = Blocks(writer, hidden, heads)
     ids = writer.input("input_ids", (1, tokens), TensorProto.INT64)
     words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
     positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
@@ -116,7 +119,7 @@ def deit(
     Input: (1, 3, size, size), size a multiple of `patch`.
     """
     writer = OnnxWriter("deit", seed)
-    blocks = _Blocks(writer, hidden, heads)
+    blocks = Blocks(writer, hidden, heads)
     patches = (size // patch) ** 2
     tokens = patches + 1
     image = writer.input("x", (1, 3, size, size))
@@ -137,6 +140,40 @@ def deit(
     return writer.finish([(writer.gemm(x, hidden, classes), (1, classes))])
 
 
+def whisper_encoder(
+    seed: int = 0,
+    frames: int = 3000,
+    features: int = 80,
+    layers: int = 4,
+    hidden: int = 384,
+    heads: int = 6,
+) -> Any:
+    """The encoder of Whisper (Radford et al. 2022), tiny by default: attention over 1,500 tokens.
+
+    Input: (1, features, frames), a spectrogram; output: (1, frames / 2, hidden).
+    """
+    writer = OnnxWriter("whisper_encoder", seed)
+    blocks = Blocks(writer, hidden, heads)
+    x, channels, tokens = writer.input("x", (1, features, frames)), features, frames // 2
+    for stride in (1, 2):
+        weight = writer.normal((hidden, channels, 3), (1 / (3 * channels)) ** 0.5)
+        x = writer.node(
+            "Conv", x, writer.constant(weight, "weight"),
+            writer.constant(writer.normal((hidden,), 0.05), "bias"),
+            kernel_shape=[3], strides=[stride], pads=[1, 1],
+        )  # fmt: skip
+        x, channels = writer.gelu(x), hidden
+    x = writer.node("Transpose", x, perm=[0, 2, 1])
+    positions = writer.constant(writer.normal((tokens, hidden), 0.5), "positions")
+    x = writer.node("Add", x, positions)
+    for _ in range(layers):
+        mixed = blocks.self_attend(blocks.normalise(x, 1e-5), tokens)
+        x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
+        inner = writer.gelu(writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden))
+        x = writer.node("Add", x, writer.linear(inner, 4 * hidden, hidden, gain=2.0))
+    return writer.finish([(blocks.normalise(x, 1e-5), (1, tokens, hidden))])
+
+
 def gpt2(
     seed: int = 0,
     tokens: int = 64,
@@ -153,7 +190,7 @@ def gpt2(
     last. input_ids: int64 (1, tokens), below `vocabulary`.
     """
     writer = OnnxWriter("gpt2", seed)
-    blocks = _Blocks(writer, hidden, heads)
+    blocks = Blocks(writer, hidden, heads)
     every = past + tokens
     cache = (1, heads, every, hidden // heads)
     ids = writer.input("input_ids", (1, tokens), TensorProto.INT64)

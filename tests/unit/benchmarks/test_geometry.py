@@ -12,9 +12,10 @@ from benchmarks import models
 
 # Million multiply-accumulates. What the papers and fvcore or ptflops give for these networks:
 # EfficientNet-B0 0.39 G, its Lite0 0.41 G, MobileNetV2 0.30 G, YOLOv5n 0.56 G at 320 pixels (with a
-# stem of 6x6, which is 3x3 here), DeiT-S 4.6 G, VGG-16 without its head 15.3 G. A
-# transformer layer has 12 hidden^2 a token and 2 tokens * hidden for attention; GPT-2's head
-# multiplies every token with 50257 words. An LSTM layer has 4 hidden (features + hidden) a step.
+# stem of 6x6, which is 3x3 here), DeiT-S 4.6 G, ConvNeXt-T 4.5 G, PVT-Tiny 1.9 G, SegFormer-B0
+# 8.4 G at 512 pixels, VGG-16 without its head 15.3 G. A transformer layer has 12 hidden^2 a token
+# and 2 tokens * hidden for attention; GPT-2's head multiplies every token with 50257 words. An LSTM
+# layer has 4 hidden (features + hidden) a step.
 MILLIONS = {
     "mobilenetv2": 300.8,
     "efficientnet-b0": 385.8,
@@ -23,6 +24,12 @@ MILLIONS = {
     "bert-base-128": (12 * (12 * 768**2 + 2 * 128 * 768) * 128) / 1e6,
     "minilm-l6-128": (6 * (12 * 384**2 + 2 * 128 * 384) * 128) / 1e6,
     "deit-small": 4598.9,
+    "convnext-tiny": 4455.5,
+    "pvt-tiny": 1926.4,
+    "segformer-b0": 8387.8,
+    "whisper-tiny-encoder": (
+        (4 * (12 * 384**2 + 2 * 1500 * 384) + 3 * 384 * (2 * 80 + 384)) * 1500 / 1e6
+    ),
     "gpt2-prefill-64": (12 * (12 * 768**2 + 2 * 64 * 768) + 768 * 50257) * 64 / 1e6,
     "gpt2-decode-64": (12 * (12 * 768**2 + 2 * 65 * 768) + 768 * 50257) / 1e6,
     "mlp": (784 * 512 + 512 * 512 + 512 * 10) / 1e6,

@@ -29,6 +29,14 @@ SMALL = {
         tokens=8, layers=2, hidden=32, heads=4, intermediate=64, vocabulary=models.BERT_VOCABULARY
     ),
     "deit-small": lambda: models.deit(size=32, layers=2, hidden=32, heads=4, classes=10),
+    "convnext-tiny": lambda: models.convnext(size=32, depths=(1, 1), widths=(16, 32), classes=10),
+    "pvt-tiny": lambda: models.pvt(size=64, depths=(1, 1), widths=(16, 32), classes=10),
+    "segformer-b0": lambda: models.segformer(
+        size=64, depths=(1, 1), widths=(16, 32), decoded=16, classes=10
+    ),
+    "whisper-tiny-encoder": lambda: models.whisper_encoder(
+        frames=40, features=8, layers=2, hidden=32, heads=4
+    ),
     "gpt2-prefill-64": lambda: models.gpt2(tokens=8, layers=2, hidden=32, heads=4),
     "gpt2-decode-64": lambda: models.gpt2(tokens=1, past=8, layers=2, hidden=32, heads=4),
     "llama-prefill-64": lambda: small_llama(tokens=8),
