@@ -1,0 +1,448 @@
+"""Sizes that are known at run time: integers in arithmetic, with a range each.
+
+A `Size` stands where an extent, a stride or an offset stands, and is annotated as the `int` that it
+will be: whatever adds, multiplies and divides extents works on either. It is a polynomial with
+integer coefficients over open dimensions and floor quotients of other sizes, in a normal form, so
+that equal sizes are equal values and what cancels is gone: `n + 1 - n` is the `int` 1.
+
+A comparison holds for every size of the ranges or for none of them; where the ranges do not decide
+it, it raises `OpenSizeError`. So does whatever needs the number itself (`range(n)`, an array's
+shape): no decision is ever taken at one size for all of them. `==` is equality of normal forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, inf, prod
+from typing import NoReturn, cast
+
+from compiler.errors import CompilerError
+
+
+class OpenSizeError(CompilerError):
+    """What is asked of a size depends on the number that it will be at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """An open dimension: `multiple` times a number of [low, high]. No `high` is no bound."""
+
+    name: str
+    low: int = 1
+    high: int | None = None
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.low < 0 or self.multiple < 1 or (self.high is not None and self.high < self.low):
+            raise ValueError(f"dimension '{self.name}': no size lies in its range")
+
+    def __str__(self) -> str:
+        return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
+
+    @property
+    def range_text(self) -> str:
+        """The sizes that it may have: `1..512`, `32..640:32`, `1..`."""
+        last = "" if self.high is None else str(self.high * self.multiple)
+        steps = f":{self.multiple}" if self.multiple > 1 else ""
+        return f"{self.low * self.multiple}..{last}{steps}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """`dividend // divisor`, rounded down; the divisor divides no part of the dividend."""
+
+    dividend: Size
+    divisor: int
+
+
+Atom = Dimension | Quotient
+Monomial = tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Size:
+    """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
+
+    Made by `open_size` and by arithmetic, which gives an `int` where no open dimension is left.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+    constant: int = 0
+
+    # ---- arithmetic
+
+    def __add__(self, other: int) -> int:
+        if isinstance(other, Size):
+            return _collect((*self.terms, *other.terms), self.constant + other.constant)
+        if isinstance(other, int):
+            return cast(int, Size(self.terms, self.constant + other))
+        return NotImplemented
+
+    def __mul__(self, other: int) -> int:
+        if isinstance(other, Size):
+            mine = (*self.terms, ((), self.constant))
+            theirs = (*other.terms, ((), other.constant))
+            products = [
+                (tuple(sorted((*a, *b), key=_factor)), x * y) for a, x in mine for b, y in theirs
+            ]
+            return _collect(products, 0)
+        if isinstance(other, int):
+            return _collect(((m, c * other) for m, c in self.terms), self.constant * other)
+        return NotImplemented
+
+    def __floordiv__(self, divisor: int) -> int:
+        if not isinstance(divisor, int):
+            return _exact_quotient(self, divisor)
+        if divisor < 0:
+            return -self // -divisor
+        if divisor == 0:
+            raise ZeroDivisionError(f"({self}) // 0")
+        # What the divisor divides goes to the quotient; the rest keeps its sign.
+        parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in self.terms]
+        whole = _collect(parts, self.constant // divisor)
+        rest = self - whole * divisor
+        low, high = bounds(rest)
+        if low // divisor == high // divisor:
+            return whole + int(low // divisor)
+        assert isinstance(rest, Size)
+        if rest.terms[0][1] < 0:  # -x // d, rounded down, is x // d rounded up, negated
+            return whole - (divisor - 1 - rest) // divisor
+        common = gcd(divisor, *(c for _, c in rest.terms))
+        if common > 1:  # (g y + k) // (g e) is (y + k // g) // e
+            smaller = _collect(((m, c // common) for m, c in rest.terms), rest.constant // common)
+            return whole + smaller // (divisor // common)
+        return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
+
+    def __mod__(self, divisor: int) -> int:
+        return self - self // divisor * divisor
+
+    def __divmod__(self, divisor: int) -> tuple[int, int]:
+        return self // divisor, self % divisor
+
+    def __neg__(self) -> int:
+        return self * -1
+
+    def __pos__(self) -> int:
+        return cast(int, self)
+
+    def __sub__(self, other: int) -> int:
+        return self + -other if isinstance(other, int | Size) else NotImplemented
+
+    def __rsub__(self, other: int) -> int:
+        return self * -1 + other
+
+    def __rfloordiv__(self, other: int) -> int:
+        return self._asked(f"{other} // ({self})")
+
+    def __rmod__(self, other: int) -> int:
+        return self._asked(f"{other} % ({self})")
+
+    def __abs__(self) -> int:
+        return cast(int, self) if self >= 0 else -self
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    # ---- comparisons
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Size):
+            return False
+        return self.constant == other.constant and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return hash((self.terms, self.constant))
+
+    def __lt__(self, other: int) -> bool:
+        return _decided(self - other + 1, f"{self} < {other}")
+
+    def __le__(self, other: int) -> bool:
+        return _decided(self - other, f"{self} <= {other}")
+
+    def __gt__(self, other: int) -> bool:
+        return not _decided(self - other, f"{self} > {other}")
+
+    def __ge__(self, other: int) -> bool:
+        return not _decided(self - other + 1, f"{self} >= {other}")
+
+    def __bool__(self) -> bool:
+        low, high = bounds(self)
+        if low > 0 or high < 0:
+            return True
+        return self._asked(f"whether {self} is 0")
+
+    # ---- the number, which is not known
+
+    def __index__(self) -> int:
+        return self._asked(f"the number that {self} is")
+
+    def __int__(self) -> int:
+        return self._asked(f"the number that {self} is")
+
+    def __float__(self) -> float:
+        return self._asked(f"the number that {self} is")
+
+    def __truediv__(self, _: object) -> float:
+        return self._asked(f"a fraction of {self}")
+
+    def __rtruediv__(self, _: object) -> float:
+        return self._asked(f"a fraction of {self}")
+
+    def __pow__(self, exponent: int) -> int:
+        return prod([cast(int, self)] * exponent)
+
+    def _asked(self, what: str) -> NoReturn:
+        ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(cast(int, self)))
+        raise OpenSizeError(f"{what} is known at run time only ({ranges})")
+
+    # ---- text
+
+    def __str__(self) -> str:
+        text = ""
+        for monomial, coefficient in self.terms:
+            factors = "*".join(map(_factor, monomial))
+            size = abs(coefficient)
+            sign = "-" if coefficient < 0 else "+" if text else ""
+            text += f"{sign}{f'{size}*' if size != 1 else ''}{factors}"
+        return text + (f"{self.constant:+d}" if self.constant else "")
+
+
+def open_size(dimension: Dimension) -> int:
+    """A dimension as a size; an `int` if its range is one number."""
+    if dimension.low == dimension.high:
+        return dimension.low * dimension.multiple
+    return cast(int, Size((((dimension,), dimension.multiple),)))
+
+
+def is_open(size: int) -> bool:
+    """Whether it is known at run time only."""
+    return isinstance(size, Size)
+
+
+def dimensions(*sizes: int) -> tuple[Dimension, ...]:
+    """The open dimensions of sizes, each once, by name."""
+    found = {atom for size in sizes for atom in _atoms(size) if isinstance(atom, Dimension)}
+    return tuple(sorted(found, key=lambda dimension: dimension.name))
+
+
+def at(size: int, values: Mapping[str, int]) -> int:
+    """The number at the sizes of the dimensions, by name.
+
+    Raises:
+        KeyError: if a dimension has no value.
+    """
+    return substituted(size, lambda dimension: values[dimension.name] // dimension.multiple)
+
+
+def substituted(size: int, value: Callable[[Dimension], int]) -> int:
+    """The size with each dimension replaced; `value` gives what is multiplied by its `multiple`."""
+    if not isinstance(size, Size):
+        return size
+    total = size.constant
+    for monomial, coefficient in size.terms:
+        total += coefficient * prod(
+            value(atom)
+            if isinstance(atom, Dimension)
+            else substituted(cast(int, atom.dividend), value) // atom.divisor
+            for atom in monomial
+        )
+    return total
+
+
+def known_divisor(size: int) -> int:
+    """A number that divides the size whatever it is: the largest that the normal form shows."""
+    if not isinstance(size, Size):
+        return size
+    return gcd(size.constant, *(c for _, c in size.terms))
+
+
+@lru_cache(maxsize=8192)
+def bounds(size: int) -> tuple[float, float]:
+    """Numbers that the size is never below and never above; infinite where there are none.
+
+    Quotients are bounded as numbers by themselves, and by the fractions that they are rounded from:
+    of both the tighter. The bounds need not be reached.
+    """
+    if not isinstance(size, Size):
+        return size, size
+    low, high = _interval(size)
+    relaxed = [_relaxed(size, upward=False), _relaxed(size, upward=True)]
+    return max(low, relaxed[0]), min(high, relaxed[1])
+
+
+def _interval(size: Size) -> tuple[float, float]:
+    """Bounds from those of each term."""
+    low: float = size.constant
+    high: float = size.constant
+    for monomial, coefficient in size.terms:
+        least: float = 1
+        most: float = 1
+        for atom in monomial:
+            first, last = _atom_bounds(atom)
+            ends = [_times(a, b) for a in (least, most) for b in (first, last)]
+            least, most = min(ends), max(ends)
+        ends = [_times(coefficient, least), _times(coefficient, most)]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _relaxed(size: Size, *, upward: bool) -> float:
+    """A bound with each quotient q = x // d that stands alone between (x - d + 1) / d and x / d."""
+    linear: dict[Monomial, Fraction] = {}
+    constant = Fraction(size.constant)
+    pending = [(monomial, Fraction(c)) for monomial, c in size.terms]
+    while pending:
+        monomial, factor = pending.pop()
+        match monomial:
+            case (Quotient(dividend, divisor),):
+                factor /= divisor
+                if (factor > 0) != upward:
+                    constant -= factor * (divisor - 1)
+                constant += factor * dividend.constant
+                pending += [(m, factor * c) for m, c in dividend.terms]
+            case _:
+                linear[monomial] = linear.get(monomial, Fraction(0)) + factor
+    scale = 1
+    for factor in linear.values():
+        scale = scale * factor.denominator // gcd(scale, factor.denominator)
+    whole = Size(tuple((m, int(f * scale)) for m, f in linear.items() if f))
+    low, high = _interval(whole)
+    end = high if upward else low
+    if end in (inf, -inf):
+        return end
+    total = constant + Fraction(int(end), scale)
+    # a whole number: it is rounded to the side where the bound still holds
+    return float(total // 1) if upward else float(-(-total // 1))
+
+
+def _atom_bounds(atom: Atom) -> tuple[float, float]:
+    if isinstance(atom, Dimension):
+        return atom.low, inf if atom.high is None else atom.high
+    low, high = bounds(cast(int, atom.dividend))
+    return low // atom.divisor if low > -inf else low, high // atom.divisor if high < inf else high
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _decided(difference: int, what: str) -> bool:
+    """Whether a difference is never above 0 (True), or never 0 or below (False)."""
+    low, high = bounds(difference)
+    if high <= 0:
+        return True
+    if low > 0:
+        return False
+    return cast(Size, difference)._asked(f"whether {what}")
+
+
+def _exact_quotient(size: Size, divisor: int) -> int:
+    """A size divided by one that is a factor of each of its terms: `(4*n*m) // (2*n)`."""
+    match divisor:
+        case Size(((factor, number),), 0) if not size.constant:
+            quotients = []
+            for monomial, coefficient in size.terms:
+                left = list(monomial)
+                if coefficient % number or any(atom not in left for atom in factor):
+                    break
+                for atom in factor:
+                    left.remove(atom)
+                quotients.append((tuple(left), coefficient // number))
+            else:
+                return _collect(quotients, 0)
+        case Size() if divisor == size:
+            return 1
+        case Size():
+            pass
+        case _:
+            raise TypeError(f"a size divided by {divisor!r}")
+    size._asked(f"({size}) // ({divisor})")
+
+
+def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:
+    """The normal form: equal monomials together, none with a coefficient of 0, sorted."""
+    sums: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        sums[monomial] = sums.get(monomial, 0) + coefficient
+    constant += sums.pop((), 0)
+    kept = sorted(((m, c) for m, c in sums.items() if c), key=lambda term: _order(term[0]))
+    return cast(int, Size(tuple(kept), constant)) if kept else constant
+
+
+def _factor(atom: Atom) -> str:
+    """An atom as it is written: that of a dimension is what its multiple is multiplied by."""
+    match atom:
+        case Dimension(multiple=1):
+            return str(atom)
+        case Dimension():
+            return f"({atom}//{atom.multiple})"
+        case Quotient():
+            return f"(({atom.dividend})//{atom.divisor})"
+
+
+def _order(monomial: Monomial) -> tuple[int, str]:
+    """Terms of higher degree first."""
+    return -len(monomial), "*".join(map(_factor, monomial))
+
+
+def _atoms(size: int) -> Iterator[Atom]:
+    if isinstance(size, Size):
+        for monomial, _ in size.terms:
+            for atom in monomial:
+                yield atom
+                if isinstance(atom, Quotient):
+                    yield from _atoms(cast(int, atom.dividend))
+
+
+_TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
+
+
+def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
+    """Read what `str` prints of a size, whose dimensions are given by name.
+
+    Raises:
+        ValueError: if the text is no size, or names an unknown dimension.
+    """
+    tokens = [match[1] for match in _TOKEN.finditer(text)]
+    if "".join(tokens) != re.sub(r"\s(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", "", text):
+        raise ValueError(f"'{text[:80]}' is no size")
+    tokens.reverse()
+
+    def total() -> int:
+        sign = -1 if tokens and tokens[-1] == "-" else 1
+        if sign < 0:
+            tokens.pop()
+        value = sign * product()
+        while tokens and tokens[-1] in "+-":
+            sign = 1 if tokens.pop() == "+" else -1
+            value += sign * product()
+        return value
+
+    def product() -> int:
+        value = factor()
+        while tokens and tokens[-1] in ("*", "//"):
+            value = value * factor() if tokens.pop() == "*" else value // factor()
+        return value
+
+    def factor() -> int:
+        token = tokens.pop()
+        if token == "(":
+            value = total()
+            if tokens.pop() != ")":
+                raise ValueError("a bracket is missing")
+            return value
+        if token.isdigit():
+            return int(token)
+        return open_size(known[token.strip('"')])
+
+    try:
+        value = total()
+        if tokens:
+            raise ValueError(f"unexpected '{tokens[-1]}'")
+    except (IndexError, KeyError, ValueError, ZeroDivisionError, OpenSizeError) as error:
+        raise ValueError(f"'{text[:80]}' is no size: {error}") from error
+    return value

@@ -1,0 +1,144 @@
+"""Sizes against the integers that they become, drawn."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import inf, prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler.sizes import (
+    Dimension,
+    OpenSizeError,
+    at,
+    bounds,
+    dimensions,
+    is_open,
+    known_divisor,
+    open_size,
+    parse_size,
+)
+
+N = Dimension("n", 1, 512)
+M = Dimension("m", 0, 64)
+H = Dimension("input height", 1, 20, multiple=32)
+U = Dimension("u", 1)
+n, m, h, u = map(open_size, (N, M, H, U))
+
+VALUES = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 512),
+        "m": st.integers(0, 64),
+        "input height": st.integers(1, 20).map(lambda k: 32 * k),
+        "u": st.integers(1, 10**6),
+    }
+)
+
+
+def _sizes() -> st.SearchStrategy[int]:
+    leaves = st.sampled_from([n, m, h, u]) | st.integers(-9, 9)
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1]),
+            st.tuples(inner, inner).map(lambda pair: pair[0] - pair[1]),
+            st.tuples(inner, st.integers(-4, 9)).map(prod),
+            st.tuples(inner, st.integers(1, 9)).map(lambda pair: pair[0] // pair[1]),
+            st.tuples(inner, st.integers(1, 9)).map(lambda pair: pair[0] % pair[1]),
+            st.tuples(inner, inner).map(prod),
+        ),
+        max_leaves=5,
+    )
+
+
+@given(_sizes(), _sizes(), st.integers(1, 40), VALUES)
+def test_arithmetic_is_that_of_the_numbers(a: int, b: int, d: int, values: dict[str, int]) -> None:
+    x, y = at(a, values), at(b, values)
+    assert at(a + b, values) == x + y
+    assert at(a - b, values) == x - y
+    assert at(a * b, values) == x * y
+    assert at(-a, values) == -x
+    assert at(a // d, values) == x // d
+    assert at(a // -d, values) == x // -d
+    assert at(a % d, values) == x % d
+    assert x % max(1, known_divisor(a)) == 0
+
+
+@given(_sizes(), VALUES)
+def test_bounds_hold(a: int, values: dict[str, int]) -> None:
+    low, high = bounds(a)
+    assert low <= at(a, values) <= high
+
+
+@given(_sizes(), _sizes(), VALUES)
+def test_a_comparison_that_is_decided_holds(a: int, b: int, values: dict[str, int]) -> None:
+    x, y = at(a, values), at(b, values)
+    for compared, is_so in (
+        (lambda: a < b, x < y),
+        (lambda: a <= b, x <= y),
+        (lambda: a > b, x > y),
+        (lambda: a >= b, x >= y),
+        (lambda: bool(a), bool(x)),
+    ):
+        with suppress(OpenSizeError):  # the ranges do not decide it
+            assert compared() == is_so
+    if a == b:
+        assert x == y
+        assert hash(a) == hash(b)
+
+
+@given(_sizes())
+def test_the_text_reads_back(a: int) -> None:
+    assert parse_size(str(a), {d.name: d for d in (N, M, H, U)}) == a
+
+
+def test_what_cancels_is_gone() -> None:
+    assert n + 1 - n == 1
+    assert not is_open(n + 1 - n)
+    assert -(-n // 8) == (n + 7) // 8
+    assert 8 * n // 8 == n
+    assert (16 * n + 5) // 8 == 2 * n
+    assert (n * m * 4) // (2 * m) == 2 * n
+    assert h % 32 == 0
+    assert (n + 7) // 8 * 8 >= n
+    assert n % 8 < 8
+    assert n - n // 2 >= 1
+    assert bounds(n // 8 * 8 - n) == (-7, 0)
+    assert bounds(u) == (1, inf)
+    assert known_divisor(6 * n + 4 * m * n) == 2
+    assert dimensions(n * m + 1, (m + h) // 3) == (H, M, N)
+
+
+def test_an_open_range_of_one_number_is_that_number() -> None:
+    assert open_size(Dimension("batch", 4, 4)) == 4
+
+
+def test_no_decision_is_taken_at_one_size() -> None:
+    for asked in (
+        lambda: n < 16,
+        lambda: bool(m),
+        lambda: range(n),
+        lambda: float(n),
+        lambda: max(n, m),
+        lambda: 1 / n,
+        lambda: n // m,
+        lambda: 100 % n,
+    ):
+        with pytest.raises(OpenSizeError, match="known at run time only"):
+            asked()
+
+
+@pytest.mark.parametrize("text", ["", "n +", "k", "(n", "n)", "1.5", "n n", "n // 0 - x", "**n"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_size(text, {"n": N})
+
+
+def test_a_range_without_sizes_is_refused() -> None:
+    for low, high, multiple in ((5, 4, 1), (-1, 4, 1), (1, 4, 0)):
+        with pytest.raises(ValueError, match="'n'"):
+            Dimension("n", low, high, multiple)
+    assert H.range_text == "32..640:32"
+    assert U.range_text == "1.."
