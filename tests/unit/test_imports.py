@@ -24,13 +24,14 @@ ABOVE = {
     "service": {"compiler", "tuner", "db"},
 }
 
-_BASE = {"errors", "dtypes", "target", "targets", "device", "timings"}
+_BASE = {"errors", "dtypes", "sizes", "target", "targets", "device", "timings"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself. The rows are the architecture: codegen
 # never sees a graph, runtime never sees an IR, and only the driver sees everything.
 INSIDE: dict[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
+    "sizes": {"errors"},
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
     "device": {"errors"},
@@ -55,7 +56,7 @@ INSIDE: dict[str, set[str]] = {
     "memory_plan": _IR | {"ops", "workload", "plan", "regions"},
     "schedule": _IR | {"ops", "workload", "runtime"},
     "codegen": _BASE | {"loops", "child"},
-    "runtime": {"errors", "dtypes", "loops", "detection", "targets"},
+    "runtime": {"errors", "dtypes", "sizes", "loops", "detection", "targets"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
