@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, inf, prod
-from typing import NoReturn, cast
+from math import gcd, inf, isqrt, prod
+from typing import Any, NoReturn, TypeVar, cast
 
 from compiler.errors import CompilerError
+
+_T = TypeVar("_T")
+
+_TYPICAL = 128
+"""The most that a size of a long range is taken to be."""
+
+_LONG = 64
+"""How many times the lower end the upper one is, in a long range."""
 
 
 class OpenSizeError(CompilerError):
@@ -251,6 +259,72 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
             for atom in monomial
         )
     return total
+
+
+def replaced(value: _T, change: Callable[[int], int]) -> _T:
+    """A frozen value with every open size in it changed: graphs, workloads, loop nests.
+
+    Dataclasses are made anew from their fields where something in them changes, each object once.
+    """
+    done: dict[int, tuple[Any, Any]] = {}  # with the object, which keeps its id
+
+    def visit(item: Any) -> Any:
+        if isinstance(item, Size):
+            return change(cast(int, item))
+        if isinstance(item, tuple):
+            parts = tuple(map(visit, item))
+            return item if all(a is b for a, b in zip(item, parts, strict=True)) else parts
+        if isinstance(item, Mapping):
+            found = {key: visit(part) for key, part in item.items()}
+            return item if all(found[key] is part for key, part in item.items()) else found
+        if not is_dataclass(item) or isinstance(item, type):
+            return item
+        if id(item) not in done:
+            own = {f.name: getattr(item, f.name) for f in fields(item) if f.init}
+            changed = {name: visit(part) for name, part in own.items()}
+            same = all(changed[name] is part for name, part in own.items())
+            done[id(item)] = item, item if same else replace(item, **changed)
+        return done[id(item)][1]
+
+    return cast(_T, visit(value))
+
+
+def typical(size: int) -> int:
+    """The number by which choices of speed alone are made: that at the middle of the ranges.
+
+    Of each range the geometric middle, at most 128 if it has no end or a far one, and not 1 unless
+    there is no other: kernels for one row or one pixel are of another kind.
+    """
+    return substituted(size, _middle)
+
+
+def typical_sizes(*sizes: int) -> dict[str, int]:
+    """The typical size of each dimension of the sizes, by name."""
+    return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
+
+
+def _middle(dimension: Dimension) -> int:
+    low, high = dimension.low, dimension.high
+    most = max(low, -(-_TYPICAL // dimension.multiple))
+    if high is None:
+        return most
+    middle = isqrt(max(low, 1) * high)
+    least = min(2, high) if dimension.multiple == 1 else 1
+    return max(min(middle, most) if high > _LONG * low else middle, least)
+
+
+def always_less(a: int, b: int) -> bool:
+    """Whether a < b holds for every size of the ranges; where it is not known, it does not."""
+    return bounds(a - b)[1] < 0
+
+
+def exact_quotient(size: int, divisor: int) -> int | None:
+    """`size / divisor` where that is whole for all sizes; None where it is not known to be."""
+    try:
+        quotient = size // divisor
+    except OpenSizeError:
+        return None
+    return quotient if quotient * divisor == size else None
 
 
 def known_divisor(size: int) -> int:

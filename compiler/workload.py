@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler import ops
 from compiler.errors import InvalidModelError
@@ -16,6 +16,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.text import parse_graph, print_graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.sizes import Dimension, at, dimensions, open_size, replaced, substituted
 
 WORKLOAD_SCHEMA = 1
 """Part of every key: raise it when the meaning of the text form changes."""
@@ -95,6 +96,15 @@ class Workload:
         """The workload key: SHA-256 over the schema version and the text, in hexadecimal."""
         return hashlib.sha256(f"{WORKLOAD_SCHEMA}\n{self._text}".encode()).hexdigest()
 
+    def at(self, values: Mapping[str, int]) -> Workload:
+        """The workload with a number in place of each open size, for dimensions by name."""
+        return replaced(self, lambda size: at(size, values))
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
+        return dimensions(*(n for kind in self.graph.types.values() for n in kind.shape))
+
     @property
     def structure(self) -> str:
         """A key that is the same for workloads which differ in sizes alone: SHA-256, hexadecimal.
@@ -149,11 +159,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A workload with the values of the original graph that its inputs and output stand for."""
+    """A workload with the values of the original graph that its inputs and output stand for.
+
+    `dimensions` are those of the graph that the workload's open ones stand for, by the name there.
+    """
 
     workload: Workload
     inputs: tuple[str, ...]
     output: str
+    dimensions: tuple[tuple[str, Dimension], ...] = ()
 
 
 def make_workload(
@@ -219,8 +233,28 @@ def cut_workload(
         types={names[v]: graph.types[v] for v in names},
         constants={names[v]: graph.constants[v] for v in names if v in inline},
     )
+    met = dict.fromkeys(
+        dimension
+        for value in names
+        for extent in graph.types[value].shape
+        for dimension in dimensions(extent)
+    )
+    own = {old: replace(old, name=f"s{number}") for number, old in enumerate(met)}
     workload = Workload(body, tuple(bounds[v] for v in entering), bounds[results[0]])
-    return Cut(workload, entering, results[0])
+    if own:
+        workload = _renamed(workload, own)
+    known = tuple((new.name, old) for old, new in own.items())
+    return Cut(workload, entering, results[0], known)
+
+
+def _renamed(workload: Workload, names: Mapping[Dimension, Dimension]) -> Workload:
+    """The workload over other dimensions."""
+
+    def unit(dimension: Dimension) -> int:
+        new = names[dimension]
+        return open_size(new) // new.multiple
+
+    return replaced(workload, lambda size: substituted(size, unit))
 
 
 def _default(graph: Graph, value: str) -> Boundary:

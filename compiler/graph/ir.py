@@ -10,6 +10,7 @@ from typing import Self, Union
 import numpy as np
 
 from compiler.graph.types import TensorType
+from compiler.sizes import at, replaced
 
 AttrValue = Union[int, float, str, bool, tuple[int, ...], tuple[float, ...], "Graph"]
 """A graph is the body of a node of control flow."""
@@ -118,6 +119,10 @@ class Graph:
             types=self.types if types is None else types,
             constants=self.constants if constants is None else constants,
         )
+
+    def at(self, values: Mapping[str, int]) -> Self:
+        """The graph with a number in place of each open size, for dimensions by name."""
+        return replaced(self, lambda size: at(size, values))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):

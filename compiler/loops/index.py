@@ -1,13 +1,16 @@
 """Affine index arithmetic over loop axes.
 
 An index is a linear form over axes; a term is an axis, or an axis divided by a constant (grouped
-channels). Both are plain values: two axes are equal when their names and extents are.
+channels). Both are plain values: two axes are equal when their names and extents are. Extents,
+coefficients and constants may be sizes that are known at run time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from compiler.sizes import always_less, exact_quotient, is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class Axis:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def moves(self) -> bool:
+        """Whether it has more than one value, or may have at run time."""
+        return is_open(self.extent) or self.extent > 1
 
     def __add__(self, other: AffineLike) -> Affine:
         return affine(self) + other
@@ -75,8 +83,9 @@ class Affine:
     def __add__(self, other: AffineLike) -> Affine:
         other = affine(other)
         if not other.terms:
-            return Affine(self.terms, self.constant + other.constant) if other.constant else self
-        if not self.terms and not self.constant:
+            still = other.constant == 0
+            return self if still else Affine(self.terms, self.constant + other.constant)
+        if not self.terms and self.constant == 0:
             return other
         return _collect((*self.terms, *other.terms), self.constant + other.constant)
 
@@ -106,16 +115,19 @@ class Affine:
         return self._divide(divisor)[1]
 
     def _divide(self, divisor: int) -> tuple[Affine, Affine]:
-        quotient = _collect(
-            ((t, c // divisor) for t, c in self.terms if c % divisor == 0),
-            self.constant // divisor,
-        )
-        rest = _collect(((t, c) for t, c in self.terms if c % divisor), self.constant % divisor)
+        if is_open(divisor):  # the constant's own quotient is known at run time only
+            whole = exact_quotient(self.constant, divisor) or 0
+        else:
+            whole = self.constant // divisor
+        parts = [(t, c, exact_quotient(c, divisor)) for t, c in self.terms]
+        quotient = _collect(((t, q) for t, _, q in parts if q is not None), whole)
+        left = ((t, c) for t, c, q in parts if q is None)
+        rest = _collect(left, self.constant - whole * divisor)
         low, high = rest.bounds()
-        if low >= 0 and high < divisor:
+        if always_less(-1, low) and always_less(high, divisor):
             return quotient, rest
         match rest.terms:
-            case ((Axis() as axis, 1),) if rest.constant == 0:
+            case ((Axis() as axis, 1),) if rest.constant == 0 and not is_open(divisor):
                 part = affine(FloorDiv(axis, divisor))
                 return quotient + part, rest - part * divisor
         raise ValueError(f"({self}) // {divisor} is not affine")
@@ -125,7 +137,10 @@ class Affine:
         low = high = self.constant
         for term, coefficient in self.terms:
             reach = coefficient * (term.extent - 1)
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            if coefficient < 0:
+                low = low + reach
+            else:
+                high = high + reach
         return low, high
 
     def axes(self) -> tuple[Axis, ...]:
@@ -153,7 +168,7 @@ class Affine:
             sign = "-" if coefficient < 0 else "+" if parts else ""
             size = abs(coefficient)
             parts.append(f"{sign}{f'{size}*' if size != 1 else ''}{term.name}")
-        if self.constant or not parts:
+        if self.constant != 0 or not parts:
             parts.append(f"{'+' if self.constant >= 0 and parts else ''}{self.constant}")
         return "".join(parts)
 
@@ -171,12 +186,12 @@ def affine(value: AffineLike) -> Affine:
         case Axis() | FloorDiv():
             return Affine(((value, 1),))
         case _:
-            return Affine((), int(value))
+            return Affine((), value if is_open(value) else int(value))
 
 
 def _collect(terms: Iterable[tuple[Term, int]], constant: int) -> Affine:
     sums: dict[Term, int] = {}
     for term, coefficient in terms:
         sums[term] = sums.get(term, 0) + coefficient
-    kept = ((t, c) for t, c in sums.items() if c)
+    kept = ((t, c) for t, c in sums.items() if c != 0)
     return Affine(tuple(sorted(kept, key=lambda item: item[0].name)), constant)

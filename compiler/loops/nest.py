@@ -7,13 +7,14 @@ tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compiler.dtypes import DType
 from compiler.loops.expr import Cast, Combiner, Expr, Fold, Load, Op, Operation, Tensor
 from compiler.loops.index import Affine, Axis
+from compiler.sizes import at, replaced
 
 
 class Binding(StrEnum):
@@ -182,6 +183,10 @@ class LoopNest:
     def computes(self) -> tuple[Compute, ...]:
         """Every Compute, in program order."""
         return tuple(each for stage in self.stages for each in _computes(stage.body))
+
+    def at(self, values: Mapping[str, int]) -> LoopNest:
+        """The nest with a number in place of each open size, for dimensions by name."""
+        return replaced(self, lambda size: at(size, values))
 
 
 def _computes(nodes: tuple[Node, ...]) -> Iterator[Compute]:

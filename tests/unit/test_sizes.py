@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.loops.index import Axis
 from compiler.sizes import (
     Dimension,
     OpenSizeError,
+    always_less,
     at,
     bounds,
     dimensions,
+    exact_quotient,
     is_open,
     known_divisor,
     open_size,
     parse_size,
+    replaced,
+    typical,
+    typical_sizes,
 )
 
 N = Dimension("n", 1, 512)
@@ -142,3 +148,43 @@ def test_a_range_without_sizes_is_refused() -> None:
             Dimension("n", low, high, multiple)
     assert H.range_text == "32..640:32"
     assert U.range_text == "1.."
+
+
+@pytest.mark.parametrize(
+    ("dimension", "number"),
+    [
+        (Dimension("n", 1, 512), 22),
+        (Dimension("n", 1, 4096), 64),
+        (Dimension("n", 1, 1 << 40), 128),
+        (Dimension("n", 1), 128),
+        (Dimension("n", 500), 500),
+        (Dimension("n", 0, 64), 8),
+        (Dimension("n", 1, 3), 2),
+        (Dimension("n", 0, 1), 1),
+        (Dimension("n", 256, 1024), 512),
+        (Dimension("n", 1, 20, multiple=32), 128),
+        (Dimension("n", 10, 40, multiple=32), 640),
+        (Dimension("n", 1, multiple=500), 500),
+    ],
+)
+def test_a_typical_size_lies_in_the_middle_of_its_range(dimension: Dimension, number: int) -> None:
+    size = open_size(dimension)
+    assert typical(size) == number
+    assert typical(3 * size + 1) == 3 * number + 1
+    assert typical_sizes(size) == {"n": number}
+
+
+def test_sizes_are_replaced_within_frozen_values() -> None:
+    boxes = (Axis("i", n), Axis("j", 4)), {"a": (n * m, "text", None)}
+    found = replaced(boxes, lambda size: at(size, {"n": 3, "m": 5}))
+    assert found == ((Axis("i", 3), Axis("j", 4)), {"a": (15, "text", None)})
+    assert found[0][1] is boxes[0][1]
+
+
+@given(_sizes(), _sizes(), st.integers(1, 40), VALUES)
+def test_what_is_always_so_is_so(a: int, b: int, d: int, values: dict[str, int]) -> None:
+    x, y = at(a, values), at(b, values)
+    assert x < y or not always_less(a, b)
+    quotient = exact_quotient(a, d)
+    assert quotient is None or at(quotient, values) * d == x
+    assert exact_quotient(a * d, d) == a

@@ -8,6 +8,7 @@ import pytest
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph
 from compiler.loops.layout import blocked
+from compiler.sizes import Dimension, open_size
 from compiler.workload import Boundary, Workload, cut_workload, make_workload
 from tests.graphs import Maker
 
@@ -87,3 +88,28 @@ def test_nodes_must_be_connected_to_one_output(nodes: list[str]) -> None:
 def test_malformed_text(text: str) -> None:
     with pytest.raises(InvalidModelError):
         Workload.parse(text)
+
+
+def rows(batch: Dimension, length: Dimension, prefix: str = "") -> Graph:
+    g = Maker()
+    x = g.input(f"{prefix}x", open_size(batch), open_size(length), 8)
+    y = g("matmul", x, g.weight(f"{prefix}w", 8, 4), name=f"{prefix}y")
+    return g.graph(g("relu", y, name=f"{prefix}out"))
+
+
+def test_open_dimensions_have_names_of_their_own() -> None:
+    batch, length = Dimension("batch", 1, 8), Dimension("a length", 1, 16, multiple=32)
+    graph = rows(batch, length)
+    cut = cut_workload(graph, [node.name for node in graph.nodes])
+    assert [d.name for d in cut.workload.dimensions] == ["s0", "s1"]
+    assert dict(cut.dimensions) == {"s0": batch, "s1": length}
+    other = rows(Dimension("z", 1, 8), Dimension("a", 1, 16, multiple=32), "other_")
+    assert whole(other) == cut.workload
+    assert whole(other).key == cut.workload.key
+
+
+def test_an_open_workload_at_sizes_is_the_workload_of_these_sizes() -> None:
+    open_one = whole(rows(Dimension("batch", 1, 8), Dimension("length", 1, 512)))
+    fixed = whole(rows(Dimension("batch", 3, 3), Dimension("length", 17, 17)))
+    assert open_one.at({"s0": 3, "s1": 17}) == fixed
+    assert fixed.dimensions == ()
