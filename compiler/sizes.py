@@ -13,7 +13,8 @@ shape): no decision is ever taken at one size for all of them. `==` is equality 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -34,6 +35,31 @@ _LONG = 64
 class OpenSizeError(CompilerError):
     """What is asked of a size depends on the number that it will be at run time."""
 
+    asker = ""
+    """Who asked, where that is known: an operator and its node, a pass."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{self.asker}: {text}" if self.asker else text
+
+
+class SizesDifferError(OpenSizeError):
+    """Two sizes must be equal, and whether they are depends on the run."""
+
+    def __init__(self, what: str, first: int, second: int) -> None:
+        super().__init__(what)
+        self.sizes = first, second
+
+
+@contextmanager
+def asked_by(who: str) -> Iterator[None]:
+    """Name who asks in an `OpenSizeError` that passes through; the innermost name stays."""
+    try:
+        yield
+    except OpenSizeError as error:
+        error.asker = error.asker or who
+        raise
+
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
@@ -47,6 +73,8 @@ class Dimension:
     def __post_init__(self) -> None:
         if self.low < 0 or self.multiple < 1 or (self.high is not None and self.high < self.low):
             raise ValueError(f"dimension '{self.name}': no size lies in its range")
+        if not self.name or not self.name.isprintable() or set(self.name) & set('"<>\\'):
+            raise ValueError(f"'{self.name}' cannot name a dimension")
 
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
@@ -226,9 +254,36 @@ def open_size(dimension: Dimension) -> int:
     return cast(int, Size((((dimension,), dimension.multiple),)))
 
 
-def is_open(size: int) -> bool:
-    """Whether it is known at run time only."""
+def is_open(size: object) -> bool:
+    """Whether it is a size that is known at run time only."""
     return isinstance(size, Size)
+
+
+def equal(first: int, second: int) -> bool:
+    """Whether two sizes are equal, whatever they are.
+
+    Raises:
+        SizesDifferError: if that depends on the run.
+    """
+    if first == second:
+        return True
+    low, high = bounds(first - second)
+    if low > 0 or high < 0 or not (is_open(first) or is_open(second)):
+        return False
+    ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(first, second))
+    what = f"whether {first} is {second} is known at run time only ({ranges})"
+    raise SizesDifferError(what, first, second)
+
+
+def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two shapes are equal, whatever their sizes are.
+
+    Raises:
+        SizesDifferError: if that depends on the run.
+    """
+    if tuple(first) == tuple(second):
+        return True
+    return len(first) == len(second) and all(map(equal, first, second))
 
 
 def dimensions(*sizes: int) -> tuple[Dimension, ...]:
@@ -470,6 +525,26 @@ def _atoms(size: int) -> Iterator[Atom]:
                 yield atom
                 if isinstance(atom, Quotient):
                     yield from _atoms(cast(int, atom.dividend))
+
+
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})?(?::(\d{1,18}))?")
+
+
+def parse_range(name: str, text: str) -> Dimension:
+    """Read what `range_text` prints: `1..512`, `32..640:32`, `1..`.
+
+    Raises:
+        ValueError: if the text is no range, or no size lies in it.
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"dimension '{name}': '{text[:80]}' is no range, such as 1..512")
+    low, high, multiple = (None if part is None else int(part) for part in found.groups())
+    assert low is not None
+    step = 1 if multiple is None else multiple
+    if step == 0 or low % step or (high or 0) % step:
+        raise ValueError(f"dimension '{name}': the ends of {text} are no multiples of {step}")
+    return Dimension(name, low // step, None if high is None else high // step, step)
 
 
 _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')

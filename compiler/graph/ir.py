@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as _replace
-from typing import Self, Union
+from typing import Self, Union, cast
 
 import numpy as np
 
 from compiler.graph.types import TensorType
-from compiler.sizes import at, replaced
+from compiler.sizes import Dimension, at, dimensions, is_open, replaced
 
 AttrValue = Union[int, float, str, bool, tuple[int, ...], tuple[float, ...], "Graph"]
 """A graph is the body of a node of control flow."""
@@ -99,6 +99,11 @@ class Graph:
             yield graph
             pending += [body for node in reversed(graph.nodes) for body in reversed(node.bodies)]
 
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The dimensions that are known at run time only, by name."""
+        return dimensions(*open_sizes(self))
+
     def replace(
         self,
         *,
@@ -137,6 +142,19 @@ class Graph:
 
     def __hash__(self) -> int:
         return hash((self.name, self.inputs, self.outputs, self.nodes))
+
+
+def open_sizes(graph: Graph) -> set[int]:
+    """The sizes in types and attributes that are known at run time only."""
+    found = {extent for kind in graph.types.values() for extent in kind.shape if is_open(extent)}
+    for node in graph.nodes:
+        for _, value in node.attrs:
+            if isinstance(value, Graph):
+                found |= open_sizes(value)
+            else:
+                items = value if isinstance(value, tuple) else (value,)
+                found.update(cast(int, item) for item in items if is_open(item))
+    return found
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -17,6 +17,15 @@ The bodies of a node stand under it, two columns further in, in the order of the
 Constants of up to 16 elements are written out; larger ones are named by the SHA-256 of their
 bytes. Names that are not plain words are JSON strings. A node's name follows `as` where it is not
 the name of its output.
+
+Sizes that are known at run time stand in angle brackets, and lines before the inputs state the
+ranges of their dimensions:
+
+    graph "join"
+    size past 0..1023
+    input x: float32[<past>,64]
+    input new: float32[1,64]
+    y: float32[<past+1>,64] = concat(x, new) {axis=0}
 """
 
 from __future__ import annotations
@@ -34,6 +43,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.sizes import Dimension, OpenSizeError, is_open, parse_range, parse_size
 
 DEPTH_LIMIT = 64
 """Bodies within each other."""
@@ -47,7 +57,8 @@ _T = TypeVar("_T")
 _DIGEST = re.compile(r"= sha256:[0-9a-f]{64}\b")
 _WORD = re.compile(r"%?[A-Za-z0-9_./-]+\Z")
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>%?[A-Za-z0-9_./+-]+)|(?P<mark>[:=(){}\[\],]))"""
+    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>%?[A-Za-z0-9_./+-]+)|(?P<mark>[:=(){}\[\],])"""
+    r"""|(?P<size><(?:[^"<>]|"[^"]*")*>))"""
 )
 
 
@@ -59,11 +70,14 @@ def print_graph(graph: Graph, *, digests: bool = True) -> str:
     and cannot be parsed.
     """
     lines = [f"graph {json.dumps(graph.name)}"]
+    for dimension in graph.dimensions:
+        lines.append(f"size {dimension} {dimension.range_text}")
     for value in graph.inputs:
-        lines.append(f"input {_name(value)}: {graph.types[value]}")
+        lines.append(f"input {_name(value)}: {_print_type(graph.types[value])}")
     for value in _constants_in_use_order(graph):
-        body = _print_constant(graph.constants[value], graph.types[value].dtype, digests)
-        lines.append(f"constant {_name(value)}: {graph.types[value]} = {body}")
+        kind = graph.types[value]
+        body = _print_constant(graph.constants[value], kind.dtype, digests)
+        lines.append(f"constant {_name(value)}: {_print_type(kind)} = {body}")
     for node in graph.nodes:
         lines.append(_print_node(node, graph.types))
         for inner in node.bodies:
@@ -112,7 +126,7 @@ def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int)
             if inner and (not starts or starts[0]):
                 raise ValueError("what is indented under it is no graph")
             parser.statement(line, bodies)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, OpenSizeError) as error:
             raise InvalidModelError(f"graph text, line {number}: {error}") from error
         position = end
     return parser.graph()
@@ -134,8 +148,12 @@ def _name(text: str) -> str:
     return text if _WORD.match(text) else json.dumps(text)
 
 
+def _print_type(kind: TensorType) -> str:
+    return f"{kind.dtype}[{','.join(map(_print_number, kind.shape))}]"
+
+
 def _print_node(node: Node, types: Mapping[str, TensorType]) -> str:
-    results = ", ".join(f"{_name(value)}: {types[value]}" for value in node.outputs)
+    results = ", ".join(f"{_name(value)}: {_print_type(types[value])}" for value in node.outputs)
     text = f"{results} = {node.op}({', '.join(map(_name, node.inputs))})"
     if node.attrs:
         text += " {" + ", ".join(f"{k}={_print_attr(v)}" for k, v in node.attrs) + "}"
@@ -155,6 +173,8 @@ def _print_attr(value: AttrValue) -> str:
 
 
 def _print_number(value: float) -> str:
+    if is_open(value):
+        return f"<{value}>"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -180,6 +200,7 @@ class _Parser:
         self._nodes: list[Node] = []
         self._types: dict[str, TensorType] = {}
         self._constants: dict[str, np.ndarray] = {}
+        self._dimensions: dict[str, Dimension] = {}
 
     def graph(self) -> Graph:
         if self._name is None:
@@ -197,10 +218,15 @@ class _Parser:
         )
 
     def statement(self, line: str, bodies: Sequence[Graph] = ()) -> None:
-        tokens = _Tokens(line)
+        tokens = _Tokens(line, self._dimensions)
         first = tokens.name()
         if first == "graph" and tokens.peek() not in (":", ","):
             self._name = tokens.name()
+        elif first == "size" and tokens.peek() != ":":
+            dimension = parse_range(tokens.name(), tokens.range())
+            if dimension.name in self._dimensions:
+                raise ValueError(f"size '{dimension.name}' is stated twice")
+            self._dimensions[dimension.name] = dimension
         elif first == "input" and tokens.peek() != ":":
             self._inputs.append(self._typed(tokens, tokens.name()))
         elif first == "output" and tokens.peek() != ":":
@@ -217,7 +243,7 @@ class _Parser:
     def _typed(self, tokens: _Tokens, value: str) -> str:
         tokens.take(":")
         dtype = DType(tokens.word())
-        shape = tuple(int(word) for word in tokens.list("[", "]", tokens.word))
+        shape = tuple(tokens.list("[", "]", tokens.extent))
         if value in self._types:
             raise ValueError(f"value '{value}' is defined twice")
         if any(extent < 0 for extent in shape):
@@ -287,9 +313,10 @@ _BODY = Graph("", (), (), (), {})
 
 
 class _Tokens:
-    """The tokens of one line: JSON strings, words (numbers too) and marks."""
+    """The tokens of one line: JSON strings, words (numbers too), sizes and marks."""
 
-    def __init__(self, line: str) -> None:
+    def __init__(self, line: str, dimensions: Mapping[str, Dimension]) -> None:
+        self._dimensions = dimensions
         self._items: list[tuple[str, str]] = []
         position, end = 0, len(line.rstrip())
         while position < end:
@@ -350,8 +377,28 @@ class _Tokens:
             return key, _BODY
         return key, self.scalar()
 
+    def range(self) -> str:
+        """`1..512` or `32..640:32`."""
+        text = self.word()
+        if self.peek() != ":":
+            return text
+        self.take(":")
+        return f"{text}:{self.word()}"
+
+    def extent(self) -> int:
+        """An integer or a size."""
+        return self._size() if self._is_size() else int(self.word())
+
+    def _is_size(self) -> bool:
+        return bool(self._items) and self._items[-1][0] == "size"
+
+    def _size(self) -> int:
+        return parse_size(self._items.pop()[1][1:-1], self._dimensions)
+
     def scalar(self) -> Any:
-        """A number or a truth value."""
+        """A number, a size or a truth value."""
+        if self._is_size():
+            return self._size()
         text = self.word()
         if text in ("true", "false"):
             return text == "true"

@@ -85,6 +85,8 @@ class OnnxNode:
         array = self.static(position, what)
         if array is None:
             return None
+        if array.dtype.kind == "O":  # sizes that are known at run time
+            return tuple(array.reshape(-1))
         if array.dtype.kind not in "iu":
             raise self.invalid(f"{what} (input {position}) is not an integer tensor")
         return tuple(int(item) for item in array.reshape(-1))

@@ -22,15 +22,20 @@ from compiler.graph.text import (
     without_digests,
 )
 from compiler.graph.types import TensorType
+from compiler.sizes import Dimension, open_size
 from tests.examples import examples
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
 FLOATS = st.floats(allow_nan=False)
 INTS = st.integers(-(2**63), 2**63 - 1)
-SCALARS: st.SearchStrategy[AttrValue] = FLOATS | INTS | st.booleans()
+DIMENSIONS = (Dimension("n", 1, 512), Dimension("x[0]", 0), Dimension("height", 1, 20, multiple=32))
+SIZES = st.tuples(
+    st.sampled_from(DIMENSIONS).map(open_size), st.integers(1, 9), st.integers(0, 9)
+).map(lambda parts: (parts[0] * parts[1] + parts[2]) // (parts[2] + 1))
+SCALARS: st.SearchStrategy[AttrValue] = FLOATS | INTS | st.booleans() | SIZES
 ATTRS = st.dictionaries(
     st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
-    SCALARS | st.text(max_size=8) | st.lists(FLOATS).map(tuple) | st.lists(INTS).map(tuple),
+    SCALARS | st.text(max_size=8) | st.lists(FLOATS).map(tuple) | st.lists(INTS | SIZES).map(tuple),
     max_size=3,
 ).map(lambda attrs: tuple(sorted(attrs.items())))
 
@@ -50,7 +55,7 @@ def arrays(draw: st.DrawFn) -> tuple[TensorType, np.ndarray]:
 def graphs(draw: st.DrawFn) -> Graph:
     names = draw(st.lists(NAMES, min_size=4, max_size=8, unique=True))
     inputs, constants = names[:2], names[2:4]
-    types = {name: TensorType(DType.FLOAT32, (2, 3)) for name in names}
+    types = {name: TensorType(DType.FLOAT32, (2, draw(SIZES), 3)) for name in names}
     values = {}
     for name in constants:
         types[name], values[name] = draw(arrays())
@@ -197,3 +202,37 @@ def test_constants_of_other_types_with_equal_bytes() -> None:
     arrays = {digest(array): array for array in graph.constants.values()}
     assert len(arrays) == 1
     assert parse_graph(print_graph(graph), arrays) == graph
+
+
+OPEN = """graph "join"
+size n 1..512
+size past 0..
+input x: float32[<past>,64]
+input new: float32[<n>,64]
+y: float32[<n+past>,64] = concat(x, new) {axis=0}
+output y
+"""
+
+
+def test_open_sizes_state_their_ranges() -> None:
+    graph = parse_graph(OPEN)
+    assert print_graph(graph) == OPEN
+    assert graph.dimensions == (Dimension("n", 1, 512), Dimension("past", 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("size n 1..512\n", ""), "line 4"),
+        (("1..512", "1..512:3"), "line 2: dimension 'n': the ends"),
+        (("1..512", "9..2"), "line 2: dimension 'n': no size lies in its range"),
+        (("1..512", "many"), "line 2: dimension 'n': 'many' is no range"),
+        (("size n 1..512", "size n 1..512\nsize n 1..4"), "line 3: size 'n' is stated twice"),
+        (("<past>", "<past-1>"), "line 4"),
+        (("<past>", "<past+>"), "line 4"),
+    ],
+)
+def test_what_is_wrong_with_open_sizes(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(InvalidModelError) as caught:
+        parse_graph(OPEN.replace(*change))
+    assert message in str(caught.value)
