@@ -6,7 +6,7 @@ need not know of blobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import sqlalchemy as sa
@@ -45,15 +45,22 @@ def cost_model_holder(target_key: str, version: int) -> str:
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs as long as the holder is there.
+    """Keep blobs as long as the holder is there. As `refer_all`, for one."""
+    refer_all(connection, kind, {holder: digests})
+
+
+def refer_all(
+    connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
+) -> None:
+    """Keep the blobs that each holder names as long as that holder is there.
 
     The rows of the blobs are locked against a sweep until the transaction ends. A blob without a
     row is none that a sweep deletes; `db check` tells of it.
     """
-    wanted = sorted(set(digests))
-    for some in chunks(wanted):
+    wanted = sorted({(digest, holder) for holder, digests in named.items() for digest in digests})
+    for some in chunks(sorted({digest for digest, _ in wanted})):
         connection.execute(_LOCK, {"digests": list(some)}).all()
-    rows = [{"digest": digest, "kind": kind.value, "holder": holder} for digest in wanted]
+    rows = [{"digest": digest, "kind": kind.value, "holder": holder} for digest, holder in wanted]
     insert_new(connection, _references, rows)
 
 

@@ -18,7 +18,7 @@ from db.errors import StaleLeaseError
 from db.job_states import JobState
 from db.models import JobRow, LeaseRow, RequestRow
 from db.notices import announce, is_queued, queue_topic
-from db.stores.blob_references import BlobKind, refer
+from db.stores.blob_references import BlobKind, refer_all
 from db.stores.requests import JsonObject, LeaseOutcome, NewRequest, RequestState, RequestStatus
 from db.stores.statements import chunks, table_of, upsert
 
@@ -46,13 +46,15 @@ class MeasureQueue:
         self._now = instant(clock)
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
-    def submit(self, new: Sequence[NewRequest]) -> Sequence[str]:
+    def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
         """Queue requests in one transaction; the ids that are new. Known ones stay as they are.
 
         One that was cancelled counts as new: its job was paused, and goes on.
 
+        `stored` are others, whose outcomes the tuner has stored: they are acknowledged with it.
+
         Raises StaleLeaseError if a job of theirs is paused or has ended: nobody is to measure for
-        it any more, even if its tuner does not know yet.
+        it any more, even if its tuner does not know yet. Nothing is acknowledged then.
         """
         rows = [
             {
@@ -71,17 +73,17 @@ class MeasureQueue:
             }
             for request in new
         ]
+        if not rows:
+            self.acknowledge(stored)
+            return []
         with writing(self._engine) as connection:
-            if not rows:
-                return []
             _check_wanted(connection, {request.job_id for request in new if request.job_id})
             insert = self._insert(connection, tuple(rows[0]))
             known = set(connection.execute(insert, rows).scalars())
             announce(connection, {queue_topic(request.target_key) for request in new})
-            for request in new:
-                if request.request_id in known:
-                    name = request.request_id
-                    refer(connection, BlobKind.REQUEST, name, request.blob_digests)
+            named = {r.request_id: r.blob_digests for r in new if r.request_id in known}
+            refer_all(connection, BlobKind.REQUEST, named)
+            _acknowledge(connection, stored)
         return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
 
     def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
@@ -167,15 +169,12 @@ class MeasureQueue:
                 found.update({row.id: row.payload for row in connection.execute(query)})
         return found
 
-    def acknowledge(self, request_ids: Sequence[str]) -> int:
+    def acknowledge(self, request_ids: Collection[str]) -> int:
         """The tuner has stored what came of these; how many of them were final."""
-        count = 0
+        if not request_ids:
+            return 0
         with writing(self._engine) as connection:
-            for some in chunks(sorted(request_ids)):
-                final = sa.and_(requests.c.id.in_(some), sa.not_(_is_open))
-                update = sa.update(requests).where(final).values(acknowledged=True)
-                count += connection.execute(update).rowcount
-        return count
+            return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
         """Cancel what is not final, of a job or of a list; how many.
@@ -263,6 +262,15 @@ def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
     for row in connection.execute(_WANTED, {"names": sorted(job_ids)}):
         if row.state == JobState.PAUSED.value or row.state not in _open_job:
             raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
+
+
+def _acknowledge(connection: sa.Connection, request_ids: Collection[str]) -> int:
+    count = 0
+    for some in chunks(sorted(request_ids)):
+        final = sa.and_(requests.c.id.in_(some), sa.not_(_is_open))
+        update = sa.update(requests).where(final).values(acknowledged=True)
+        count += connection.execute(update).rowcount
+    return count
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:

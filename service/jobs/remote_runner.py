@@ -2,6 +2,11 @@
 
 Requests and their results live in the database, so a tuner that was killed finds them again. Only
 the web process lets leases run out: while it is away no worker can renew one.
+
+What is submitted, and what is acknowledged, gathers until the tuner polls, and is then written in
+one transaction: a commit for each was most of what a tuner did beside many workers. Nobody was told
+of what a killed tuner had gathered. Its successor proposes the candidates anew, and finds the
+trials that were not acknowledged among those that are stored.
 """
 
 from __future__ import annotations
@@ -21,9 +26,19 @@ from tuner.measure.run_wire import is_run
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
+
+FEW = 16
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5e-4, 0.2
+"""For so long nothing is looked for or queued, for each request under way beyond a few. The workers
+have enough in hand, and what comes together is taken, stored and queued in one transaction each."""
+
 REQUESTS_PER_WORKER = 3
 """Requests in the queue for each worker: some are measured, interleaved, while the others lie
 ready."""
+
+MOST_GATHERED, MOST_BYTES = 100, 16 << 20
+"""Requests, and bytes of what they name, that wait for the tuner to poll. More are queued at
+once."""
 
 TURN_SECONDS = 10.0
 """For so long requests lie for one of several workers that were named, before the next has them."""
@@ -66,9 +81,13 @@ class RemoteRunner:
         self._interrupt = interrupt
         self._worker_ids = tuple(worker_ids)
         self._open: dict[str, MeasureRequest] = {}
+        self._gathered: dict[str, MeasureRequest] = {}  # of the open ones, and what they name
+        self._blobs: dict[str, bytes] = {}
+        self._stored: list[str] = []
+        self._withdrawn: dict[str, MeasureRequest] = {}
         # asked for by an earlier process of this job, which may have stored what came of them
         self._known: set[str] = set()
-        self._looked_for_workers = float("-inf")
+        self._looked_for_workers = self._next_look = float("-inf")
         self._workers = self._in_quarantine = 0
 
     @property
@@ -86,61 +105,51 @@ class RemoteRunner:
         return self._workers
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request; its blobs are saved first, so that no worker looks for them in vain.
+        """Queue a request soon: at the latest when the tuner polls.
 
         Raises:
             JobCancelled: if the job has ended: nobody is to measure for it.
-            StaleLeaseError: if it is paused or has ended, and this process does not know yet.
+            StaleLeaseError: as `poll`.
         """
         if self._cancel.cancelled:
             raise JobCancelled(self._cancel.reason)
-        # those that are there are made young: the sweep spares them until the request names them
-        there = self._storage.blobs.touch(request.digests)
-        for digest in set(request.digests) - there:
-            self._storage.blobs.put(blobs[digest])
-        if not self._open:
-            self._turned = self._clock()  # a turn begins when there is something to take
-        new = self._storage.leases.submit(
-            [
-                NewRequest(
-                    request_id=request.request_id,
-                    target_key=self._target_key,
-                    payload=request.to_json(),
-                    blob_digests=request.digests,
-                    job_id=self._job_id,
-                    worker_id=next(iter(self._worker_ids), None),
-                    priority=self._priority,
-                )
-            ]
-        )
-        self._open[request.request_id] = request
-        self._known.update({request.request_id} - {*new})
+        self._withdrawn.pop(request.request_id, None)
+        self._open[request.request_id] = self._gathered[request.request_id] = request
+        self._blobs |= {digest: blobs[digest] for digest in request.digests if digest in blobs}
+        size = sum(map(len, self._blobs.values()))
+        if len(self._gathered) >= MOST_GATHERED or size >= MOST_BYTES:
+            self._send()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
         """Results that are there, waiting up to the timeout for a first one.
 
         Raises:
             Interrupted: if the process must let go of the job.
+            StaleLeaseError: if it is paused or has ended, and this process does not know yet.
             WorkerAbsent: if nobody is there who could measure.
         """
-        ends = time.monotonic() + timeout_seconds
+        ends = self._clock() + timeout_seconds
         while True:
             if self._interrupt.cancelled:
                 raise Interrupted(self._interrupt.reason)
-            results = self._collect()
-            self._look_for_workers()
-            self._pass_on()
-            left = ends - time.monotonic()
-            if results or left <= 0:
+            if self._clock() >= self._next_look and (results := self._look()):
                 return results
-            time.sleep(min(POLL_SECONDS, left))
+            left = ends - self._clock()
+            if left > 0:
+                self._interrupt.wait(min(POLL_SECONDS, left))
+            if left <= POLL_SECONDS:
+                return []  # the next poll looks at once
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """The trials are stored."""
-        self._storage.leases.acknowledge(request_ids)
+        """The trials are stored. The queue is told with what waits to be queued, or when the tuner
+        polls."""
+        self._stored += request_ids
+        if self._gathered:  # the tuner learns from the trials now, and that may take a while
+            self._send()
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         ids = list(self._open) if request_ids is None else list(request_ids)
+        self._withdraw(ids)
         self._storage.leases.cancel(request_ids=ids)
 
     def resume(self) -> list[MeasureRequest]:
@@ -163,7 +172,59 @@ class RemoteRunner:
         return found
 
     def close(self) -> None:
-        """Nothing to release: the queue is the database's."""
+        """Tell the queue what is stored. What was not queued yet is forgotten."""
+        self._storage.leases.acknowledge(self._stored)
+        self._stored.clear()
+
+    def _send(self) -> None:
+        """Queue what has gathered; its blobs are saved first, so that no worker looks for them in
+        vain. Raises StaleLeaseError."""
+        if self._cancel.cancelled:
+            self._withdraw(list(self._gathered))
+        if not (self._gathered or self._stored):
+            return
+        if self._gathered:
+            # those that are there are made young: the sweep spares them until a request names them
+            wanted = {digest for r in self._gathered.values() for digest in r.digests}
+            for digest in wanted - self._storage.blobs.touch(wanted):
+                self._storage.blobs.put(self._blobs[digest])
+            if len(self._open) == len(self._gathered):
+                self._turned = self._clock()  # a turn begins when there is something to take
+        new = self._storage.leases.submit(
+            [
+                NewRequest(
+                    request_id=request.request_id,
+                    target_key=self._target_key,
+                    payload=request.to_json(),
+                    blob_digests=request.digests,
+                    job_id=self._job_id,
+                    worker_id=next(iter(self._worker_ids), None),
+                    priority=self._priority,
+                )
+                for request in self._gathered.values()
+            ],
+            self._stored,
+        )
+        self._known |= self._gathered.keys() - {*new}
+        self._gathered.clear()
+        self._blobs.clear()
+        self._stored.clear()
+
+    def _withdraw(self, request_ids: Sequence[str]) -> None:
+        """Do not queue what has gathered of these. What an earlier process has asked for keeps what
+        came of it."""
+        mine = [name for name in request_ids if name in self._gathered]
+        if not mine:
+            return
+        there = self._storage.leases.status(mine)
+        for name in mine:
+            del self._gathered[name]
+            if name in there:
+                self._known.add(name)
+            else:
+                self._withdrawn[name] = self._open.pop(name)
+        if not self._gathered:
+            self._blobs.clear()
 
     def _look_for_workers(self) -> None:
         """Raises WorkerAbsent, or cancels what waits, where nobody has been there for long."""
@@ -191,15 +252,28 @@ class RemoteRunner:
             # whoever had a turn comes last
             self._worker_ids = (well[0], *(n for n in others if n != well[0]), last)
 
+    def _look(self) -> list[MeasureResult]:
+        """Send what has gathered, and take what is there."""
+        self._send()
+        results = self._collect()
+        self._look_for_workers()
+        self._pass_on()
+        many = max(0, len(self._open) - FEW)
+        self._next_look = self._clock() + min(LONGEST_PAUSE_SECONDS, many * PAUSE_SECONDS)
+        return results
+
     def _collect(self) -> list[MeasureResult]:
+        withdrawn = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
+        self._withdrawn.clear()
         if not self._open:
-            return []
+            return withdrawn
         outcomes = [*self._known, *self._storage.leases.unstored(self._job_id)]
         ours = [request_id for request_id in dict.fromkeys(outcomes) if request_id in self._open]
         found = self._storage.leases.status(ours)
         final = {name: status for name, status in found.items() if status.state.final}
         self._known -= final.keys()
-        return [result_of(self._open.pop(name), status) for name, status in final.items()]
+        told = [result_of(self._open.pop(name), status) for name, status in final.items()]
+        return withdrawn + told
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

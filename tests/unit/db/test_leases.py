@@ -118,6 +118,23 @@ def test_outcomes_are_found_until_they_are_stored(
     assert by_statistics(engine) or "ix_measure_requests_unstored" in plan
 
 
+def test_what_is_stored_is_acknowledged_with_what_is_queued_or_not_at_all(
+    leases: LeaseStore, jobs: JobStore, model_digest: str
+) -> None:
+    job = jobs.create(model_digest, "host")
+    leases.submit([request("a", job_id=job.id), request("b", job_id=job.id)])
+    for lease in leases.claim("w", ["t"], limit=2, lease_seconds=10):
+        done(leases, lease, lease.lease_id)
+    assert leases.submit([request("c", job_id=job.id)], ["a"]) == ["c"]
+    assert leases.unstored(job.id) == ["b"]
+    jobs.pause(job.id)
+    with pytest.raises(StaleLeaseError):
+        leases.submit([request("d", job_id=job.id)], ["b"])
+    assert leases.unstored(job.id) == ["b", "c"], "c was cancelled, and nobody has seen it"
+    assert leases.submit([], ["b"]) == []
+    assert leases.unstored(job.id) == ["c"]
+
+
 def test_what_is_unfinished_is_found_by_how_its_job_is_named(
     engine: sa.Engine, leases: LeaseStore
 ) -> None:

@@ -74,12 +74,14 @@ def finish_a_job(storage: Storage, day: int) -> None:
     for batch in range(5):
         request, blobs = make(f"{day}-{batch}")
         runner.submit(request, blobs)
+        assert runner.poll(0.0) == []
         assert work(storage) == [request.request_id]
         if batch % 2:
             assert len(runner.poll(0.0)) == 1
         else:
             runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
         runner.acknowledge([request.request_id])
+        runner.close()
     storage.jobs.transition(claim, JobState.VERIFYING)
     artifact = storage.blobs.put(b"artifact %d" % day)
     storage.jobs.transition(claim, JobState.SUCCEEDED, artifact_digest=artifact)
@@ -115,9 +117,11 @@ def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, cloc
     job = storage.jobs.create(model.digest, "host")
     runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
     runner.submit(*make("measured"))
+    runner.poll(0.0)
     work(storage)
     waiting, blobs = make("waiting")
     runner.submit(waiting, blobs)
+    runner.poll(0.0)
     facts = {"feature_version": 1, "objective": "ndcg", "rows": 1, "tasks": 1, "trials": 1}
     cost_model = storage.cost_models.add(TARGET, b"trees", **facts, scores={}, chance={})
     unnamed = storage.blobs.put(b"nothing names this")
@@ -152,7 +156,9 @@ def test_a_blob_that_a_new_request_names_survives_a_sweep_before_its_row(
         return submit(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(storage.leases), "submit", sweep_first)
-    RemoteRunner(storage, job.id, TARGET, CancelToken()).submit(request, blobs)
+    runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
+    runner.submit(request, blobs)
+    runner.poll(0.0)
     assert reference in storage.blobs
 
 

@@ -9,11 +9,20 @@ import pytest
 import sqlalchemy as sa
 
 from db.engine import writing
+from db.errors import StaleLeaseError, StorageError, StorageKind
 from db.models import WorkerRow
 from db.storage import Storage
 from db.stores.leases import Cause, LeaseStore, RequestState
-from service.jobs.interrupts import Interrupted
-from service.jobs.remote_runner import REQUESTS_PER_WORKER, TURN_SECONDS, RemoteRunner
+from service.jobs import remote_runner
+from service.jobs.interrupts import Interrupted, JobCancelled
+from service.jobs.remote_runner import (
+    FEW,
+    PAUSE_SECONDS,
+    POLL_SECONDS,
+    REQUESTS_PER_WORKER,
+    TURN_SECONDS,
+    RemoteRunner,
+)
 from tests.measured import honest
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import RecordKey, Status
@@ -44,6 +53,13 @@ def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
 
 def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:
     return RemoteRunner(storage, job, TARGET, interrupt or CancelToken())
+
+
+def send(remote: RemoteRunner, *names: str) -> set[str]:
+    """The tuner submits, and looks what is there already."""
+    for name in names:
+        remote.submit(*make(name))
+    return {result.request_id for result in remote.poll(0.0)}
 
 
 def work(storage: Storage, lose: bool = False) -> list[str]:
@@ -80,14 +96,11 @@ def test_a_request_is_measured_once_and_nothing_holds_its_blobs_then(
 
 def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage, job: str) -> None:
     first = runner(storage, job)
-    requests = {}
-    for name in ("stored", "done", "open"):
-        requests[name], blobs = make(name)
-        first.submit(requests[name], blobs)
-        if name != "open":
-            work(storage)
-    assert {r.request_id for r in first.poll(0.0)} == {"stored", "done"}
+    send(first, "stored", "done")
+    work(storage)
+    assert send(first, "open") == {"stored", "done"}
     first.acknowledge(["stored"])
+    first.poll(0.0)
     second = runner(storage, job)
     assert [r.request_id for r in second.resume()] == ["done", "open"]
     assert [r.request_id for r in second.poll(0.0)] == ["done"]
@@ -95,6 +108,7 @@ def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage
     assert [r.request_id for r in second.poll(0.0)] == ["open"]
     for name in ("done", "open"):
         second.acknowledge([name])
+    second.close()
     assert runner(storage, job).resume() == []
 
 
@@ -103,10 +117,11 @@ def test_what_was_stored_already_comes_again_if_it_is_asked_for_again(
 ) -> None:
     """Its trials may teach nobody any more, so that a tuner asks for them again."""
     first = runner(storage, job)
-    first.submit(*make("a"))
+    send(first, "a")
     work(storage)
     results = first.poll(1.0)
     first.acknowledge(["a"])
+    first.close()
     again = runner(storage, job)
     again.submit(*make("a"))
     assert again.poll(1.0) == results != []
@@ -115,11 +130,201 @@ def test_what_was_stored_already_comes_again_if_it_is_asked_for_again(
 
 def test_cancelled_requests_still_give_results(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     remote.cancel()
     (result,) = remote.poll(0.0)
     assert result.measurements[0][1].status is Status.CANCELLED
     assert work(storage) == []
+
+
+def test_what_is_submitted_until_the_tuner_polls_is_queued_at_once(
+    storage: Storage, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit for each was 87 % of a tuner's time beside 200 workers."""
+    sent: list[tuple[list[str], list[str]]] = []
+    submit = LeaseStore.submit
+
+    def note(store: LeaseStore, new: Any, stored: Any = ()) -> Any:
+        sent.append(([request.request_id for request in new], [*stored]))
+        return submit(store, new, stored)
+
+    monkeypatch.setattr(LeaseStore, "submit", note)
+    remote = runner(storage, job)
+    for name in "abc":
+        remote.submit(*make(name))
+    assert sent == [] and storage.leases.status([*"abc"]) == {}
+    assert remote.poll(0.0) == [] and sent == [([*"abc"], [])]
+    assert work(storage) == [*"abc"]
+    assert len(remote.poll(0.0)) == 3
+    remote.acknowledge([*"ab"])
+    assert len(sent) == 1
+    remote.submit(*make("d"))
+    remote.poll(0.0)
+    assert sent[1:] == [(["d"], [*"ab"])]
+    remote.poll(0.0)
+    assert len(sent) == 2, "there is nothing more to tell"
+
+
+def test_with_many_under_way_what_comes_together_is_taken_together(
+    storage: Storage, job: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight jobs of a tuner asked 400 times a second, for one outcome each."""
+    looks: list[float] = []
+    unstored = LeaseStore.unstored
+
+    def note(store: LeaseStore, *arguments: Any) -> Any:
+        looks.append(clock.now)
+        return unstored(store, *arguments)
+
+    class Interrupt(CancelToken):
+        def wait(self, timeout_seconds: float) -> bool:
+            clock.now += timeout_seconds
+            return False
+
+    monkeypatch.setattr(LeaseStore, "unstored", note)
+    remote = RemoteRunner(storage, job, TARGET, Interrupt(), clock=clock)
+    send(remote, *map(str, range(FEW)))
+    remote.poll(0.09)
+    assert len(looks) == 6, "at once, and after each pause but the last"
+    looks.clear()
+    clock.now += 1.0
+    send(remote, *map(str, range(FEW, 5 * FEW)))
+    remote.poll(1.0)
+    pause = 4 * FEW * PAUSE_SECONDS
+    assert 1.0 / (pause + POLL_SECONDS) <= len(looks) <= 1.0 / pause + 1
+    taken = work(storage)
+    clock.now += pause
+    assert [result.request_id for result in remote.poll(0.0)] == taken != []
+
+
+def test_what_was_built_while_the_tuner_waited_is_queued_before_it_learns(
+    storage: Storage, job: str
+) -> None:
+    """To train a model may take long, and the workers have nothing to do meanwhile."""
+    remote = runner(storage, job)
+    send(remote, "a")
+    work(storage)
+    remote.poll(0.0)
+    remote.submit(*make("b"))
+    remote.acknowledge(["a"])
+    assert work(storage) == ["b"]
+    assert [s.request_id for s in storage.leases.of_job(job, unacknowledged=True)] == ["b"]
+
+
+def test_a_killed_tuner_leaves_what_it_had_queued_and_nothing_is_measured_twice(
+    storage: Storage, job: str
+) -> None:
+    killed = runner(storage, job)
+    send(killed, "queued")
+    killed.submit(*make("gathered"))
+    work(storage)
+    successor = runner(storage, job)
+    assert [request.request_id for request in successor.resume()] == ["queued"]
+    successor.submit(*make("gathered"))  # proposed again: nobody knows of it
+    assert [result.request_id for result in successor.poll(0.0)] == ["queued"]
+    assert work(storage) == ["gathered"]
+    assert [result.request_id for result in successor.poll(0.0)] == ["gathered"]
+    assert successor.poll(0.0) == [] and work(storage) == []
+
+
+def test_who_ends_tells_what_is_stored(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    send(remote, "a", "b")
+    work(storage)
+    remote.poll(0.0)
+    remote.acknowledge(["a"])
+    remote.submit(*make("c"))
+    remote.close()
+    left = storage.leases.of_job(job, unacknowledged=True)
+    assert [status.request_id for status in left] == ["b"]
+    assert storage.leases.status(["c"]) == {}
+
+
+def test_what_was_cancelled_before_it_was_queued_is_never_measured(
+    storage: Storage, job: str
+) -> None:
+    remote = runner(storage, job)
+    for name in "abc":
+        remote.submit(*make(name))
+    remote.cancel(["a", "c"])
+    remote.submit(*make("c"))  # wanted after all
+    (result,) = remote.poll(0.0)
+    assert result.request_id == "a" and result.measurements[0][1].status is Status.CANCELLED
+    assert work(storage) == ["b", "c"]
+    assert [found.request_id for found in remote.poll(0.0)] == ["b", "c"]
+
+
+def test_a_measurement_that_is_there_survives_the_cancellation(storage: Storage, job: str) -> None:
+    """An earlier process of the job has asked for it, and this one has not looked yet."""
+    send(runner(storage, job), "a")
+    work(storage)
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    remote.cancel()
+    (result,) = remote.poll(0.0)
+    assert result.measurements[0][1].status is Status.OK
+
+
+def test_nothing_is_queued_once_the_user_has_cancelled(storage: Storage, job: str) -> None:
+    cancel = CancelToken()
+    remote = RemoteRunner(storage, job, TARGET, CancelToken(), cancel=cancel)
+    remote.submit(*make("a"))
+    cancel.cancel("enough")
+    (result,) = remote.poll(0.0)
+    assert result.measurements[0][1].status is Status.CANCELLED
+    with pytest.raises(JobCancelled, match="enough"):
+        remote.submit(*make("b"))
+    assert remote.poll(0.0) == [] and work(storage) == []
+
+
+def test_a_job_that_was_stopped_meanwhile_queues_nothing_and_forgets_nothing(
+    storage: Storage, job: str
+) -> None:
+    remote = runner(storage, job)
+    send(remote, "a")
+    work(storage)
+    remote.poll(0.0)
+    remote.acknowledge(["a"])
+    remote.submit(*make("b"))
+    storage.jobs.pause(job)
+    with pytest.raises(StaleLeaseError, match="paused"):
+        remote.poll(0.0)
+    remote.close()
+    assert storage.leases.status(["b"]) == {}
+    assert storage.leases.of_job(job, unacknowledged=True) == []
+
+
+def test_a_database_that_was_away_gets_it_with_the_next_poll(
+    storage: Storage, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+
+    def away(*_: object) -> None:
+        raise StorageError("away", StorageKind.UNREACHABLE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseStore, "submit", away)
+        with pytest.raises(StorageError):
+            remote.poll(0.0)
+    assert remote.poll(0.0) == [] and work(storage) == ["a"]
+
+
+def test_no_more_is_gathered_than_a_bound_allows(
+    storage: Storage, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = runner(storage, job)
+    monkeypatch.setattr(remote_runner, "MOST_GATHERED", 2)
+    for name in "abc":
+        remote.submit(*make(name))
+    assert work(storage) == ["a", "b"]
+    monkeypatch.setattr(remote_runner, "MOST_GATHERED", 100)
+    monkeypatch.setattr(remote_runner, "MOST_BYTES", 30)
+    assert [len(blob) for blob in make("c")[1].values()] == [9, 8]
+    remote.submit(*make("d"))  # the reference is the same bytes
+    assert work(storage) == []
+    remote.submit(*make("e"))
+    assert work(storage) == [*"cde"]
 
 
 def lose_three(storage: Storage) -> None:
@@ -132,7 +337,7 @@ def lose_three(storage: Storage) -> None:
 
 def test_lost_workers_are_a_status_and_not_an_exception(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     with writing(storage.engine) as connection:
         connection.execute(sa.text("UPDATE measure_requests SET max_attempts = 1"))
     work(storage, lose=True)
@@ -145,7 +350,7 @@ def test_a_candidate_that_killed_three_workers_is_a_failed_trial_and_not_tried_a
     storage: Storage, job: str
 ) -> None:
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     lose_three(storage)
     (result,) = remote.poll(0.0)
     measurement = result.measurements[0][1]
@@ -156,7 +361,7 @@ def test_a_candidate_that_killed_three_workers_is_a_failed_trial_and_not_tried_a
 def test_the_tuner_lets_no_lease_run_out(storage: Storage, job: str) -> None:
     """The web process may be down, and the worker hold a finished result that it cannot report."""
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     past = LeaseStore(storage.engine, lambda: storage.clock() - 1000)
     worker = storage.workers.register("w", [TARGET], {})
     past.claim(worker.id, [TARGET], limit=1, lease_seconds=1)
@@ -172,7 +377,7 @@ def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
 ) -> None:
     """The name of another request once hung the job. The door refuses it; this is behind it."""
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     worker = storage.workers.register("w", [TARGET], {})
     (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=60)
     result = honest(MeasureRequest.from_json(lease.payload), worker.id)
@@ -187,7 +392,7 @@ def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
 def test_who_measured_is_who_held_the_lease(storage: Storage, job: str) -> None:
     """Whatever name the result says."""
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     worker = storage.workers.register("w", [TARGET], {})
     (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=60)
     result = honest(MeasureRequest.from_json(lease.payload), "somebody else")
@@ -200,7 +405,7 @@ def test_who_measured_is_who_held_the_lease(storage: Storage, job: str) -> None:
 def test_an_interrupted_runner_leaves_the_queue_alone(storage: Storage, job: str) -> None:
     interrupt = CancelToken()
     remote = runner(storage, job, interrupt)
-    remote.submit(*make("a"))
+    send(remote, "a")
     interrupt.cancel("shutdown")
     with pytest.raises(Interrupted, match="shutdown"):
         remote.poll(0.0)
@@ -217,7 +422,7 @@ def test_capacity_follows_the_workers_of_the_target(storage: Storage, job: str) 
 
 def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
-    remote.submit(*make("a"))
+    send(remote, "a")
     with storage.engine.begin() as connection:
         connection.execute(sa.text("UPDATE measure_requests SET payload = '{\"protocol\": 0}'"))
     again = runner(storage, job)
@@ -256,8 +461,7 @@ def test_what_a_named_worker_does_not_take_goes_to_the_next(
     storage.workers.drain(drained)
     names = [slow, drained, quick]
     remote = RemoteRunner(storage, job, TARGET, CancelToken(), names, clock=clock)
-    for name in "ab":
-        remote.submit(*make(name))
+    send(remote, *"ab")
     (lease,) = storage.leases.claim(slow, [TARGET], limit=1, lease_seconds=60)
     assert lease.request_id == "a"
     clock.now = TURN_SECONDS - 0.1
@@ -269,9 +473,9 @@ def test_what_a_named_worker_does_not_take_goes_to_the_next(
     result = honest(MeasureRequest.from_json(lease.payload), slow)
     storage.leases.complete(lease.lease_id, slow, "key", result.to_json())
     assert [found.worker for found in remote.poll(0.0)] == [slow], "what was taken stays taken"
-    remote.submit(*make("c"))
+    send(remote, "c")
     assert takes(storage, slow) == [] and takes(storage, quick) == ["c"]
-    remote.submit(*make("d"))
+    send(remote, "d")
     clock.now += TURN_SECONDS
     remote.poll(0.0)
     assert takes(storage, slow) == ["d"], "turns go round"
@@ -284,7 +488,7 @@ def test_a_turn_begins_when_there_is_something_to_take(
     first, second = registered(storage, "first", "second")
     remote = RemoteRunner(storage, job, TARGET, CancelToken(), [first, second], clock=clock)
     clock.now = 2 * TURN_SECONDS
-    remote.submit(*make("a"))
+    send(remote, "a")
     remote.poll(0.0)
     assert takes(storage, second) == [] and takes(storage, first) == ["a"]
 
@@ -294,7 +498,7 @@ def test_one_that_has_no_other_beside_it_keeps_its_requests(
 ) -> None:
     (only, other) = registered(storage, "only", "other")
     remote = RemoteRunner(storage, job, TARGET, CancelToken(), [only], clock=clock)
-    remote.submit(*make("a"))
+    send(remote, "a")
     clock.now = 10 * TURN_SECONDS
     remote.poll(0.0)
     assert takes(storage, other) == [] and takes(storage, only) == ["a"]
@@ -310,7 +514,7 @@ def test_one_in_quarantine_is_waited_for_where_it_may_be_tried(
     with writing(storage.engine) as connection:
         values = {"quarantined_at": 1.0, "quarantine_reason": "it failed", "canary_at": 1e12}
         connection.execute(sa.update(WorkerRow).values(values))
-    remote.submit(*make("a"))
+    send(remote, "a")
     for clock.now in (1.0, 6.0):
         remote.poll(0.0)
     found = storage.leases.status(["a"])["a"].state
@@ -318,6 +522,6 @@ def test_one_in_quarantine_is_waited_for_where_it_may_be_tried(
 
 
 def test_those_that_come_after_everybody_else(storage: Storage, job: str) -> None:
-    RemoteRunner(storage, job, TARGET, CancelToken(), priority=-1).submit(*make("late"))
-    runner(storage, job).submit(*make("first"))
+    send(RemoteRunner(storage, job, TARGET, CancelToken(), priority=-1), "late")
+    send(runner(storage, job), "first")
     assert takes(storage, *registered(storage, "w")) == ["first", "late"]
