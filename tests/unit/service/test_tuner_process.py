@@ -86,7 +86,8 @@ def test_a_tuner_works_on_as_many_jobs_as_it_is_set_to(
     two = settings.model_copy(update={"tuner_jobs": 2, "tuner_poll_seconds": 0.05})
     tuner = TunerProcess(two, storage, "two at a time")
     with running(tuner):
-        until(lambda: storage.jobs.counts()[JobState.RUNNING] == 2)
+        until(lambda: len(tuner._runs) == 2)  # a job is running before the tuner has it in hand
+        assert storage.jobs.counts()[JobState.RUNNING] == 2
         assert tuner.take() is None
         go.set()
         until(lambda: storage.jobs.counts()[JobState.SUCCEEDED] == 5)
