@@ -42,12 +42,14 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
+from compiler.ranges import SizeRange
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
+from compiler.sizes import open_size
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings, timed
 
@@ -73,9 +75,9 @@ memory."""
 
 
 def load_graph(
-    model: Model, dims: Mapping[str, int] | None = None, timings: Timings | None = None
+    model: Model, dims: Mapping[str, SizeRange] | None = None, timings: Timings | None = None
 ) -> Graph:
-    """Import an ONNX model; `dims` fixes its named dimensions.
+    """Import an ONNX model; `dims` fixes its named dimensions, or gives them ranges.
 
     Raises:
         InvalidModelError: if it is no valid model.
@@ -238,7 +240,7 @@ def compile_model(
     model: Model,
     target: str = "host",
     threads: int = 1,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, SizeRange] | None = None,
     schedules: ScheduleSource | None = None,
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
@@ -255,7 +257,8 @@ def compile_model(
         model: a path, the bytes of a model, or a ModelProto.
         target: `host`, or the name of a described target that this machine can run.
         threads: threads that a run uses, the calling one included.
-        dims: sizes of named dimensions.
+        dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
+            range(1, 513). The sizes that a run may have are within the range.
         schedules: where tuned schedules are looked up; None compiles with the defaults.
         numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
             lets the search use those that lose more than a digit (Winograd's F(6)).
@@ -277,7 +280,8 @@ def compile_model(
     chosen = check_runs_here(resolve_target(target))
     with timed(timings, "read"), enough_memory_for("to read the model"):
         source = read_model(model)
-    given = check_dims(source.proto.graph, dims or {})
+    ranges = check_dims(source.proto.graph, dims or {})
+    given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
 
     def build(graph: Graph, sizes: Mapping[str, int], spare: int) -> Executable:
         if planner is not None:
@@ -303,12 +307,12 @@ def compile_model(
     with timed(timings, "read"), enough_memory_for("to read the model"):
         source = with_tensors(source)
 
-    def at(sizes: Sizes) -> Executable:
+    def made(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):
             whole = {**given, **dict(sizes)}
             return build(load_graph(source, whole, timings), whole, SPARE)
 
-    return SizedExecutable(ports, at)
+    return SizedExecutable(ports, made, ranges=ranges)
 
 
 def check_numerics(numerics: str) -> None:

@@ -79,6 +79,11 @@ class Dimension:
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
 
+    def __contains__(self, size: int) -> bool:
+        """Whether it may have this size."""
+        units, rest = divmod(size, self.multiple)
+        return not rest and self.low <= units and (self.high is None or units <= self.high)
+
     @property
     def range_text(self) -> str:
         """The sizes that it may have: `1..512`, `32..640:32`, `1..`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import index
 
 from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 
 from compiler.errors import InvalidArgumentError
+from compiler.ranges import SizeRange, as_range
 from compiler.runtime.ports import Dims, OpenPorts
+from compiler.sizes import Dimension
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
@@ -43,11 +44,14 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
     return name if any(map(str.isalpha, name)) else ""
 
 
-def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes. Raises InvalidArgumentError if one is no size, or belongs to no open dimension.
+def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
+    """The sizes that dimensions may have; that of one that is fixed is a range of one number.
 
     If the model has open dimensions, a size that changes none of them is a mistake. A model without
     open dimensions takes any sizes: callers may state `batch` for whatever they compile.
+
+    Raises:
+        InvalidArgumentError: if one is no size, or belongs to no open dimension.
     """
     constants = {tensor.name for tensor in graph.initializer}
     known: dict[str, None] = {}
@@ -59,20 +63,15 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
                 if name := dim_name(dim):
                     known[name] = None
                 known[f"{info.name}[{position}]"] = None
-    sizes: dict[str, int] = {}
-    for name, size in dims.items():
+    ranges: dict[str, Dimension] = {}
+    for name, given in dims.items():
         if known and name not in known:
             names = ", ".join(f"'{n}'" for n in known)
             raise InvalidArgumentError(
                 f"the inputs have no open dimension '{name}', open are: {names}"
             )
-        try:
-            sizes[name] = index(size)
-        except TypeError as error:
-            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
-        if sizes[name] < 0:
-            raise InvalidArgumentError(f"dimension '{name}' is {sizes[name]}, less than nought")
-    return sizes
+        ranges[name] = as_range(name, given)
+    return ranges
 
 
 def _dims(info: ValueInfoProto) -> Dims:

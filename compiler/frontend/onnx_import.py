@@ -29,8 +29,10 @@ from compiler.graph.types import TensorType
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
 from compiler.ops.onnx_node import OnnxTensor
+from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Bytes
+from compiler.sizes import open_size
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
@@ -62,14 +64,14 @@ class ReadModel:
 ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
 
 
-def import_model(model: ModelSource, dims: Mapping[str, int] | None = None) -> Graph:
+def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
     """Read a model as a graph with static shapes.
 
     Args:
         model: path of a file, its bytes, the message, or what `read_model` gave. External data is
             read from the file's folder only.
         dims: sizes of symbolic dimensions by their name (`batch`), or by the input and the
-            position of the dimension (`x[0]`) where they have none.
+            position of the dimension (`x[0]`) where they have none. One with a range stays open.
 
     Raises:
         InvalidModelError: if the model is malformed or contradicts itself.
@@ -192,12 +194,15 @@ def _check_header(proto: ModelProto) -> dict[str, int]:
 class _Importer:
     """One import: ONNX names are mapped to values of the graph as nodes are met."""
 
-    def __init__(self, read: ReadModel, opsets: Mapping[str, int], dims: Mapping[str, int]) -> None:
+    def __init__(
+        self, read: ReadModel, opsets: Mapping[str, int], dims: Mapping[str, SizeRange]
+    ) -> None:
         self._graph = read.proto.graph
         self._folder = read.folder
         self._tensors = read.tensors
         self._opsets = opsets
-        self._dims = dims
+        self._given = dims
+        self._dims: dict[str, int] = {}
         names = {name for node in self._graph.node for name in node.output}
         names |= {tensor.name for tensor in self._graph.initializer}
         names |= {info.name for info in self._graph.input}
@@ -206,7 +211,8 @@ class _Importer:
 
     def graph(self) -> Graph:
         self._constants()
-        self._dims = check_dims(self._graph, self._dims)
+        ranges = check_dims(self._graph, self._given)
+        self._dims = {name: open_size(dimension) for name, dimension in ranges.items()}
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder)
         wanted = [info.name for info in self._graph.output]

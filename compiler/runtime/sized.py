@@ -18,6 +18,7 @@ from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
 from compiler.runtime.executable import Executable, arrays_in_order
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, sizes_text
+from compiler.sizes import Dimension
 
 
 class SizedExecutable:
@@ -29,6 +30,7 @@ class SizedExecutable:
         ports: inputs and outputs.
         make: gives the executable for sizes, when they are first needed.
         served: the sizes that may be asked for; None is any, and nothing is padded then.
+        ranges: the sizes that dimensions may have, by name; those without one may have any.
 
     Raises:
         InvalidArgumentError: if padding is asked for where an output could not be cut back.
@@ -39,10 +41,12 @@ class SizedExecutable:
         ports: OpenPorts,
         make: Callable[[Sizes], Executable],
         served: Sequence[Sizes] | None = None,
+        ranges: Mapping[str, Dimension] | None = None,
     ) -> None:
         ports.check_padding()
         self.ports = ports
         self.served = None if served is None else tuple(served)
+        self.ranges = dict(ranges or {})
         self._names = tuple(ports.inputs)
         self._make = make
         self._made: dict[Sizes, Executable] = {}
@@ -67,13 +71,19 @@ class SizedExecutable:
         """The executable for exactly these sizes, made if it is not there.
 
         Raises:
-            InvalidInputError: if the sizes are not served.
+            InvalidInputError: if the sizes are not served, or one is outside of its range.
             CompilerError: if no program can be made for them.
         """
         key = tuple(sorted(sizes.items()))
         found = self._made.get(key)
         if found is not None:
             return found
+        for name, size in key:
+            known = self.ranges.get(name)
+            if known is not None and size not in known:
+                raise InvalidInputError(
+                    f"dimension '{name}' is {size}, expected {known.range_text}"
+                )
         if self.served is not None and key not in self.served:
             raise InvalidInputError(f"{sizes_text(key)} is not served, {self._served_text()}")
         with self._lock:
@@ -131,8 +141,8 @@ class SizedExecutable:
         of its own (`x[0]`): the name that they share in the file means nothing.
 
         Raises:
-            InvalidInputError: if an input has another rank, or two disagree about a dimension of an
-                artifact.
+            InvalidInputError: if an input has another rank, a size is outside of its range, or two
+                disagree about a dimension of an artifact.
         """
         sizes: dict[str, int] = {}
         for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
@@ -146,7 +156,15 @@ class SizedExecutable:
                     f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
                 )
             for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
-                if isinstance(dim, str) and sizes.setdefault(dim, extent) != extent:
+                if not isinstance(dim, str):
+                    continue
+                known = self.ranges.get(dim)
+                if known is not None and extent not in known:
+                    raise InvalidInputError(
+                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
+                        f"expected {known.range_text}"
+                    )
+                if sizes.setdefault(dim, extent) != extent:
                     if self.served is not None:
                         raise InvalidInputError(self._disagreement(arrays))
                     sizes[f"{name}[{position}]"] = extent

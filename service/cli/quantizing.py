@@ -193,6 +193,7 @@ def _samples(
     """The samples that the options say. Raises UserError where they say none or two."""
     from compiler.frontend.dimensions import check_dims, model_ports
     from compiler.frontend.onnx_import import read_model
+    from compiler.sizes import open_size
     from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from service.quantize.methods import StaticInt8
     from service.quantize.samples import drawn_samples, model_inputs, read_samples
@@ -208,7 +209,7 @@ def _samples(
             "--dynamic and --int4 need none, and --random draws some, for a trial"
         )
     graph = read_model(model).proto.graph
-    sizes = check_dims(graph, dims)
+    sizes = {name: open_size(size) for name, size in check_dims(graph, dims).items()}
     inputs = model_inputs(graph, model_ports(graph).fixed(sizes).inputs)
     if calibration is None:
         complain(

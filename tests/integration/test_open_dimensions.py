@@ -99,6 +99,19 @@ def test_no_dimension_is_negative(model: onnx.ModelProto) -> None:
         compiler.compile_model(model, dims={"batch": -1})
 
 
+def test_a_dimension_may_have_a_range(model: onnx.ModelProto) -> None:
+    executable = compiler.compile_model(model, dims={"batch": "2..4:2", "sequence": range(1, 9)})
+    assert isinstance(executable, SizedExecutable)
+    inputs = feeds(2, 8)
+    check(model, inputs, executable.run(inputs)[0])
+    with pytest.raises(compiler.InvalidInputError, match=r"'x': dimension 1 \('sequence'\) is 9"):
+        executable.run(feeds(2, 9))
+    with pytest.raises(compiler.InvalidInputError, match=r"\('batch'\) is 3, expected 2..4:2"):
+        executable.run(feeds(3, 8))
+    with pytest.raises(compiler.InvalidArgumentError, match="dimension 'batch': '1-4' is no size"):
+        compiler.compile_model(model, dims={"batch": "1-4"})
+
+
 def test_programs_share_their_weights(model: onnx.ModelProto) -> None:
     executable = compiler.compile_model(model, dims={"batch": 1})
     assert isinstance(executable, SizedExecutable)

@@ -14,6 +14,7 @@ from compiler.errors import InvalidArgumentError, InvalidInputError
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
+from compiler.sizes import Dimension
 
 PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
 SERVED = tuple((("batch", b), ("sequence", s)) for b in (1, 2) for s in (4, 8))
@@ -108,3 +109,21 @@ def test_ports_read_back() -> None:
     assert OpenPorts.from_json(PORTS.to_json()) == PORTS
     with pytest.raises(ValueError, match="malformed ports"):
         OpenPorts.from_json({"inputs": {"x": 3}, "outputs": {}, "pad": False})
+
+
+def test_a_size_outside_of_its_range_is_refused_by_name() -> None:
+    ranges = {"batch": Dimension("batch", 1, 8), "sequence": Dimension("sequence", 1, 4, 32)}
+    executable = SizedExecutable(PORTS, make, ranges=ranges)
+    feeds = arrays(8, 128)
+    np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    with pytest.raises(
+        InvalidInputError, match=r"'x': dimension 0 \('batch'\) is 9, expected 1..8"
+    ):
+        executable.run(arrays(9, 32))
+    for wrong in (0, 33, 160):
+        text = rf"'mask': dimension 1 \('sequence'\) is {wrong}, expected 32..128:32"
+        with pytest.raises(InvalidInputError, match=text):
+            executable.run(arrays(1, wrong))
+    with pytest.raises(InvalidInputError, match=r"dimension 'batch' is 9, expected 1\.\.8"):
+        executable.executable({"batch": 9, "sequence": 32})
+    assert len(executable.made) == 1

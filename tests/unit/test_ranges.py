@@ -1,0 +1,63 @@
+"""What users write of an open dimension, and what it means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler.errors import InvalidArgumentError
+from compiler.ranges import LARGEST_SIZE, as_range, parse_range
+from compiler.sizes import Dimension, open_size
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("7", Dimension("n", 7, 7)),
+        ("0", Dimension("n", 0, 0)),
+        ("1..512", Dimension("n", 1, 512)),
+        (" 0..4 ", Dimension("n", 0, 4)),
+        ("32..640:32", Dimension("n", 1, 20, 32)),
+        ("0..640:32", Dimension("n", 0, 20, 32)),
+        ("1..", Dimension("n", 1)),
+        ("64..:64", Dimension("n", 1, None, 64)),
+    ],
+)
+def test_ranges_as_they_are_written(text: str, meant: Dimension) -> None:
+    assert parse_range("n", text) == meant
+    assert as_range("n", text) == meant
+    assert parse_range("n", meant.range_text) == meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "..", "..5", "1...5", "1-5", "5..1", "-1..5", "1.5", "a", "1,5", "1..5\n6"),
+        *("32..650:32", "1..640:32", "1..5:0", "1..5:", "1..1e3", "²", "٣", "9" * 30),
+        f"1..{LARGEST_SIZE + 1}",
+    ],
+)
+def test_what_is_no_range_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="dimension 'n'"):
+        parse_range("n", text)
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.integers(1, 40))
+def test_a_range_of_python_has_the_same_sizes(first: int, count: int, step: int) -> None:
+    sizes = range(first * step, first * step + count * step, step)
+    meant = as_range("n", sizes)
+    assert [size for size in range(sizes[-1] + 2 * step) if size in meant] == list(sizes)
+    assert parse_range("n", meant.range_text) == meant
+
+
+def test_one_number_is_no_open_size() -> None:
+    assert open_size(as_range("n", 7)) == 7
+    assert open_size(as_range("n", range(7, 8))) == 7
+    assert as_range("n", Dimension("m", 2, 3)) == Dimension("n", 2, 3)
+
+
+@pytest.mark.parametrize("given", [range(0), range(5, 1, -1), range(1, 9, 2), -1, 1.5, None, [1]])
+def test_what_is_no_size_is_refused_by_name(given: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="dimension 'n'"):
+        as_range("n", given)  # type: ignore[arg-type]  # the wrong type is the point
