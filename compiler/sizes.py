@@ -321,16 +321,18 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
     return total
 
 
-def replaced(value: _T, change: Callable[[int], int]) -> _T:
+def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
     """A frozen value with every open size in it changed: graphs, workloads, loop nests.
+
+    Parts of another `kind` are changed where one is given.
 
     Dataclasses are made anew from their fields where something in them changes, each object once.
     """
     done: dict[int, tuple[Any, Any]] = {}  # with the object, which keeps its id
 
     def visit(item: Any) -> Any:
-        if isinstance(item, Size):
-            return change(cast(int, item))
+        if isinstance(item, kind):
+            return change(item)
         if isinstance(item, tuple):
             parts = tuple(map(visit, item))
             return item if all(a is b for a, b in zip(item, parts, strict=True)) else parts
@@ -385,6 +387,21 @@ def exact_quotient(size: int, divisor: int) -> int | None:
     except OpenSizeError:
         return None
     return quotient if quotient * divisor == size else None
+
+
+def check_values(dimensions: Iterable[Dimension], values: Mapping[str, int]) -> None:
+    """Refuse sizes that their dimensions cannot have.
+
+    Raises:
+        ValueError: naming the dimension.
+        KeyError: if a dimension has no value.
+    """
+    for dimension in dimensions:
+        value = values[dimension.name]
+        number, rest = divmod(value, dimension.multiple)
+        high = number if dimension.high is None else dimension.high
+        if rest or not dimension.low <= number <= high:
+            raise ValueError(f"dimension {dimension} is {value}, not of {dimension.range_text}")
 
 
 def known_divisor(size: int) -> int:

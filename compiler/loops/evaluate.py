@@ -40,18 +40,22 @@ from compiler.loops.semantics import (
 )
 
 
-def run_nest(nest: LoopNest, buffers: Sequence[Array]) -> None:
+def run_nest(
+    nest: LoopNest, buffers: Sequence[Array], sizes: Mapping[str, int] | None = None
+) -> None:
     """Run a kernel on its buffers, in place.
 
     Args:
         nest: the kernel.
         buffers: one for each of `nest.buffers`, in its physical form: 1-D, of `tensor.bytes`, as
             `pack_tensor` makes it.
+        sizes: of the open dimensions, by name.
 
     Raises:
         ValueError: if a buffer has another size or type, or if the nest reads or writes outside of
             a tensor where it must not.
     """
+    nest = nest.at(sizes or {})
     for tensor, buffer in zip(nest.buffers, buffers, strict=True):
         if buffer.nbytes != tensor.bytes or buffer.dtype != tensor.dtype.numpy:
             raise ValueError(

@@ -7,7 +7,7 @@ coefficients and constants may be sizes that are known at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from compiler.sizes import always_less, exact_quotient, is_open
@@ -63,7 +63,7 @@ class FloorDiv:
 
     @property
     def name(self) -> str:
-        return f"({self.axis.name}//{self.divisor})"
+        return f"({self.axis.name}//{number_text(self.divisor)})"
 
     @property
     def extent(self) -> int:
@@ -130,7 +130,7 @@ class Affine:
             case ((Axis() as axis, 1),) if rest.constant == 0 and not is_open(divisor):
                 part = affine(FloorDiv(axis, divisor))
                 return quotient + part, rest - part * divisor
-        raise ValueError(f"({self}) // {divisor} is not affine")
+        raise ValueError(f"({self}) // {number_text(divisor)} is not affine")
 
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value, both inclusive."""
@@ -162,15 +162,16 @@ class Affine:
             result = result + value * coefficient
         return result
 
-    def __str__(self) -> str:
-        parts: list[str] = []
+    def numbers(self) -> Iterator[int]:
+        """Its coefficients, divisors and constant."""
+        yield self.constant
         for term, coefficient in self.terms:
-            sign = "-" if coefficient < 0 else "+" if parts else ""
-            size = abs(coefficient)
-            parts.append(f"{sign}{f'{size}*' if size != 1 else ''}{term.name}")
-        if self.constant != 0 or not parts:
-            parts.append(f"{'+' if self.constant >= 0 and parts else ''}{self.constant}")
-        return "".join(parts)
+            yield coefficient
+            if isinstance(term, FloorDiv):
+                yield term.divisor
+
+    def __str__(self) -> str:
+        return sum_text(((term.name, c) for term, c in self.terms), self.constant)
 
 
 AffineLike = Affine | Axis | FloorDiv | int
@@ -187,6 +188,28 @@ def affine(value: AffineLike) -> Affine:
             return Affine(((value, 1),))
         case _:
             return Affine((), value if is_open(value) else int(value))
+
+
+def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
+    """`4*m-n+1`: a sum of named terms, with sizes in braces."""
+    text = ""
+    for name, coefficient in terms:
+        if is_open(coefficient):
+            text += f"{'+' if text else ''}{{{coefficient}}}*{name}"
+            continue
+        sign = "-" if coefficient < 0 else "+" if text else ""
+        size = abs(coefficient)
+        text += f"{sign}{f'{size}*' if size != 1 else ''}{name}"
+    if is_open(constant):
+        return f"{text}{'+' if text else ''}{{{constant}}}"
+    if constant or not text:
+        return f"{text}{constant:+d}" if text else str(constant)
+    return text
+
+
+def number_text(size: int) -> str:
+    """A number as it stands in an index: a size in braces."""
+    return f"{{{size}}}" if is_open(size) else str(size)
 
 
 def _collect(terms: Iterable[tuple[Term, int]], constant: int) -> Affine:

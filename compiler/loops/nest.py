@@ -2,7 +2,7 @@
 
 A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
 tree of `For` with `Compute` at the leaves. One `Compute` is one tensor expression at its register
-tile.
+tile. Extents, shapes and indices may be sizes that are known at run time; steps are numbers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Combiner, Expr, Fold, Load, Op, Operation, Tensor
+from compiler.loops.expr import (
+    Cast,
+    Combiner,
+    Expr,
+    Fold,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Tee,
+    Tensor,
+    walk,
+)
 from compiler.loops.index import Affine, Axis
-from compiler.sizes import at, replaced
+from compiler.sizes import Dimension, at, check_values, dimensions, is_open, replaced
 
 
 class Binding(StrEnum):
@@ -182,16 +195,120 @@ class LoopNest:
     @property
     def computes(self) -> tuple[Compute, ...]:
         """Every Compute, in program order."""
-        return tuple(each for stage in self.stages for each in _computes(stage.body))
+        return tuple(
+            node
+            for stage in self.stages
+            for node in _nodes(stage.body)
+            if isinstance(node, Compute)
+        )
+
+    @property
+    def sizes(self) -> tuple[Dimension, ...]:
+        """The open dimensions, by name: whose numbers the kernel's `sizes` holds, in this order."""
+        return dimensions(*(size for size in self._numbers() if is_open(size)))
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Every axis of the nest, each once, in the order in which they are met."""
+        return tuple(
+            dict.fromkeys(
+                axis for stage in self.stages for node in _nodes(stage.body) for axis in _axes(node)
+            )
+        )
 
     def at(self, values: Mapping[str, int]) -> LoopNest:
-        """The nest with a number in place of each open size, for dimensions by name."""
-        return replaced(self, lambda size: at(size, values))
+        """The nest at sizes of its open dimensions, by name.
+
+        Raises:
+            ValueError: if a size is not in its dimension's range.
+            KeyError: if a dimension has no size.
+        """
+        check_values(self.sizes, values)
+        closed: set[Axis] = set()
+        renamed: dict[Axis, Axis] = {}
+        for axis in self.axes:  # two of one name may come to have one extent
+            name, extent = axis.name, at(axis.extent, values)
+            while Axis(name, extent) in closed:
+                name += "'"
+            closed.add(Axis(name, extent))
+            if name != axis.name:
+                renamed[axis] = Axis(name, axis.extent)
+        apart = replaced(self, lambda axis: renamed.get(axis, axis), Axis) if renamed else self
+        nest = replaced(apart, lambda size: at(size, values))
+        # Axes of one value and coefficients of 0 leave the indices, as where they are built.
+        return nest if nest is self else replaced(nest, lambda i: i.substitute({}), Affine)
+
+    def _numbers(self) -> Iterator[int]:
+        """Everything that may be a size."""
+        for axis in self.axes:
+            yield axis.extent
+        for tensor in (*self.buffers, *self.scratch):
+            yield from tensor.shape
+        for stage in self.stages:
+            for node in _nodes(stage.body):
+                for index in _indices(node):
+                    yield from index.numbers()
+                if isinstance(node, For):
+                    yield from (let.maximum for let in node.lets)
+                    continue
+                for part in _parts(node):
+                    if isinstance(part, Load):
+                        yield from part.tensor.shape
 
 
-def _computes(nodes: tuple[Node, ...]) -> Iterator[Compute]:
+def _nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """All nodes, in program order."""
     for node in nodes:
+        yield node
         if isinstance(node, For):
-            yield from _computes(node.body)
-        else:
-            yield node
+            yield from _nodes(node.body)
+
+
+def _axes(node: Node) -> Iterator[Axis]:
+    """The axes that a node itself names, as often as it does."""
+    match node:
+        case For():
+            yield node.axis
+            yield from (let.axis for let in node.lets)
+        case Compute():
+            yield from (tile.axis for tile in (*node.reduce, *node.unroll))
+            yield from node.partial
+            for axis in (node.vector, node.store_vector, node.dot):
+                if axis is not None:
+                    yield axis
+            for part in _parts(node):
+                if isinstance(part, Reduce):
+                    yield from part.axes
+    for index in _indices(node):
+        yield from index.axes()
+
+
+def _indices(node: Node) -> Iterator[Affine]:
+    """The indices that a node itself has."""
+    match node:
+        case For():
+            yield from (let.source for let in node.lets)
+        case Compute():
+            for part in _parts(node):
+                match part:
+                    case Load(index=index):
+                        yield from index
+                    case IndexValue(index=position):
+                        yield position
+
+
+def _parts(compute: Compute) -> Iterator[Expr]:
+    """Every node of the expressions of a Compute, the elements that they store to included."""
+    pending = [*reversed(expressions(compute))]
+    while pending:
+        for part in walk(pending.pop()):
+            yield part
+            if isinstance(part, Tee):
+                pending.append(part.target)
+
+
+def expressions(compute: Compute) -> tuple[Expr, ...]:
+    """Everything that a Compute evaluates or writes to."""
+    init = () if compute.init is None else (compute.init,)
+    stores = (e for store in compute.stores for e in (store.target, store.value))
+    return (compute.body, *init, *stores)

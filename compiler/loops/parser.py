@@ -38,6 +38,7 @@ from compiler.loops.nest import (
     Tile,
 )
 from compiler.loops.tokens import Line, NestSyntaxError, Tokens
+from compiler.sizes import Dimension
 
 
 def parse_nest(text: str) -> LoopNest:
@@ -61,6 +62,7 @@ class _Parser:
     def __init__(self, lines: list[Line]) -> None:
         self.lines = lines
         self.at = 0
+        self.sizes: dict[str, Dimension] = {}
         self.axes: dict[str, Axis] = {}
         self.tensors: dict[str, Tensor] = {}
         self.lets: dict[str, Expr] = {}
@@ -69,6 +71,9 @@ class _Parser:
         tokens = self._next("kernel")
         name = tokens.name()
         tokens.end()
+        if self._word() == "sizes":
+            tokens = self._next("sizes")
+            tokens.listed(lambda t=tokens: self._declare_size(t), "")  # type: ignore[misc]
         declared: dict[str, list[Tensor]] = {"buffer": [], "scratch": [], "tensor": []}
         while (word := self._word()) in ("axes", "buffer", "scratch", "tensor"):
             tokens = self._next(word)
@@ -110,17 +115,30 @@ class _Parser:
                     nodes.append(self._compute())
         return tuple(nodes)
 
+    def _declare_size(self, tokens: Tokens) -> None:
+        name, low = tokens.name(), tokens.integer()
+        tokens.expect("..")
+        high = tokens.integer() if tokens.kind() == "number" else None
+        multiple = tokens.integer() if tokens.accept(":") else 1
+        if multiple < 1 or low % multiple or (high or 0) % multiple:
+            raise tokens.error(f"the range of '{name}' is not one of multiples of {multiple}")
+        last = None if high is None else high // multiple
+        try:
+            self.sizes[name] = Dimension(name, low // multiple, last, multiple)
+        except ValueError as error:
+            raise tokens.error(str(error)) from error
+
     def _declare_axis(self, tokens: Tokens) -> None:
         handle = tokens.name()
         tokens.expect("=")
-        self.axes[handle] = Axis(_plain(handle), tokens.integer())
+        self.axes[handle] = Axis(_plain(handle), tokens.size(self.sizes))
 
     def _declare_tensor(self, tokens: Tokens) -> Tensor:
         handle = tokens.name()
         tokens.expect(":")
         role, dtype = tokens.word(Role), tokens.word(DType)
         tokens.expect("[")
-        shape = tokens.listed(tokens.integer, "]")
+        shape = tokens.listed(lambda: tokens.size(self.sizes), "]")
         tokens.expect("layout")
         tokens.expect("(")
         layout = self._layout(tokens)
@@ -155,7 +173,7 @@ class _Parser:
         tokens = self._next("for")
         axis = self._axis(tokens)
         tokens.expect("in")
-        if tokens.integer() != axis.extent:
+        if tokens.size(self.sizes) != axis.extent:
             raise tokens.error(f"the extent of '{axis.name}' is declared as {axis.extent}")
         tokens.expect("by")
         step = tokens.integer()
@@ -170,7 +188,7 @@ class _Parser:
                 tokens.expect(mark)
             source = self._index(tokens)
             tokens.expect(",")
-            lets.append(Let(derived, source, tokens.integer()))
+            lets.append(Let(derived, source, tokens.size(self.sizes)))
             tokens.expect(")")
         tokens.end()
         return For(axis, step, self._nodes(indent), binding, peel, unroll, tuple(lets))
@@ -261,8 +279,8 @@ class _Parser:
             if sign == 1 and not first:
                 tokens.expect("+")
             first = False
-            if tokens.kind() == "number":
-                size = tokens.integer()
+            if tokens.kind() == "number" or tokens.peek() == "{":
+                size = self._number(tokens)
                 if not tokens.accept("*"):
                     constant += sign * size
                     continue
@@ -275,9 +293,17 @@ class _Parser:
             return self._axis(tokens)
         axis = self._axis(tokens)
         tokens.expect("//")
-        divisor = tokens.integer()
+        divisor = self._number(tokens)
         tokens.expect(")")
         return FloorDiv(axis, divisor)
+
+    def _number(self, tokens: Tokens) -> int:
+        """A number in an index: a size stands in braces."""
+        if not tokens.accept("{"):
+            return tokens.integer()
+        size = tokens.size(self.sizes)
+        tokens.expect("}")
+        return size
 
     def _expression(self, tokens: Tokens) -> Expr:
         if tokens.kind() == "let":

@@ -44,8 +44,8 @@ from compiler.loops.expr import (
     children,
     walk,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, Order, Tile
+from compiler.loops.index import Affine, Axis, FloorDiv, Term, number_text, sum_text
+from compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
 from compiler.loops.parser import parse_nest
 from compiler.loops.tokens import RESERVED
 
@@ -66,9 +66,11 @@ class _Printer:
         self.tensors: dict[Tensor, str] = {}
         for tensor in (*nest.buffers, *nest.scratch):
             self._name_tensor(tensor)
-        for stage in nest.stages:
-            for node in stage.body:
-                self._collect(node)
+        for axis in nest.axes:
+            self.axes[axis] = _unique(axis.name, self.axes.values())
+        for compute in nest.computes:
+            for expr in _expressions(compute):
+                self._name_tensors(expr)
 
     # ---- names
 
@@ -76,55 +78,21 @@ class _Printer:
         if tensor not in self.tensors:
             self.tensors[tensor] = _unique(tensor.name, self.tensors.values())
 
-    def _name_axis(self, axis: Axis) -> None:
-        if axis not in self.axes:
-            self.axes[axis] = _unique(axis.name, self.axes.values())
-
-    def _collect(self, node: Node) -> None:
-        match node:
-            case For():
-                self._name_axis(node.axis)
-                for let in node.lets:
-                    self._name_axis(let.axis)
-                    self._collect_index(let.source)
-                for child in node.body:
-                    self._collect(child)
-            case Compute():
-                optional = (node.vector, node.store_vector, node.dot)
-                for axis in (*(t.axis for t in (*node.reduce, *node.unroll)), *node.partial):
-                    self._name_axis(axis)
-                for maybe in optional:
-                    if maybe is not None:
-                        self._name_axis(maybe)
-                for expr in _expressions(node):
-                    self._collect_expression(expr)
-
-    def _collect_index(self, index: Affine) -> None:
-        for axis in index.axes():
-            self._name_axis(axis)
-
-    def _collect_expression(self, expr: Expr) -> None:
+    def _name_tensors(self, expr: Expr) -> None:
         for node in walk(expr):
             match node:
-                case (
-                    Load(tensor=tensor, index=index) | Tee(target=Load(tensor=tensor, index=index))
-                ):
+                case Load(tensor=tensor):
                     self._name_tensor(tensor)
-                    for part in index:
-                        self._collect_index(part)
-                    if isinstance(node, Tee):
-                        self._collect_expression(node.target)
-                case IndexValue(index=position):
-                    self._collect_index(position)
-                case Reduce(axes=axes):
-                    for axis in axes:
-                        self._name_axis(axis)
+                case Tee(target=target):
+                    self._name_tensors(target)
 
     # ---- lines
 
     def lines(self) -> Iterator[str]:
         nest = self.nest
         yield f"kernel {quoted(nest.name)}"
+        if sizes := nest.sizes:
+            yield "  sizes " + ", ".join(f"{d} {d.range_text}" for d in sizes)
         if self.axes:
             named = (f"{self._axis(axis)} = {axis.extent}" for axis in self.axes)
             yield "  axes " + ", ".join(named)
@@ -257,18 +225,13 @@ class _Printer:
         return quoted(self.axes[axis])
 
     def _index(self, index: Affine) -> str:
-        text = ""
-        for term, coefficient in index.terms:
-            if isinstance(term, FloorDiv):
-                name = f"({self._axis(term.axis)}//{term.divisor})"
-            else:
-                name = self._axis(term)
-            sign = "-" if coefficient < 0 else "+" if text else ""
-            size = abs(coefficient)
-            text += sign + (f"{size}*" if size != 1 else "") + name
-        if index.constant or not text:
-            text += f"{index.constant:+d}" if text else str(index.constant)
-        return text
+        terms = ((self._term(term), coefficient) for term, coefficient in index.terms)
+        return sum_text(terms, index.constant)
+
+    def _term(self, term: Term) -> str:
+        if isinstance(term, FloorDiv):
+            return f"({self._axis(term.axis)}//{number_text(term.divisor)})"
+        return self._axis(term)
 
 
 def quoted(name: str) -> str:

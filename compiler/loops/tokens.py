@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from compiler.errors import CompilerError
+from compiler.sizes import Dimension, parse_size
 
 
 class NestSyntaxError(CompilerError):
@@ -25,7 +26,7 @@ _TOKEN = re.compile(
   | (?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
   | (?P<let>%\d+)
   | (?P<name>[A-Za-z_][A-Za-z0-9_.~]*(?:-(?:scheduler|padding|vector)\b)?)
-  | (?P<mark>//|[][(),:;=*+\-/%])
+  | (?P<mark>//|\.\.|[][(){},:;=*+\-/%])
     )""",
     re.VERBOSE,
 )
@@ -98,6 +99,28 @@ class Tokens:
         if not text.isdecimal():
             raise self.error(f"'{text}' is not an integer")
         return sign * int(text)
+
+    def size(self, known: Mapping[str, Dimension]) -> int:
+        """An integer, or an expression over open dimensions, to where no operator follows."""
+        if not known:
+            return self.integer()
+        first = self.at
+        while True:
+            self.accept("-")
+            if self.accept("("):
+                depth = 1
+                while depth:
+                    token = self.take()
+                    depth += (token == "(") - (token == ")")
+            else:
+                self.take()
+            if self.peek() not in ("+", "-", "*", "//"):
+                break
+            self.take()
+        try:
+            return parse_size(" ".join(t for _, t in self.tokens[first : self.at]), known)
+        except ValueError as error:
+            raise self.error(str(error)) from error
 
     def number(self) -> float:
         sign = -1 if self.accept("-") else 1

@@ -31,8 +31,9 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.index import Affine, Axis
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, dot_operands
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, dot_operands, expressions
 from compiler.loops.semantics import items_of
+from compiler.sizes import bounds, is_open
 
 
 def verify_nest(nest: LoopNest) -> None:
@@ -102,6 +103,20 @@ def check_steps(nest: LoopNest) -> None:
                 raise ScheduleError(f"kernel '{nest.name}': axis '{axis.name}' has step {step}")
 
 
+def check_sizes(nest: LoopNest) -> None:
+    """An open dimension has one range, and nothing is shorter than 0 at any size."""
+    names = [dimension.name for dimension in nest.sizes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ScheduleError(f"kernel '{nest.name}': dimension '{name}' has two ranges")
+    for what, extent in (
+        *((f"axis '{axis.name}'", axis.extent) for axis in nest.axes),
+        *((f"tensor '{t.name}'", n) for t in (*nest.buffers, *nest.scratch) for n in t.shape),
+    ):
+        if is_open(extent) and bounds(extent)[0] < 0:
+            raise ScheduleError(f"kernel '{nest.name}': {what}: {extent} may be below 0")
+
+
 def check_axes(nest: LoopNest) -> None:
     """Every axis of an index is opened by a loop around it, or by its Compute."""
     for stage in nest.stages:
@@ -129,7 +144,7 @@ def _check_axes(node: Node, opened: frozenset[Axis]) -> None:
 
 def _check_index(index: Affine, opened: frozenset[Axis] | set[Axis], where: str) -> None:
     for axis in index.axes():
-        if axis.extent > 1 and axis not in opened:
+        if axis.moves and axis not in opened:
             raise ScheduleError(f"{where}: axis '{axis.name}' is used outside of its loop")
 
 
@@ -306,18 +321,12 @@ CHECKS: tuple[Callable[[LoopNest], None], ...] = (
     check_roles,
     check_bindings,
     check_steps,
+    check_sizes,
     check_axes,
     check_expressions,
     check_computes,
 )
 """In the order in which `verify_nest` runs them."""
-
-
-def expressions(compute: Compute) -> tuple[Expr, ...]:
-    """Everything that a Compute evaluates or writes to."""
-    init = () if compute.init is None else (compute.init,)
-    stores = (e for store in compute.stores for e in (store.target, store.value))
-    return (compute.body, *init, *stores)
 
 
 def _nodes(node: Node, depth: int) -> Iterator[tuple[Node, int]]:

@@ -42,6 +42,7 @@ from compiler.loops.nest import (
     Store,
     Tile,
 )
+from compiler.sizes import Dimension, open_size
 
 
 def matmul(
@@ -172,14 +173,16 @@ NAMES = st.one_of(
     st.text(max_size=4),
 )
 SMALL = st.integers(1, 40)
+N, BATCH = (open_size(d) for d in (Dimension("n", 1, 512), Dimension("batch size", 0, multiple=32)))
+EXTENTS = st.one_of(SMALL, st.sampled_from([N, BATCH, N * BATCH - N + 3, (N + 2) // 4 * 7]))
 DTYPES = st.sampled_from(list(DType))
-AXES = st.builds(Axis, NAMES, SMALL)
-TERMS = st.one_of(AXES, st.builds(FloorDiv, AXES, st.integers(2, 9)))
-COEFFICIENTS = st.integers(-20, 20).filter(bool)
+AXES = st.builds(Axis, NAMES, EXTENTS)
+TERMS = st.one_of(AXES, st.builds(FloorDiv, AXES, st.one_of(st.integers(2, 9), st.just(N))))
+COEFFICIENTS = st.one_of(st.integers(-20, 20).filter(bool), st.sampled_from([N, 1 - N]))
 INDICES = st.builds(
     Affine,
     st.lists(st.tuples(TERMS, COEFFICIENTS), max_size=3).map(tuple),
-    st.integers(-99, 99),
+    st.one_of(st.integers(-99, 99), st.sampled_from([N, -N])),
 )
 FACTORS = st.builds(
     Factor, st.integers(0, 3), SMALL, st.one_of(st.none(), SMALL), st.integers(0, 9)
@@ -195,7 +198,7 @@ NUMBERS = st.one_of(
 TENSORS = st.builds(
     Tensor,
     NAMES,
-    st.lists(SMALL, max_size=4).map(tuple),
+    st.lists(EXTENTS, max_size=4).map(tuple),
     DTYPES,
     LAYOUTS,
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3).map(tuple),
@@ -281,7 +284,9 @@ NODES = st.recursive(
         st.sampled_from(list(Binding)),
         st.booleans(),
         st.booleans(),
-        st.lists(st.builds(Let, AXES, INDICES, st.integers(-9, 99)), max_size=2).map(tuple),
+        st.lists(
+            st.builds(Let, AXES, INDICES, st.one_of(st.integers(-9, 99), st.just(N))), max_size=2
+        ).map(tuple),
     ),
     max_leaves=3,
 )

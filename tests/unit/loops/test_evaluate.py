@@ -29,6 +29,7 @@ from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from compiler.loops.nest import Compute, For, Let, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import apply, cast, evaluate_expression, from_memory, to_memory
 from compiler.loops.verify import verify_nest
+from compiler.sizes import Dimension, open_size
 from tests.unit.loops import nests
 
 Array = np.ndarray[Any, Any]
@@ -316,3 +317,50 @@ def test_nodes_without_a_value() -> None:
     for expr in cases:
         with pytest.raises(ValueError, match="no value for"):
             evaluate_expression(expr, lambda load: np.zeros(1))
+
+
+ROWS = open_size(Dimension("rows", 0, 64))
+COLUMNS = open_size(Dimension("columns", 1, 4, 8))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 8), (1, 32), (10, 16), (64, 24)])
+def test_a_nest_with_sizes_runs_at_any(rows: int, columns: int) -> None:
+    nest = nests.matmul(ROWS, COLUMNS, ROWS + 3)
+    verify_nest(nest)
+    a, b = random(rows, rows + 3), random(rows + 3, columns)
+    bias, output = random(columns), np.empty(rows * columns, np.float32)
+    sizes = {"rows": rows, "columns": columns}
+    closed = nest.at(sizes)
+    assert closed == nests.matmul(rows, columns, rows + 3)
+    inputs = [pack_tensor(t, x) for t, x in zip(closed.buffers, (a, b, bias), strict=False)]
+    run_nest(nest, [*inputs, output], sizes)
+    got = output.reshape(rows, columns)
+    np.testing.assert_allclose(got, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_sizes_out_of_range_are_refused() -> None:
+    nest = nests.matmul(ROWS, COLUMNS, 3)
+    with pytest.raises(ValueError, match=r"dimension rows is 65, not of 0\.\.64"):
+        nest.at({"rows": 65, "columns": 8})
+    with pytest.raises(ValueError, match=r"dimension columns is 12, not of 8\.\.32:8"):
+        nest.at({"rows": 1, "columns": 12})
+    with pytest.raises(KeyError, match="columns"):
+        nest.at({"rows": 1})
+
+
+def test_axes_of_one_name_stay_apart_where_sizes_make_them_equal() -> None:
+    fixed, free = Axis("i", 4), Axis("i", ROWS)
+    x, y = Tensor("x", (4, ROWS)), Tensor("y", (4, ROWS), role=Role.OUTPUT)
+    copy = Compute((Store(y[fixed, free], Accumulator()),), x[fixed, free])
+    nest = single(For(fixed, 1, (For(free, 1, (copy,)),)), x, y)
+    values = random(4, 4)
+    output = np.zeros(16, np.float32)
+    run_nest(nest, [values.ravel(), output], {"rows": 4})
+    assert np.array_equal(output.reshape(4, 4), values)
+
+
+def test_text_of_an_index_with_sizes() -> None:
+    row, column = Axis("r", ROWS + 1), Axis("c", COLUMNS)
+    assert str(row * COLUMNS + column - ROWS) == "c+{8*(columns//8)}*r+{-rows}"
+    with pytest.raises(ValueError, match=r"// \{rows\+1\} is not affine"):
+        (column * 3 + row) // (ROWS + 1)

@@ -9,6 +9,7 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.tokens import NestSyntaxError
+from compiler.sizes import Dimension, open_size
 from tests.examples import examples
 from tests.unit.loops import nests
 
@@ -34,6 +35,33 @@ def test_text_of_a_matrix_product() -> None:
     nest = nests.matmul(10, 20, 5)
     assert print_nest(nest) == MATMUL
     assert parse_nest(MATMUL) == nest
+
+
+OPEN = """\
+kernel matmul
+  sizes n 1..512, rows 32..640:32
+  axes m = 32*(rows//32)+1, n = 4*n, k = ((n+7)//8)
+  buffer A: input float32[32*(rows//32)+1, ((n+7)//8)] layout(row)
+  buffer B: weight float32[((n+7)//8), 4*n] layout(1/16 0 1%16)
+  buffer bias: weight float32[4*n] layout(row)
+  buffer C: output float32[32*(rows//32)+1, 4*n] layout(row)
+  stage main
+    for m in 32*(rows//32)+1 by 4 parallel
+      for n in 4*n by 16
+        compute sum mul(A[m, k], B[k, n]) from bias[n]
+          reduce k by 1
+          unroll k by 1, m by 1, n by 8
+          vector n
+          store C[m, n] = max(acc, 0.0)
+"""
+
+
+def test_text_with_sizes() -> None:
+    rows, n = open_size(Dimension("rows", 1, 20, 32)), open_size(Dimension("n", 1, 512))
+    nest = nests.matmul(rows + 1, 4 * n, (n + 7) // 8)
+    assert [d.name for d in nest.sizes] == ["n", "rows"]
+    assert print_nest(nest) == OPEN
+    assert parse_nest(OPEN) == nest
 
 
 @given(nests.NESTS)
@@ -71,6 +99,10 @@ def test_shared_operands_stay_shared(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
+        ("  axes", "  sizes n 1..30:4\n  axes", "line 2: the range of 'n' is not one of multiples"),
+        ("  axes", "  sizes n 9..3\n  axes", "line 2: dimension 'n': no size lies in its range"),
+        ("  axes m = 10", "  sizes n 1..9\n  axes m = h", "line 3: 'h' is no size"),
+        ("  axes m = 10", "  sizes n 1..9\n  axes m = (n", "line 3: the line ends too early"),
         ("kernel matmul", "kernal matmul", "line 1: expected 'kernel'"),
         ("B[k, n]", "D[k, n]", "line 10: no tensor 'D'"),
         ("A[m, k]", "A[q, k]", "line 10: no axis 'q'"),

@@ -26,6 +26,7 @@ from compiler.loops.expr import (
 from compiler.loops.index import Axis, affine
 from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, Store, Tile
 from compiler.loops.verify import CHECKS, verify_nest
+from compiler.sizes import Dimension, open_size
 from tests.unit.loops import nests
 
 I = Axis("i", 8)  # noqa: E741 an axis is written as a capital where it is a constant
@@ -36,6 +37,7 @@ SUM = Compute(
     (Store(Y[0], Accumulator()),), X[I], Combiner.SUM, reduce=(Tile(I, 4),), unroll=(Tile(I),)
 )
 OTHER = Axis("j", 3)
+N = open_size(Dimension("n", 1, 512))
 
 
 def nest(*body: Node, buffers: tuple[Tensor, ...] = (X, Y), **changes: object) -> LoopNest:
@@ -150,6 +152,12 @@ BAD = {
     "partial axis 'j' is no unrolled": nest(replace(SUM, partial=(OTHER,))),
     "partial axis 'i' is no unrolled": nest(replace(COPY, partial=(I,))),
     "a reduction without a combiner": nest(replace(COPY, init=Const(1.0))),
+    "dimension 'n' has two ranges": nest(
+        For(Axis("i", N), 1, (For(Axis("j", open_size(Dimension("n", 1, 8))), 1, (COPY,)),))
+    ),
+    "axis 'j': n-2 may be below 0": nest(For(Axis("j", N - 2), 1, (COPY,))),
+    "tensor 'x': n-2 may be below 0": nest(COPY, buffers=(replace(X, shape=(N - 2,)), Y)),
+    "axis 'j' is used outside of its loop": nest(replace(COPY, body=X[Axis("j", N)])),
     "a reduction stores nothing": nest(replace(SUM, stores=(), body=Tee(X[I], Y[I]))),
 }
 
