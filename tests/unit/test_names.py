@@ -17,6 +17,7 @@ TWINS = {
     "Node": "a node of a graph; a loop or a computation of a nest",
     # A typer option is an enumeration, an OpenAPI field the same three words.
     "Numerics": "the numerics mode, as an option and as a field",
+    "Size": "an extent that is known at run time; a number of bytes or elements that travels",
     "Precision": "of a model's kernels, as an option and as a field",
 }
 """Names that stand twice, and what they stand for."""

@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as BuildTimeoutError
+from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
@@ -28,6 +30,10 @@ from tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
 """Built objects kept: a task's best are linked again for its final comparison."""
+
+
+_LOOK_SECONDS = 1.0
+"""How often a build that is waited for is looked at: whether its pool still works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,11 @@ class CachingBuilder(ABC):
 
 
 class ProcessBuilder(CachingBuilder):
-    """Builds in a pool of processes on this machine."""
+    """Builds in a pool of processes on this machine.
+
+    A process that dies before its pool knows what it was given breaks the pool. There is a new one
+    then, which builds what the old one had in hand once more.
+    """
 
     def __init__(
         self,
@@ -165,13 +175,9 @@ class ProcessBuilder(CachingBuilder):
         super().__init__(timings)
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
-        # Not by fork, because this process has threads.
-        self._pool = ProcessPool(
-            max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
-            context=_Context(),
-            initializer=_prepare,
-            initargs=(compile_candidate is None,),
-        )
+        self._workers = workers or max(1, (os.cpu_count() or 2) - 1)
+        self._closed = False
+        self._pool = self._new_pool()
 
     def start(self) -> None:
         """Start the processes now: they import the compiler while the caller plans."""
@@ -181,17 +187,75 @@ class ProcessBuilder(CachingBuilder):
     def begin(
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
     ) -> BuildFuture:
-        future: BuildFuture = self._pool.schedule(
-            timed_compile,
-            args=(self._compile, text, schedule, target, threads),
-            timeout=self._limit_seconds,
-        )
-        return future
+        return _PooledBuild(lambda: self._scheduled(text, schedule, target, threads))
 
     def close(self) -> None:
         """Stop all processes."""
+        with self._lock:
+            self._closed = True
         self._pool.stop()
         self._pool.join()
+
+    def _scheduled(
+        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    ) -> tuple[ProcessPool, ProcessFuture]:
+        with self._lock:
+            if not self._pool.active and not self._closed:
+                self._pool.stop()
+                self._pool = self._new_pool()
+            future = self._pool.schedule(
+                timed_compile,
+                args=(self._compile, text, schedule, target, threads),
+                timeout=self._limit_seconds,
+            )
+            return self._pool, future
+
+    def _new_pool(self) -> ProcessPool:
+        # Not by fork, because this process has threads.
+        return ProcessPool(
+            max_workers=self._workers,
+            context=_Context(),
+            initializer=_prepare,
+            initargs=(self._compile is compile_with_compiler,),
+        )
+
+
+class _PooledBuild:
+    """A candidate in a pool that another candidate may break: then it is built once more."""
+
+    def __init__(self, schedule: Callable[[], tuple[ProcessPool, ProcessFuture]]) -> None:
+        self._schedule = schedule
+        self._pool, self._future = schedule()
+        self._may_retry = True
+
+    def done(self) -> bool:
+        self._retry_if_broken()
+        return bool(self._future.done())
+
+    def cancelled(self) -> bool:
+        return bool(self._future.cancelled())
+
+    def cancel(self) -> bool:
+        return bool(self._future.cancel())
+
+    def result(self) -> Mapping[str, Any]:
+        while not wait([self._future], _LOOK_SECONDS).done:
+            self._retry_if_broken()
+        self._retry_if_broken()
+        made: Mapping[str, Any] = self._future.result()
+        return made
+
+    def _retry_if_broken(self) -> None:
+        """A broken pool fails what its processes have; what waits for one it forgets."""
+        if self._pool.active or self._future.cancelled():
+            return
+        if self._future.done() and not isinstance(self._future.exception(), BrokenProcessPool):
+            return
+        if self._may_retry:
+            self._may_retry = False
+            self._pool, self._future = self._schedule()
+        elif not self._future.done():
+            self._future.set_exception(BrokenProcessPool("the pool of builders broke twice"))
 
 
 class _Process(SpawnProcess):
@@ -249,7 +313,7 @@ class _CachingTicket:
             made = pending.future.result()
         except BuildTimeoutError:
             return Built(pending.schedule, Status.BUILD_TIMEOUT, "the build took too long")
-        except ProcessExpired as error:
+        except (ProcessExpired, BrokenProcessPool) as error:
             text = f"the compiler's process died: {error}"
             return Built(pending.schedule, Status.BUILD_ERROR, text)
         except CompilerError as error:

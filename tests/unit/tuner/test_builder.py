@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import pytest
+from pebble import ProcessFuture, ProcessPool
 
 from compiler.schedule.schedule import Schedule
 from compiler.timings import StageTime, Timings
@@ -119,6 +121,33 @@ def test_a_batch_can_be_given_up(builder: ProcessBuilder) -> None:
     assert [r.status for r in ticket.results()] == [Status.CANCELLED] * 2
     (after,) = builder.submit(FakeTask(), _schedules("next")).results()  # type: ignore[arg-type]
     assert after.status is Status.OK
+
+
+def test_a_broken_pool_costs_no_candidate(builder: ProcessBuilder) -> None:
+    """Pebble gives up a pool whose process died before it said which task it had."""
+    ticket = builder.submit(FakeTask(), _schedules("one", "two"))  # type: ignore[arg-type]
+    broken = builder._pool
+    broken._pool_manager.handle_broken_pool(BrokenProcessPool("All workers expired"))
+    assert [built.status for built in ticket.results()] == [Status.OK] * 2
+    (after,) = builder.submit(FakeTask(), _schedules("next")).results()  # type: ignore[arg-type]
+    assert after.status is Status.OK
+    assert builder._pool is not broken
+
+
+def test_a_candidate_that_breaks_every_pool_is_refused(
+    builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = ProcessPool.schedule
+
+    def breaks(pool: ProcessPool, *arguments: object, **options: object) -> ProcessFuture:
+        future = schedule(pool, *arguments, **options)
+        pool._pool_manager.handle_broken_pool(BrokenProcessPool("All workers expired"))
+        return future
+
+    monkeypatch.setattr(ProcessPool, "schedule", breaks)
+    (built,) = builder.submit(FakeTask(), _schedules("hangs")).results()  # type: ignore[arg-type]
+    assert built.status is Status.BUILD_ERROR
+    assert "process died" in built.error
 
 
 def test_ctrl_c_in_the_terminal_harms_no_candidate() -> None:
