@@ -156,6 +156,9 @@ class Size:
         if common > 1:  # (g y + k) // (g e) is (y + k // g) // e
             smaller = _collect(((m, c // common) for m, c in rest.terms), rest.constant // common)
             return whole + smaller // (divisor // common)
+        match rest.terms:
+            case (((Quotient(dividend, inner),), 1),):  # (y // e + k) // d is (y + e k) // (e d)
+                return whole + (dividend + rest.constant * inner) // (inner * divisor)
         return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
 
     def __mod__(self, divisor: int) -> int:
@@ -377,7 +380,8 @@ def _middle(dimension: Dimension) -> int:
 
 def always_less(a: int, b: int) -> bool:
     """Whether a < b holds for every size of the ranges; where it is not known, it does not."""
-    return bounds(a - b)[1] < 0
+    difference = a - b
+    return (bounds(difference)[1] if isinstance(difference, Size) else difference) < 0
 
 
 def exact_quotient(size: int, divisor: int) -> int | None:
@@ -421,8 +425,15 @@ def bounds(size: int) -> tuple[float, float]:
     if not isinstance(size, Size):
         return size, size
     low, high = _interval(size)
-    relaxed = [_relaxed(size, upward=False), _relaxed(size, upward=True)]
-    return max(low, relaxed[0]), min(high, relaxed[1])
+    low = max(low, _relaxed(size, upward=False))
+    high = min(high, _relaxed(size, upward=True))
+    # Of what the coefficients leave, the nearest number inside.
+    step = gcd(*(c for _, c in size.terms))
+    if step > 1 and low > -inf:
+        low += (size.constant - int(low)) % step
+    if step > 1 and high < inf:
+        high -= (int(high) - size.constant) % step
+    return low, high
 
 
 def _interval(size: Size) -> tuple[float, float]:
@@ -442,21 +453,21 @@ def _interval(size: Size) -> tuple[float, float]:
 
 
 def _relaxed(size: Size, *, upward: bool) -> float:
-    """A bound with each quotient q = x // d that stands alone between (x - d + 1) / d and x / d."""
-    linear: dict[Monomial, Fraction] = {}
+    """A bound with each quotient q = x // d that stands alone between (x - d + 1) / d and x / d.
+
+    The outermost first: what of its dividend cancels is not rounded.
+    """
+    terms = {monomial: Fraction(c) for monomial, c in size.terms}
     constant = Fraction(size.constant)
-    pending = [(monomial, Fraction(c)) for monomial, c in size.terms]
-    while pending:
-        monomial, factor = pending.pop()
-        match monomial:
-            case (Quotient(dividend, divisor),):
-                factor /= divisor
-                if (factor > 0) != upward:
-                    constant -= factor * (divisor - 1)
-                constant += factor * dividend.constant
-                pending += [(m, factor * c) for m, c in dividend.terms]
-            case _:
-                linear[monomial] = linear.get(monomial, Fraction(0)) + factor
+    while quotients := [m[0] for m in terms if len(m) == 1 and isinstance(m[0], Quotient)]:
+        outer = max(quotients, key=_nesting)
+        factor = terms.pop((outer,)) / outer.divisor
+        if (factor > 0) != upward:
+            constant -= factor * (outer.divisor - 1)
+        constant += factor * outer.dividend.constant
+        for monomial, c in outer.dividend.terms:
+            terms[monomial] = terms.get(monomial, Fraction(0)) + factor * c
+    linear = terms
     scale = 1
     for factor in linear.values():
         scale = scale * factor.denominator // gcd(scale, factor.denominator)
@@ -468,6 +479,13 @@ def _relaxed(size: Size, *, upward: bool) -> float:
     total = constant + Fraction(int(end), scale)
     # a whole number: it is rounded to the side where the bound still holds
     return float(total // 1) if upward else float(-(-total // 1))
+
+
+def _nesting(atom: Atom) -> int:
+    """How many quotients are inside of each other."""
+    if isinstance(atom, Dimension):
+        return 0
+    return 1 + max(_nesting(inner) for monomial, _ in atom.dividend.terms for inner in monomial)
 
 
 def _atom_bounds(atom: Atom) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from compiler.loops.nest import LoopNest
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import make_weight, pack, unpack
 from compiler.schedule.schedule import Schedule
+from compiler.sizes import at
 from compiler.target import Target, resolve_target
 from compiler.workload import Boundary, Halo, Workload
 
@@ -136,10 +137,12 @@ class Arena:
         scratch_bytes: int,
         *,
         split: bool,
+        sizes: Sequence[int] = (),
     ) -> None:
         functions = [_STAGE(library.address(symbol)) for symbol, _ in stages]
         pieces = [ranges(extent, self.random if split else None) for _, extent in stages]
         scratch = [Guarded(scratch_bytes, late=True) for part in pieces for _ in part]
+        numbers = np.array(sizes, np.int64)
         pointers = (ctypes.c_void_p * len(self.guarded))(
             *[block.bytes.ctypes.data for block in self.guarded]
         )
@@ -148,7 +151,9 @@ class Arena:
             blocks = iter(scratch)
             for function, part in zip(functions, pieces, strict=True):
                 for low, high in part:
-                    function(pointers, next(blocks).bytes.ctypes.data, None, low, high)
+                    function(
+                        pointers, next(blocks).bytes.ctypes.data, numbers.ctypes.data, low, high
+                    )
 
         in_child(work)
         for name, block in zip(self.names, self.guarded, strict=True):
@@ -161,25 +166,53 @@ class Arena:
                 assert same, f"'{name}' is an input and was written"
 
 
+class NestCode:
+    """A nest, compiled and loaded; with sizes that are known at run time, for all of them."""
+
+    def __init__(self, nest: LoopNest, target: Target) -> None:
+        backend = backend_of(target)
+        self.nest = nest
+        self.code = backend.lower(nest, target)
+        self._library = backend.load([backend.compile(self.code.text, target)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._library.close()
+
+    def run(
+        self,
+        *inputs: Array,
+        random: Numbers | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> list[Array]:
+        """What the nest writes; its first buffers are `inputs`, all in their physical form.
+
+        With random numbers, parallel loops run in pieces.
+        """
+        values, code = sizes or {}, self.code
+        buffers = [tensor.at(values) for tensor in self.nest.buffers]
+        outputs = buffers[len(inputs) :]
+        contents = [*map(np.ascontiguousarray, inputs), *(tensor.bytes for tensor in outputs)]
+        arena = Arena(contents, [t.name for t in buffers], random or np.random.default_rng(0))
+        arena.run(
+            self._library,
+            [(stage.symbol, at(stage.extent, values)) for stage in code.stages],
+            at(code.scratch_bytes, values),
+            split=random is not None,
+            sizes=[values[d.name] // d.multiple for d in code.sizes],
+        )
+        blocks = arena.guarded[len(inputs) :]
+        return [b.bytes.copy().view(t.dtype.numpy) for b, t in zip(blocks, outputs, strict=True)]
+
+
 def run_nest_code(
     nest: LoopNest, target: Target, *inputs: Array, random: Numbers | None = None
 ) -> list[Array]:
-    """What a nest writes; its first buffers are `inputs`, all in their physical form.
-
-    With random numbers, parallel loops run in pieces.
-    """
-    backend = backend_of(target)
-    code = backend.lower(nest, target)
-    library = backend.load([backend.compile(code.text, target)])
-    outputs = nest.buffers[len(inputs) :]
-    contents = [*map(np.ascontiguousarray, inputs), *(tensor.bytes for tensor in outputs)]
-    names = [tensor.name for tensor in nest.buffers]
-    arena = Arena(contents, names, random or np.random.default_rng(0))
-    stages = [(stage.symbol, stage.extent) for stage in code.stages]
-    arena.run(library, stages, code.scratch_bytes, split=random is not None)
-    library.close()
-    blocks = arena.guarded[len(inputs) :]
-    return [b.bytes.copy().view(t.dtype.numpy) for b, t in zip(blocks, outputs, strict=True)]
+    """What a nest without open sizes writes, compiled for one run."""
+    with NestCode(nest, target) as code:
+        return code.run(*inputs, random=random)
 
 
 def run_workload(

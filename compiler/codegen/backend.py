@@ -14,13 +14,17 @@ from typing import Protocol
 
 from compiler.errors import CompilerError
 from compiler.loops.nest import LoopNest
+from compiler.sizes import Dimension
 from compiler.target import Target
 from compiler.timings import Timings
 
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """A stage's function, and how many tiles of its parallel loop there are: 1 if it has none."""
+    """A stage's function, and how many tiles of its parallel loop there are: 1 if it has none.
+
+    The extent is a size where the loop's is known at run time.
+    """
 
     symbol: str
     extent: int
@@ -36,6 +40,7 @@ class KernelCode:
         digest: SHA-256 (hex) of the text under a neutral name, and of the target.
         stages: in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
+        sizes: the open dimensions; the stages' `sizes` hold a number for each, in this order.
     """
 
     name: str
@@ -43,6 +48,7 @@ class KernelCode:
     digest: str
     stages: tuple[StageCode, ...]
     scratch_bytes: int
+    sizes: tuple[Dimension, ...] = ()
 
 
 class Library(Protocol):

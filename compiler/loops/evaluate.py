@@ -182,7 +182,7 @@ class _Execution:
             for term, item in zip(terms, items_of(compute.body), strict=True):
                 term[inside] = self._evaluate(item, safe)
         total: tuple[Array, ...]
-        if isinstance(combiner, Combiner):
+        if isinstance(combiner, Combiner) and shape[1]:
             total = (apply_combiner(combiner, terms[0]),)
         else:
             total = tuple(np.broadcast_to(start, self.shape) for start in starts)
@@ -260,8 +260,8 @@ def _points(
         if tile.axis == axis:
             spans = [part for span in spans for part in _tiles(span, tile.step)]
     if axis in (compute.vector, compute.dot):
-        return np.concatenate([np.arange(s.start, s.start + s.width) for s in spans])
-    return np.array([s.start for s in spans])
+        return np.array([i for s in spans for i in range(s.start, s.start + s.width)], np.int64)
+    return np.array([s.start for s in spans], np.int64)
 
 
 def _grid(points: Mapping[Axis, Array], side: int) -> dict[Axis, Array]:

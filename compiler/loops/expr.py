@@ -5,13 +5,14 @@ Trees are frozen and shared: an equal subtree is one value, and lowering compute
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compiler.dtypes import DType
 from compiler.loops.index import Affine, AffineLike, Axis, affine
 from compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
+from compiler.sizes import at, replaced
 
 
 class Space(StrEnum):
@@ -66,6 +67,10 @@ class Tensor:
     @property
     def physical_shape(self) -> tuple[int, ...]:
         return physical_extents(self.shape, self.layout, self.halo)
+
+    def at(self, values: Mapping[str, int]) -> Tensor:
+        """The tensor at sizes of the open dimensions, by name."""
+        return replaced(self, lambda size: at(size, values))
 
     def halo_of(self, dim: int) -> tuple[int, int]:
         return self.halo[dim] if self.halo else (0, 0)

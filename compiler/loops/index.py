@@ -127,7 +127,9 @@ class Affine:
         if always_less(-1, low) and always_less(high, divisor):
             return quotient, rest
         match rest.terms:
-            case ((Axis() as axis, 1),) if rest.constant == 0 and not is_open(divisor):
+            case ((Axis() as axis, 1),) if rest.constant == 0 and (
+                not is_open(divisor) or exact_quotient(axis.extent, divisor) is not None
+            ):
                 part = affine(FloorDiv(axis, divisor))
                 return quotient + part, rest - part * divisor
         raise ValueError(f"({self}) // {number_text(divisor)} is not affine")

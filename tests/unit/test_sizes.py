@@ -188,3 +188,11 @@ def test_what_is_always_so_is_so(a: int, b: int, d: int, values: dict[str, int])
     quotient = exact_quotient(a, d)
     assert quotient is None or at(quotient, values) * d == x
     assert exact_quotient(a * d, d) == a
+
+
+def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
+    assert n // 8 // 2 == n // 16
+    assert (n // 8 + 3) // 4 == (n + 24) // 32
+    assert bounds(8 * (n // 8) - 16 * (n // 16)) == (0, 8)
+    rest = n - 48 * (n // 48)
+    assert bounds(rest - 32 * (rest // 32)) == (0, 31)

@@ -17,6 +17,7 @@ from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Load, Space, Tensor
 from compiler.loops.index import Affine, Axis, FloorDiv, affine
+from compiler.sizes import Size, always_less, exact_quotient, is_open, known_divisor
 
 
 class Kind(Enum):
@@ -57,7 +58,7 @@ class Variable:
 
 @dataclass(slots=True)
 class Linear:
-    """`sum(coefficient * variable) + constant`."""
+    """`sum(coefficient * variable) + constant`. Coefficients and the constant may be sizes."""
 
     terms: dict[Variable, int] = field(default_factory=dict)
     constant: int = 0
@@ -66,7 +67,7 @@ class Linear:
         self.constant += other.constant * factor
         for variable, coefficient in other.terms.items():
             total = self.terms.get(variable, 0) + coefficient * factor
-            if total:
+            if total != 0:
                 self.terms[variable] = total
             else:
                 self.terms.pop(variable, None)
@@ -74,9 +75,14 @@ class Linear:
     def bounds(self, *, whole_vectors: bool = False) -> tuple[int, int]:
         low = high = self.constant
         for variable, coefficient in self.terms.items():
-            count = max(variable.count, variable.lanes) if whole_vectors else variable.count
+            count = variable.count
+            if whole_vectors and variable.lanes:
+                count = max(count, variable.lanes)
             reach = coefficient * (count - 1)
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            if coefficient < 0:
+                low = low + reach
+            else:
+                high = high + reach
         return low, high
 
     def of(self, kind: Kind) -> dict[Variable, int]:
@@ -117,7 +123,7 @@ def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
     """
     result = Linear({}, index.constant)
     remainders = {
-        term: coefficient // -term.divisor
+        term: index.coefficient(term.axis)
         for term, coefficient in index.terms
         if isinstance(term, FloorDiv)
         and coefficient == -term.divisor * index.coefficient(term.axis)
@@ -144,53 +150,68 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
     Raises:
         ScheduleError: if tiles or lanes do not align with the divisor.
     """
-    whole = {v: c // divisor for v, c in form.terms.items() if c % divisor == 0}
-    rest = Linear({v: c for v, c in form.terms.items() if c % divisor}, form.constant % divisor)
-    quotient = Linear(whole, form.constant // divisor)
+    quotient, rest = _split(form, divisor)
     low, high = rest.bounds(whole_vectors=True)
-    if low < 0:  # read backwards: whole blocks move from the quotient to the rest
+    if not always_less(-1, low):  # read backwards: whole blocks move from the quotient to the rest
         blocks = -(low // divisor)
         quotient.constant -= blocks
         rest.constant += blocks * divisor
         low, high = low + blocks * divisor, high + blocks * divisor
-    if high < divisor:
+    if always_less(high, divisor):
         return quotient, rest
     lanes = rest.of(Kind.LANE)
     others = Linear({v: c for v, c in rest.terms.items() if v not in lanes}, rest.constant)
-    if lanes and not others.terms and not others.constant:
+    if lanes and not others.terms and others.constant == 0:
         ((variable, coefficient),) = lanes.items()
         if coefficient == 1:
             part = Variable(
                 Kind.LANE,
                 -(-variable.count // divisor),
                 divisor=variable.divisor * divisor,
-                lanes=-(-max(variable.lanes, variable.count) // divisor),
+                lanes=-(-(variable.lanes or variable.count) // divisor),
             )
             quotient.add(Linear({part: 1}))
             rest.add(Linear({part: 1}), -divisor)
             return quotient, rest
     # The part known at compile time must stay inside one step of the part known at run time.
     runtime = rest.of(Kind.RUNTIME)
-    step = gcd(divisor, *runtime.values())
+    step = 1 if is_open(divisor) else gcd(divisor, *map(known_divisor, runtime.values()))
     inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)
     least, most = inside.bounds(whole_vectors=True)
-    if least < 0 or most >= step:
+    if not (always_less(-1, least) and always_less(most, step)):
         raise ScheduleError(
             f"a tile does not align with the layout: remainder {low}..{high} of {divisor}"
         )
     steps = Linear({v: c // step for v, c in runtime.items()}, rest.constant // step)
     value = evaluate(emitter, steps)
-    size = emitter.const(divisor // step, DType.INT64)
+    size = emitter.size(divisor // step)
     over = emitter.emit(DType.INT64, 1, "udiv i64 %s, %s", value, size)
     left = emitter.emit(DType.INT64, 1, "urem i64 %s, %s", value, size)
-    quotient.add(Linear({Variable(Kind.RUNTIME, high // divisor + 1, over): 1}))
+    quotient.add(Linear({Variable(Kind.RUNTIME, -(-(high + 1) // divisor), over): 1}))
     inside.add(Linear({Variable(Kind.RUNTIME, divisor // step, left): step}))
     return quotient, inside
 
 
+def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
+    """What the divisor is known to divide, divided, and the rest."""
+    quotient = Linear()
+    if is_open(divisor):  # the constant's own quotient is known at run time only
+        quotient.constant = exact_quotient(form.constant, divisor) or 0
+    else:
+        quotient.constant = form.constant // divisor
+    rest = Linear({}, form.constant - quotient.constant * divisor)
+    for variable, coefficient in form.terms.items():
+        whole = exact_quotient(coefficient, divisor)
+        if whole is None:
+            rest.terms[variable] = coefficient
+        else:
+            quotient.terms[variable] = whole
+    return quotient, rest
+
+
 def evaluate(emitter: Emitter, form: Linear) -> Value:
     """The run-time part and constant of a form as an i64, outermost variables first."""
-    total = emitter.const(form.constant, DType.INT64)
+    total = emitter.size(form.constant)
     runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
@@ -226,8 +247,8 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
         low, high = index.bounds()
         before, after = tensor.halo_of(dim)
         extent = tensor.shape[dim]
-        outside = low < -before or high >= extent + after
-        in_halo = low < 0 or high >= extent
+        outside = not (always_less(-before - 1, low) and always_less(high, extent + after))
+        in_halo = not (always_less(-1, low) and always_less(high, extent))
         static = all(v.kind is Kind.UNROLLED for v in index.terms)
         skipped = padding is Padding.NEVER or (padding is Padding.SKIP and static)
         if outside or (in_halo and skipped):
@@ -236,8 +257,11 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 
 
 def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
-    """The run-time part of an address, outermost variables first so that it is hoisted."""
-    address = base
+    """The run-time part of an address, outermost variables first so that it is hoisted.
+
+    A size in the constant is part of it.
+    """
+    address = emitter.offset(base, offset.constant - static_part(offset.constant))
     runtime = sorted(offset.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
@@ -247,8 +271,14 @@ def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """Largest power of two up to `limit` that divides every run-time coefficient."""
-    return gcd(limit, *offset.of(Kind.RUNTIME).values())
+    """Largest power of two up to `limit` that divides all that is known at run time only."""
+    moved = offset.constant - static_part(offset.constant)
+    return gcd(limit, *map(known_divisor, (moved, *offset.of(Kind.RUNTIME).values())))
+
+
+def static_part(number: int) -> int:
+    """What of a number is known now: of a size, its constant."""
+    return number.constant if isinstance(number, Size) else number
 
 
 def _depth(variable: Variable) -> int:

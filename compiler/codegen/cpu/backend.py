@@ -34,7 +34,7 @@ class CpuBackend:
             StageCode(stage_symbol(name, number), stage_extent(stage))
             for number, stage in enumerate(nest.stages)
         )
-        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1])
+        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1], nest.sizes)
 
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         if not _is_unproven(text):

@@ -35,6 +35,7 @@ from compiler.codegen.cpu.transpose import transpose
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
+from compiler.sizes import is_open
 
 Key = tuple[Point, Point]
 """Which accumulator: the point of the spatial axes, and that of the partial axes."""
@@ -67,6 +68,9 @@ class ComputeLowering:
     def run(self) -> None:
         """Emit the whole computation into the open scope."""
         compute, context = self.compute, self.context
+        dot = compute.dot
+        if dot is not None and is_open(dot.extent) and dot.extent % compute.group != 0:
+            raise ScheduleError(f"dot axis '{dot.name}' may end inside of a group")
         for tile in (*compute.reduce, *compute.unroll):
             context.open_axis(tile.axis)
         saved = dict(context.environment)
@@ -87,7 +91,8 @@ class ComputeLowering:
         counts = []
         for axis in self.compute.partial:
             extents = [t.step for t in self.compute.reduce if t.axis == axis]
-            extent = min([self.context.environment[axis].extent, *extents])
+            whole = self.context.environment[axis].extent
+            extent = min(extents if is_open(whole) else [whole, *extents])
             counts.append(-(-extent // unroll[axis]))
         return counts
 
@@ -122,6 +127,7 @@ class ComputeLowering:
             return self._leaf(values, keys)
         tile = self.compute.reduce[level]
         granularity = next((t.step for t in self.compute.unroll if t.axis == tile.axis), 0)
+        inner = self.compute.reduce[level + 1 :]
         return over(
             self.context,
             tile.axis,
@@ -130,6 +136,7 @@ class ComputeLowering:
             carried=values,
             unroll=tile.unroll,
             granularity=granularity,
+            is_split=any(t.axis == tile.axis for t in inner),
             clip=None if tile.unroll else self._clip_loads(tile),
             padding=self.padding,
         )
@@ -366,7 +373,11 @@ class ComputeLowering:
                 memory.store(self.context, across, row, first, width)
 
     def _points(self, tiles: Sequence[Tile]) -> Points:
-        return Points(self.context, tiles, self.compute.vector, self.compute.dot)
+        # Lanes that are reduced are none of what is stored.
+        joined = self.reduces_lanes and tiles is self.spatial
+        return Points(
+            self.context, tiles, None if joined else self.compute.vector, self.compute.dot
+        )
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:

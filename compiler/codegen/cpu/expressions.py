@@ -33,6 +33,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.semantics import items_of
+from compiler.sizes import is_open
 
 Evaluator = Callable[[Point, Partial], Value]
 """The value of an expression at a point, given the items of its accumulator."""
@@ -145,6 +146,8 @@ def _index_value(
     base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
     lanes = form.of(Kind.LANE)
     if lanes and points.lanes > 1:
+        if any(map(is_open, lanes.values())):
+            raise ScheduleError("the lanes of an index are a size apart")
         name = element(whole)
         steps = ", ".join(
             f"{name} {sum(c * (lane // v.divisor) for v, c in lanes.items())}"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
+from compiler.errors import ScheduleError
 from compiler.loops.expr import Load
 from compiler.loops.index import Affine, Axis, affine
+from compiler.sizes import always_less, bounds, is_open
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` tiles of `width` that start at `offset` and follow each other every `step`."""
+    """`count` tiles of `width` that start at `offset` and follow each other every `step`.
+
+    The offset and the count may be sizes. So may the width of one tile that is there or not.
+    """
 
     offset: int
     count: int
@@ -23,8 +28,16 @@ class Segment:
     width: int
 
 
-def segments(extent: int, step: int, *, peel: bool, granularity: int) -> tuple[Segment, ...]:
-    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest."""
+def segments(
+    extent: int, step: int, *, peel: bool, granularity: int, is_split: bool = False
+) -> tuple[Segment, ...]:
+    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest.
+
+    Of an extent that is known at run time the tail is one tile of run-time width where loops inside
+    split it further. Else it is tiles of static widths, the next half as wide, each there or not.
+    """
+    if is_open(extent):
+        return _open_segments(extent, step, peel, granularity, is_split)
     full, rest = divmod(extent, step)
     result = []
     if peel and full > 2:
@@ -45,6 +58,41 @@ def segments(extent: int, step: int, *, peel: bool, granularity: int) -> tuple[S
     return tuple(result)
 
 
+def _open_segments(
+    extent: int, step: int, peel: bool, granularity: int, is_split: bool
+) -> tuple[Segment, ...]:
+    full, rest = divmod(extent, step)
+    result = []
+    if peel:
+        if bounds(full)[0] < 2:
+            raise ScheduleError(f"the first and the last of {full} tiles may be one")
+        result.append(Segment(0, 1, step, step))
+        result.append(Segment(step, full - 2, step, step))
+        result.append(Segment((full - 1) * step, 1, step, step))
+    else:
+        result.append(Segment(0, full, step, step))
+    offset = full * step
+    if is_split:
+        result.append(Segment(offset, (rest + step - 1) // step, step, rest))
+        return tuple(s for s in result if s.count != 0)
+    for width in _tail_widths(step, granularity or 1):
+        count = rest // width
+        result.append(Segment(offset, count, width, width))
+        offset, rest = offset + count * width, rest - count * width
+    return tuple(s for s in result if s.count != 0)
+
+
+def _tail_widths(step: int, granularity: int) -> Iterator[int]:
+    """Whole vectors, the next half as many, then powers of two: 48 by 16 is 32, 16, 8, 4, 2, 1."""
+    for unit, end in ((granularity, step), (1, min(granularity, step))):
+        width = unit
+        while width * 2 < end:
+            width *= 2
+        while unit <= width < end:
+            yield width
+            width //= 2
+
+
 def over(
     context: Context,
     axis: Axis,
@@ -55,29 +103,32 @@ def over(
     peel: bool = False,
     unroll: bool = False,
     granularity: int = 0,
+    is_split: bool = False,
     clip: Sequence[Load] | None = None,
     padding: Padding = Padding.READ,
 ) -> list[Value]:
     """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
     outer = context.environment[axis]
     values = list(carried)
-    bounds = _clip(context, axis, outer, clip, padding) if clip else None
-    for segment in segments(outer.extent, step, peel=peel, granularity=granularity):
-        if unroll or (segment.count == 1 and bounds is None):
+    clipped = _clip(context, axis, outer, clip, padding) if clip else None
+    if unroll and is_open(outer.extent):
+        raise ScheduleError(f"axis {axis.name}: {outer.extent} values cannot be unrolled")
+    for segment in segments(
+        outer.extent, step, peel=peel, granularity=granularity, is_split=is_split
+    ):
+        if unroll or (segment.count == 1 and clipped is None):
             for number in range(segment.count):
                 start = _moved(outer.start, segment.offset + number * segment.step)
                 context.environment[axis] = Bound(start, segment.width)
                 values = body(values)
             continue
-        low = context.emitter.const(0, DType.INT64)
-        high = context.emitter.const(segment.count, DType.INT64)
-        low, high = bounds or (low, high)
+        low, high = clipped or (context.emitter.size(0), context.emitter.size(segment.count))
         values = context.emitter.loop(
             low,
             high,
             values,
-            tile_body(context, axis, outer, segment, body, clipped=bounds is not None),
-            may_be_empty=bounds is not None,
+            tile_body(context, axis, outer, segment, body, clipped=clipped is not None),
+            may_be_empty=clipped is not None or bounds(segment.count)[0] < 1,
         )
     context.environment[axis] = outer
     return values
@@ -97,9 +148,11 @@ def tile_body(
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
         start = _moved(outer.start, segment.offset)
-        if segment.count > 1 or clipped:
-            if first:
-                shift = context.emitter.const(first, DType.INT64)
+        # A tile that is there or not has a variable too: how many there are bounds where it ends,
+        # and its loads stay inside. That of run-time width ends with the axis.
+        if clipped or not (segment.count == 1 or is_open(segment.width)):
+            if first != 0:
+                shift = context.emitter.size(first)
                 counter = context.emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", counter, shift)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
             start.add(Linear({variable: segment.step}))
@@ -120,7 +173,7 @@ def _clip(
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None
     zero = context.emitter.const(0, DType.INT64)
-    low, high = zero, context.emitter.const(axis.extent, DType.INT64)
+    low, high = zero, context.emitter.size(axis.extent)
     found = False
     for load in loads:
         for dim, index in enumerate(load.index):
@@ -134,7 +187,7 @@ def _clip(
             before, after = load.tensor.halo_of(dim) if readable else (0, 0)
             extent = load.tensor.shape[dim]
             reach = factor * (axis.extent - 1)
-            if lowest >= -before and highest + reach < extent + after:
+            if always_less(-before - 1, lowest) and always_less(highest + reach, extent + after):
                 continue
             if factor < 0 or any(v.kind is not Kind.RUNTIME for v in form.terms):
                 return None
@@ -155,7 +208,7 @@ def _clip_range(
 ) -> tuple[Value, Value]:
     """0 <= offset + factor * i < extent  <=>  ceil(-offset / factor) <= i < ceil(...)."""
     zero = emitter.const(0, DType.INT64)
-    size = emitter.const(extent, DType.INT64)
+    size = emitter.size(extent)
     first = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", zero, offset)
     first = emitter.call(DType.INT64, 1, "llvm.smax.i64", first, zero)
     last = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", size, offset)

@@ -23,6 +23,7 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import Load, Space, Tee, walk
 from compiler.loops.index import Axis
 from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
+from compiler.sizes import OpenSizeError, always_less, is_open
 from compiler.target import Target
 
 _ALIGNMENT = 64
@@ -34,7 +35,10 @@ def stage_symbol(name: str, number: int) -> str:
 
 
 def stage_extent(stage: Stage) -> int:
-    """Tiles of the stage's parallel loop, that is what lo and hi count; 1 when it is serial."""
+    """Tiles of the stage's parallel loop, that is what lo and hi count; 1 when it is serial.
+
+    A size where the loop's extent is known at run time.
+    """
     match stage.body:
         case (For(binding=Binding.PARALLEL) as loop,):
             return sum(s.count for s in _loop_segments(loop))
@@ -55,12 +59,21 @@ def lower_nest(nest: LoopNest, target: Target) -> str:
     """A kernel as the text of an LLVM module, one function a stage.
 
     Raises:
-        ScheduleError: if tiles do not align with layouts or bounds cannot be proved.
+        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if what is
+            emitted depends on a size that is known at run time.
     """
+    try:
+        return _lower_nest(nest, target)
+    except OpenSizeError as error:
+        raise ScheduleError(f"kernel '{nest.name}': {error}") from error
+
+
+def _lower_nest(nest: LoopNest, target: Target) -> str:
+    sizes = nest.sizes
     declarations: set[str] = set()
     functions = []
     for number, stage in enumerate(nest.stages):
-        emitter = _lower_stage(nest, stage, target)
+        emitter = _lower_stage(nest, stage, Emitter(target, sizes))
         declarations |= emitter.declarations
         body = "\n".join(emitter.lines)
         symbol = stage_symbol(nest.name, number)
@@ -81,10 +94,10 @@ def lower_nest(nest: LoopNest, target: Target) -> str:
     )
 
 
-def _lower_stage(nest: LoopNest, stage: Stage, target: Target) -> Emitter:
+def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter) -> Emitter:
     """The body of a stage's function."""
     context = Context(
-        Emitter(target),
+        emitter,
         slots={buffer.name: 8 * number for number, buffer in enumerate(nest.buffers)},
         scratch=scratch_layout(nest)[0],
         written=_written(stage.body),
@@ -113,6 +126,7 @@ def _lower(context: Context, node: Node) -> None:
                 peel=node.peel,
                 unroll=node.unroll,
                 granularity=0 if node.unroll else _granularity(node.body, node.axis),
+                is_split=_is_split(node.body, node.axis),
             )
         case For(binding=binding):
             raise ScheduleError(f"loop {node.axis.name}: {binding} is not at the top of a stage")
@@ -129,17 +143,18 @@ def _parallel(context: Context, loop: For) -> None:
     outer = context.environment[loop.axis]
     low, high = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     parts = _loop_segments(loop)
-    if len(parts) == 2 and not loop.peel and _is_of_rows(loop):
+    is_open_loop = is_open(loop.axis.extent)
+    if len(parts) == 2 and not loop.peel and not is_open_loop and _is_of_rows(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
     first = 0
     for segment in parts:
         start, stop = low, high
         if segment is not parts[0]:
-            edge = emitter.const(first, DType.INT64)
+            edge = emitter.size(first)
             start = emitter.call(DType.INT64, 1, "llvm.smax.i64", low, edge)
         if segment is not parts[-1]:
-            edge = emitter.const(first + segment.count, DType.INT64)
+            edge = emitter.size(first + segment.count)
             stop = emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edge)
         body = tile_body(
             context,
@@ -165,16 +180,23 @@ def _let(context: Context, let: Let) -> Bound:
     emitter = context.emitter
     form = bind(emitter, context.environment, let.source)
     _, high = form.bounds()
-    if high <= let.maximum:
+    if always_less(high, let.maximum + 1):
         return Bound(form, 1)
-    limit = emitter.const(let.maximum, DType.INT64)
+    if not always_less(-1, let.maximum):
+        raise ScheduleError(f"let '{let.axis.name}': its limit {let.maximum} may be below 0")
+    limit = emitter.size(let.maximum)
     value = emitter.call(DType.INT64, 1, "llvm.smin.i64", evaluate(emitter, form), limit)
     return Bound(Linear({Variable(Kind.RUNTIME, let.maximum + 1, value): 1}), 1)
 
 
 def _loop_segments(loop: For) -> tuple[Segment, ...]:
-    granularity = _granularity(loop.body, loop.axis)
-    return segments(loop.axis.extent, loop.step, peel=loop.peel, granularity=granularity)
+    return segments(
+        loop.axis.extent,
+        loop.step,
+        peel=loop.peel,
+        granularity=_granularity(loop.body, loop.axis),
+        is_split=_is_split(loop.body, loop.axis),
+    )
 
 
 def _is_of_rows(loop: For) -> bool:
@@ -229,6 +251,19 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
         if step:
             return step
     return 0
+
+
+def _is_split(body: Sequence[Node], axis: Axis) -> bool:
+    """Whether loops inside split an axis further."""
+    for node in body:
+        match node:
+            case For():
+                if node.axis == axis or _is_split(node.body, axis):
+                    return True
+            case Compute():
+                if any(tile.axis == axis for tile in node.reduce):
+                    return True
+    return False
 
 
 def _written(body: Sequence[Node]) -> frozenset[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
+from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
@@ -20,6 +21,7 @@ from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Operation, Role, Space
+from compiler.sizes import always_less, is_open
 
 
 def lane_mask(lanes: int, active: int) -> str:
@@ -63,8 +65,9 @@ class Loader:
         return self._load(self._access.offset(point), self._points.active(point), positions)
 
     def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
-        context, access, tensor = self._context, self._access, self._access.tensor
+        context, tensor = self._context, self._access.tensor
         emitter, lanes = context.emitter, self._points.lanes
+        access, offset = _based(emitter, self._access, offset)
         if tensor.space is Space.CONSTANT:
             return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
         base = access.base
@@ -99,8 +102,10 @@ class Loader:
             align = max(least, gcd(LINE, offset, access.alignment))
             value = _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
         else:
-            permuted = _permuted_load(emitter, access, base, offset, lanes, stored, depth, tag)
-            if permuted is None:
+            permuted, is_known = None, not any(map(is_open, access.lane_offsets))
+            if is_known:
+                permuted = _permuted_load(emitter, access, base, offset, lanes, stored, depth, tag)
+            if permuted is None and is_known:
                 permuted = _strided_load(emitter, access, base, offset, active, stored, depth, tag)
             if permuted is None:
                 pointers = [
@@ -146,12 +151,22 @@ class Loader:
         lanes: Value | None = None
         for value, stride in zip(positions, self._access.indirect_strides, strict=True):
             position = cast(emitter, value, DType.INT64)
-            bytes_ = apply(emitter, Operation.MUL, position, emitter.const(stride, DType.INT64))
+            bytes_ = apply(emitter, Operation.MUL, position, emitter.size(stride))
             if bytes_.lanes == 1:
                 base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, bytes_)
             else:
                 lanes = bytes_ if lanes is None else apply(emitter, Operation.ADD, lanes, bytes_)
         return base, lanes
+
+
+def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
+    """The access and an offset of it, with what is known at run time only in its base."""
+    if not is_open(offset):
+        return access, offset
+    assert access.base is not None
+    static = static_part(offset)
+    moved = offset - static
+    return access.based(emitter.offset(access.base, moved), moved), static
 
 
 def _placement(
@@ -269,7 +284,7 @@ def _permuted_load(
     picks = [(offset - start + o) // size for o in access.lane_offsets]
     if access.alignment % span or min(picks) < 0 or max(picks) >= lanes:
         return None
-    if access.tensor.bytes < start + span:
+    if not always_less(start + span - 1, access.tensor.bytes):
         return None
     where = emitter.offset(base, start, depth)
     whole = _vector_load(emitter, where, dtype, lanes, lanes, span, depth, tag)
@@ -337,7 +352,7 @@ def _gather(
 def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
     """Write a value (scalar, or `active` lanes of a vector) at a point."""
     tensor, emitter = access.tensor, context.emitter
-    offset = access.offset(point)
+    access, offset = _based(emitter, access, access.offset(point))
     assert access.base is not None
     value = _to_storage(emitter, value, tensor.dtype)
     dtype = value.dtype
@@ -380,6 +395,8 @@ def prefetch(emitter: Emitter, accesses: Accesses, points: Sequence[Point], dist
         if role is not Role.WEIGHT and not (role is Role.INPUT and access.is_vector):
             continue
         if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
+            continue
+        if any(is_open(stride) for _, stride in access.unrolled):
             continue
         emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         lines = sorted({access.offset(point) // LINE for point in points})

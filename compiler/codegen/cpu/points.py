@@ -11,6 +11,7 @@ from compiler.codegen.cpu.context import Context
 from compiler.errors import ScheduleError
 from compiler.loops.index import Axis
 from compiler.loops.nest import Tile
+from compiler.sizes import is_open
 
 Point = tuple[int, ...]
 
@@ -45,6 +46,10 @@ class Points:
         self._saved = dict(context.environment)
         for tile in self._tiles:
             bound = context.environment[tile.axis]
+            if is_open(bound.extent):
+                raise ScheduleError(
+                    f"axis {tile.axis.name}: {bound.extent} values cannot be unrolled"
+                )
             count, rest, step = bound.extent // tile.step, bound.extent % tile.step, tile.step
             if count == 0:
                 count, step = 1, bound.extent
@@ -73,6 +78,8 @@ class Points:
         bound = self._context.environment.get(axis)
         if bound is None:
             bound = Bound(Linear(), axis.extent)
+        if is_open(bound.extent):
+            raise ScheduleError(f"axis {axis.name}: {bound.extent} lanes are no vector")
         self._active = bound.extent
         # The next power of two: any other width is a masked vector.
         self.lanes = 1 << (bound.extent - 1).bit_length()

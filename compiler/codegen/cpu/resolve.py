@@ -15,12 +15,14 @@ from compiler.codegen.cpu.access import (
     bind,
     locate,
     pointer,
+    static_part,
 )
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.ssa import Value
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Space, Tensor, walk
+from compiler.sizes import is_open, known_divisor
 
 LINE = 64
 """Bytes to which buffers are aligned: a cache line."""
@@ -28,7 +30,10 @@ LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes."""
+    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes.
+
+    Strides of unrolled axes and of lanes may be sizes, the constant is a number.
+    """
 
     tensor: Tensor
     base: Value | None
@@ -60,6 +65,10 @@ class Access:
         for i, stride in self.unrolled:
             total += stride * point[i]
         return total
+
+    def based(self, base: Value, moved: int) -> Access:
+        """The access from a base that is a size of bytes away."""
+        return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
         """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
@@ -147,7 +156,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     base = None
     if tensor.space is Space.MEMORY:
         base = pointer(context.emitter, context.base(tensor), offset)
-    elif offset.of(Kind.RUNTIME) or lanes:
+    elif offset.of(Kind.RUNTIME) or lanes or is_open(offset.constant):
         raise ScheduleError(f"constant '{tensor.name}' needs a static index")
     indirect = []
     for dim, _ in load.indirect:
@@ -157,11 +166,11 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     return Access(
         tensor,
         base,
-        offset.constant,
+        static_part(offset.constant),
         unrolled,
         lane_offsets,
         tuple(_static_guard(tensor, guard, points) for guard in address.guards),
-        gcd(alignment(offset, LINE), *indirect),
+        gcd(alignment(offset, LINE), *map(known_divisor, indirect)),
         tuple(indirect),
         packed,
         present,

@@ -11,11 +11,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.sizes import Dimension, Quotient, Size, bounds
 from compiler.target import Target
 
 _ELEMENTS = {
@@ -95,9 +96,11 @@ def _literal(value: float, dtype: DType) -> str:
 class Emitter:
     """Builds the text of one function."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, sizes: Sequence[Dimension] = ()) -> None:
         self.target = target
         self.declarations: set[str] = set()
+        self._slots = {dimension: 8 * number for number, dimension in enumerate(sizes)}
+        self._sizes: dict[int, Value] = {}
         self._scopes = [_Scope("entry")]
         self._names = 0
         self._loops = 0
@@ -204,14 +207,47 @@ class Emitter:
             template = self._calls[key] = f"call {result} @{function}({operands})"
         return self.emit(dtype, lanes, template, *args)
 
+    def size(self, size: int) -> Value:
+        """A number, or a size from the kernel's `sizes`, as an i64 of the outermost scope."""
+        if not isinstance(size, Size):
+            return self.const(size, DType.INT64)
+        found = self._sizes.get(size)
+        if found is None:
+            total = self.const(size.constant, DType.INT64)
+            for monomial, coefficient in size.terms:
+                term = self.const(coefficient, DType.INT64)
+                for atom in monomial:
+                    factor = self._atom(atom)
+                    term = self.emit(DType.INT64, 1, "mul nsw i64 %s, %s", factor, term)
+                total = self.emit(DType.INT64, 1, "add nsw i64 %s, %s", term, total)
+            found = self._sizes[size] = total
+        return found
+
+    def _atom(self, atom: Dimension | Quotient) -> Value:
+        if isinstance(atom, Dimension):
+            where = self.offset(Value("%sizes", None), self._slots[atom])
+            return self.emit(DType.INT64, 1, "load i64, ptr %s, align 8", where)
+        dividend = self.size(cast(int, atom.dividend))
+        divisor = self.const(atom.divisor, DType.INT64)
+        if bounds(cast(int, atom.dividend))[0] >= 0:
+            return self.emit(DType.INT64, 1, "udiv i64 %s, %s", dividend, divisor)
+        toward_zero = self.emit(DType.INT64, 1, "sdiv i64 %s, %s", dividend, divisor)
+        rest = self.emit(DType.INT64, 1, "srem i64 %s, %s", dividend, divisor)
+        is_below = self.emit(DType.INT64, 1, "lshr i64 %s, %s", rest, self.const(63, DType.INT64))
+        return self.emit(DType.INT64, 1, "sub nsw i64 %s, %s", toward_zero, is_below)
+
     def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
-        """The pointer moved by a constant number of bytes."""
+        """The pointer moved by a number of bytes, in the scope where it is known."""
+        if isinstance(bytes_, Size):
+            where = "getelementptr i8, ptr %s, i64 %s"
+            moved = self.emit(None, 1, where, pointer, self.size(bytes_ - bytes_.constant))
+            return self.offset(moved, bytes_.constant, depth)
         if not bytes_:
             return pointer
         return self.emit(None, 1, f"getelementptr i8, ptr %s, i64 {bytes_}", pointer, depth=depth)
 
     def multiple(self, value: Value, factor: int) -> Value:
-        """An i64 times a constant, as addresses take it.
+        """An i64 times a constant or a size, as addresses take it.
 
         In an innermost loop, a multiple of the counter is carried and added to: LLVM's pass that
         finds such multiples (loop strength reduction) takes a third of its time.
@@ -219,13 +255,14 @@ class Emitter:
         if factor == 1:
             return value
         if value.const is not None:
-            return self.const(value.const * factor, DType.INT64)
+            return self.size(int(value.const) * factor)
         scope = self._scopes[value.depth]
         if value.name != scope.counter:
-            size = self.const(factor, DType.INT64)
+            size = self.size(factor)
             return self.emit(DType.INT64, 1, "mul nsw i64 %s, %s", value, size)
         found = scope.multiples.get(factor)
         if found is None:
+            self.size(factor)  # in front of the loop, which adds it
             self._names += 1
             found = Value(f"%t{self._names}", DType.INT64, 1, value.depth)
             scope.multiples[factor] = found
@@ -279,10 +316,12 @@ class Emitter:
                     f"  {value.name} = phi i64 [ {starts[factor].name}, %{before} ],"
                     f" [ {following}, %{scope.label} ]"
                 )
-                scope.lines.append(f"  {following} = add nsw i64 {value.name}, {factor}")
+                step = self.size(factor).name
+                scope.lines.append(f"  {following} = add nsw i64 {value.name}, {step}")
         for factor, value in scope.multiples.items():
             if factor not in starts:
-                lines.append(f"  {value.name} = mul nsw i64 {counter.name}, {factor}")
+                step = self.size(factor).name
+                lines.append(f"  {value.name} = mul nsw i64 {counter.name}, {step}")
         lines.extend(scope.lines)
         lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
         lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")

@@ -1,0 +1,232 @@
+"""Code with sizes that are known at run time: one object, run at many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.loops import maths
+from compiler.loops.evaluate import pack_tensor, run_nest
+from compiler.loops.expr import Accumulator, Cast, Combiner, IndexValue, Role, Space, Tensor
+from compiler.loops.index import Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
+from compiler.loops.text import parse_nest, print_nest
+from compiler.loops.verify import verify_nest
+from compiler.sizes import Dimension, open_size
+from tests.kernels import WIDTHS, NestCode, width
+
+Array = np.ndarray[Any, Any]
+
+N = open_size(Dimension("n", 0, 200))
+M = open_size(Dimension("m", 1, 64))
+K = open_size(Dimension("k", 0, 64))
+LENGTHS = (0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 48, 49, 64, 95, 127, 199, 200)
+
+
+def check(
+    nest: LoopNest, bits: int, sizes: Sequence[Mapping[str, int]], tolerance: float = 0.0
+) -> None:
+    """Run one object at each of the sizes, in pieces, against the meaning of the nest."""
+    verify_nest(nest)
+    assert parse_nest(print_nest(nest)) == nest
+    random = np.random.default_rng(1)
+    with NestCode(nest, width(bits)) as code:
+        for values in sizes:
+            buffers = nest.at(values).buffers
+            given = [t for t in buffers if t.role in (Role.INPUT, Role.WEIGHT)]
+            inputs = [
+                pack_tensor(t, random.integers(-4, 5, t.shape).astype(t.dtype.numpy)) for t in given
+            ]
+            found = code.run(*inputs, random=random, sizes=values)
+            outputs = [np.full(t.bytes, 0xFF, np.uint8) for t in buffers[len(given) :]]
+            meant = [
+                o.view(t.dtype.numpy) for o, t in zip(outputs, buffers[len(given) :], strict=True)
+            ]
+            run_nest(nest, [*inputs, *meant], values)
+            for one, other in zip(found, meant, strict=True):
+                np.testing.assert_allclose(
+                    one, other, rtol=tolerance, atol=tolerance, err_msg=str(values)
+                )
+
+
+def row_map(lanes: int) -> LoopNest:
+    m, n = Axis("m", M), Axis("n", N)
+    x, y = Tensor("x", (M, N)), Tensor("y", (M, N), role=Role.OUTPUT)
+    body = Compute(
+        (Store(y[m, n], Accumulator()),), x[m, n] * 2.0 + 1.0, unroll=(Tile(n, lanes),), vector=n
+    )
+    loop = For(m, 3, (For(m, 1, (For(n, 2 * lanes, (body,)),)),), binding=Binding.PARALLEL)
+    return LoopNest("row_map", (x, y), (), (Stage("main", (loop,)),))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_a_map_over_rows(bits: int) -> None:
+    sizes = [{"m": m, "n": n} for m, n in zip((1, 2, 3, 5, 64, 7), LENGTHS[::3], strict=True)]
+    check(row_map(bits // 32), bits, sizes)
+
+
+def matmul(rows: int, columns: int, depth: int, lanes: int, *, packed: bool = True) -> LoopNest:
+    """C = A B, with A in rows, B in panels or rows; m and n split twice, k unrolled by 4."""
+    m, n, k = Axis("m", rows), Axis("n", columns), Axis("k", depth)
+    panels = Layout((Factor(1, 2 * lanes), Factor(0), Factor(1, 1, 2 * lanes)))
+    a = Tensor("A", (rows, depth))
+    b = Tensor("B", (depth, columns), layout=panels if packed else Layout(), role=Role.WEIGHT)
+    c = Tensor("C", (rows, columns), role=Role.OUTPUT)
+    compute = Compute(
+        stores=(Store(c[m, n], Accumulator()),),
+        body=a[m, k] * b[k, n],
+        combiner=Combiner.SUM,
+        reduce=(Tile(k, 4),),
+        unroll=(Tile(k), Tile(m), Tile(n, lanes)),
+        vector=n,
+    )
+    inner = For(n, 2 * lanes, (For(m, 6, (compute,)),))
+    loop = For(m, 12, (inner,), binding=Binding.PARALLEL)
+    return LoopNest("matmul", (a, b, c), (), (Stage("main", (loop,)),))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("opened", ["m", "n", "k", "mn", "mnk"])
+def test_a_matrix_product(opened: str, packed: bool, bits: int) -> None:
+    rows, columns, depth = (M if "m" in opened else 13), (N if "n" in opened else 48), 10
+    nest = matmul(rows, columns, K if "k" in opened else depth, bits // 32, packed=packed)
+    sizes = [
+        {"m": m, "n": n, "k": k}
+        for m, n, k in [
+            (1, 1, 1), (64, 200, 64), (5, 31, 0), (6, 0, 4), (7, 33, 3), (12, 48, 5), (13, 49, 8),
+            (23, 127, 11), (24, 16, 2), (63, 95, 63),
+        ]
+    ]  # fmt: skip
+    check(nest, bits, sizes)
+
+
+def softmax(lanes: int) -> LoopNest:
+    m, n = Axis("m", M), Axis("n", N)
+    x, y = Tensor("x", (M, N)), Tensor("y", (M, N), role=Role.OUTPUT)
+    top = Tensor("top", (M,), space=Space.REGISTER, role=Role.SCRATCH)
+    total = replace(top, name="total")
+    form = {"reduce": (Tile(n, 2 * lanes),), "unroll": (Tile(n, lanes),), "vector": n}
+    exponential = maths.exp(x[m, n] - top[m])
+    body = (
+        Compute((Store(top[m], Accumulator()),), x[m, n], Combiner.MAX, partial=(n,), **form),  # type: ignore[arg-type]
+        Compute(
+            (Store(total[m], 1.0 / Accumulator()),),
+            exponential,
+            Combiner.SUM,
+            partial=(n,),
+            **form,  # type: ignore[arg-type]
+        ),
+        For(
+            n,
+            lanes,
+            (
+                Compute(
+                    (Store(y[m, n], Accumulator()),),
+                    exponential * total[m],
+                    unroll=(Tile(n, lanes),),
+                    vector=n,
+                ),
+            ),
+        ),
+    )
+    loop = For(m, 1, body, binding=Binding.PARALLEL)
+    return LoopNest("softmax", (x, y), (), (Stage("main", (loop,)),))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_softmax_of_rows_of_any_length(bits: int) -> None:
+    sizes = [{"m": 1 + n % 5, "n": n} for n in LENGTHS]
+    check(softmax(bits // 32), bits, sizes, 1e-5)
+
+
+HEIGHT = open_size(Dimension("height", 1, 40))
+WIDTH = open_size(Dimension("width", 1, 40))
+IMAGES = [
+    {"height": h, "width": w}
+    for h, w in [(1, 1), (2, 3), (3, 2), (7, 11), (8, 12), (9, 13), (31, 6), (40, 40), (1, 37)]
+]
+
+
+def convolution(lanes: int, halo: int, stride: int = 1) -> LoopNest:
+    """3 x 3, padded by 1, over channels in blocks: by a halo, or by clipping the window's loops."""
+    out = tuple((n - 1) // stride + 1 for n in (HEIGHT, WIDTH))
+    c, d, h, w = Axis("c", 2 * lanes), Axis("d", 6), Axis("h", out[0]), Axis("w", out[1])
+    i, j = Axis("i", 3), Axis("j", 3)
+    blocks = Layout((Factor(0, lanes), Factor(1), Factor(2), Factor(0, 1, lanes)))
+    x = Tensor("x", (6, HEIGHT, WIDTH), halo=((0, 0), (halo, halo), (halo, halo)))
+    weight = Tensor("weight", (3, 3, 6, 2 * lanes), role=Role.WEIGHT)
+    y = Tensor("y", (2 * lanes, *out), layout=blocks, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[c, h, w], Accumulator()),),
+        x[d, h * stride + i - 1, w * stride + j - 1] * weight[i, j, d, c],
+        Combiner.SUM,
+        reduce=(Tile(i), Tile(j), Tile(d)),
+        unroll=(Tile(c, lanes), Tile(w)),
+        vector=c,
+    )
+    inner = For(c, lanes, (For(w, 4 if halo else 1, (compute,)),))
+    loop = For(h, 1, (inner,), binding=Binding.PARALLEL)
+    return LoopNest("convolution", (x, weight, y), (), (Stage("main", (loop,)),))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(("halo", "stride"), [(1, 1), (0, 1), (1, 2), (0, 2)])
+def test_convolution_of_images_of_any_size(halo: int, stride: int, bits: int) -> None:
+    check(convolution(bits // 32, halo, stride), bits, IMAGES)
+
+
+def test_rows_and_positions_of_a_flat_index() -> None:
+    """An index is divided by a size at run time; positions become numbers."""
+    flat, n = Axis("flat", M * WIDTH), WIDTH
+    x, y = Tensor("x", (M, n)), Tensor("y", (n, M), role=Role.OUTPUT)
+    row, column = flat // n, flat - flat // n * n
+    body = x[row, column] + Cast(IndexValue(column * 3 + n), DType.FLOAT32)
+    copy = Compute((Store(y[column, row], Accumulator()),), body)
+    nest = LoopNest("flat", (x, y), (), (Stage("main", (For(flat, 1, (copy,)),)),))
+    check(nest, 128, [{"m": m, "width": n} for m, n in [(1, 1), (3, 4), (64, 7), (5, 31)]])
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_scratch_of_a_size_between_stages_and_scattered_lanes(bits: int) -> None:
+    """A transposed copy in shared memory and back: gathered lanes are a size apart."""
+    lanes = bits // 32
+    m, n = Axis("m", M), Axis("n", N)
+    x, y = Tensor("x", (M, N)), Tensor("y", (N, M), role=Role.OUTPUT)
+    shared = Tensor("shared", (N, M), role=Role.SHARED)
+    gather = Compute(
+        (Store(shared[n, m], Accumulator()),), x[m, n], unroll=(Tile(m, lanes),), vector=m
+    )
+    scatter = Compute(
+        (Store(y[n, m], Accumulator()),), shared[n, m] + 1.0, unroll=(Tile(n, lanes),), vector=n
+    )
+    stages = (
+        Stage("one", (For(n, 1, (For(m, lanes, (gather,)),), binding=Binding.PARALLEL),)),
+        Stage("two", (For(m, 1, (For(n, lanes, (scatter,)),), binding=Binding.PARALLEL),)),
+    )
+    nest = LoopNest("transposed", (x, shared, y), (), stages)
+    check(
+        nest,
+        bits,
+        [{"m": m, "n": n} for m, n in zip((1, 2, 9, 64, 33, 7), LENGTHS[::3], strict=True)],
+    )
+
+
+def test_a_tail_of_a_let_is_clamped() -> None:
+    """Rows in tiles of 4, of which the last begins where 4 rows are left."""
+    rows, n = open_size(Dimension("rows", 4, 30)), Axis("n", 5)
+    m, start = Axis("m", rows), Axis("start", rows)
+    x, y = Tensor("x", (rows, 5)), Tensor("y", (rows, 5), role=Role.OUTPUT)
+    i = Axis("i", 4)
+    copy = Compute(
+        (Store(y[start + i, n], Accumulator()),), x[start + i, n] + 1.0, unroll=(Tile(i), Tile(n))
+    )
+    loop = For(m, 4, (copy,), lets=(Let(start, affine(m), rows - 4),))
+    nest = LoopNest("clamped", (x, y), (), (Stage("main", (loop,)),))
+    check(nest, 128, [{"rows": r} for r in (4, 5, 7, 8, 9, 30)])
