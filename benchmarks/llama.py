@@ -25,19 +25,6 @@ class _Decoder:
         self._cosine = writer.constant(np.cos(angles).astype(np.float32), "cosine")
         self._sine = writer.constant(np.sin(angles).astype(np.float32), "sine")
 
-    def product(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
-        weight = self.writer.normal((features, outputs), (gain / features) ** 0.5)
-        return self.writer.node("MatMul", x, self.writer.constant(weight, "weight"))
-
-    def normalise(self, x: str) -> str:
-        """Root mean square normalisation with a scale of 0.5 to 1.5."""
-        writer = self.writer
-        square = writer.node("Pow", x, writer.constant(np.float32(2)))
-        mean = writer.node("ReduceMean", square, axes=[-1])
-        root = writer.node("Sqrt", writer.node("Add", mean, writer.constant(np.float32(1e-5))))
-        scale = writer.constant(writer.random.uniform(0.5, 1.5, self.hidden).astype(np.float32))
-        return writer.node("Mul", writer.node("Div", x, root), scale)
-
     def split_heads(self, x: str, heads: int) -> str:
         shape = self.writer.constant(np.array([1, self.tokens, heads, self.head], np.int64))
         return self.writer.node(
@@ -102,11 +89,11 @@ def llama(
         mask = writer.constant(ahead[None, None], "mask")
     outputs: list[tuple[str, tuple[int, ...]]] = []
     for layer in range(layers):
-        inner = decoder.normalise(x)
-        query = decoder.split_heads(decoder.product(inner, hidden, hidden), heads)
+        inner = writer.rms_norm(x, hidden)
+        query = decoder.split_heads(writer.product(inner, hidden, hidden), heads)
         width = cached * decoder.head
         key, value = (
-            decoder.split_heads(decoder.product(inner, hidden, width), cached) for _ in "kv"
+            decoder.split_heads(writer.product(inner, hidden, width), cached) for _ in "kv"
         )
         query, key = decoder.rotated(query), decoder.rotated(key)
         if past:
@@ -118,12 +105,12 @@ def llama(
                 outputs.append((present, shape))
             key, value = presents
         mixed = decoder.attend(query, key, value, mask)
-        x = writer.node("Add", x, decoder.product(mixed, hidden, hidden))
-        inner = decoder.normalise(x)
-        gate, up = (decoder.product(inner, hidden, intermediate) for _ in range(2))
+        x = writer.node("Add", x, writer.product(mixed, hidden, hidden))
+        inner = writer.rms_norm(x, hidden)
+        gate, up = (writer.product(inner, hidden, intermediate) for _ in range(2))
         gate = writer.node("Mul", gate, writer.node("Sigmoid", gate))
-        down = decoder.product(writer.node("Mul", gate, up), intermediate, hidden, gain=2.0)
+        down = writer.product(writer.node("Mul", gate, up), intermediate, hidden, gain=2.0)
         x = writer.node("Add", x, down)
     weight = writer.constant(writer.normal((hidden, vocabulary), hidden**-0.5), "weight")
-    logits = writer.node("MatMul", decoder.normalise(x), weight, output="logits")
+    logits = writer.node("MatMul", writer.rms_norm(x, hidden), weight, output="logits")
     return writer.finish([*outputs, (logits, (1, tokens, vocabulary))])

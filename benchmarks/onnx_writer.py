@@ -27,7 +27,9 @@ class OnnxWriter:
         self._inputs: list[Any] = []
         self._count = 0
 
-    def input(self, name: str, shape: Sequence[int], element_type: int = TensorProto.FLOAT) -> str:
+    def input(
+        self, name: str, shape: Sequence[int | str], element_type: int = TensorProto.FLOAT
+    ) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
         return name
 
@@ -44,13 +46,19 @@ class OnnxWriter:
         self._nodes.append(helper.make_node(operator, list(inputs), [output], output, **attributes))
         return output
 
+    def nodes(
+        self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        """The outputs of a node; one without a name gets operator and number."""
+        self._count += 1
+        named = [name or f"{operator}_{self._count}_{k}" for k, name in enumerate(outputs)]
+        self._nodes.append(helper.make_node(operator, list(inputs), named, named[0], **attributes))
+        return named
+
     def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
         """x cut along one axis into pieces of these sizes."""
-        self._count += 1
-        outputs = [f"Split_{self._count}_{piece}" for piece in range(len(sizes))]
         inputs = [x, self.constant(np.array(sizes, np.int64))]
-        self._nodes.append(helper.make_node("Split", inputs, outputs, outputs[0], axis=axis))
-        return outputs
+        return self.nodes("Split", inputs, [""] * len(sizes), axis=axis)
 
     def normal(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
         """Normal values of mean 0 and the given standard deviation, float32."""
@@ -102,14 +110,45 @@ class OnnxWriter:
         erf = self.node("Add", self.node("Erf", ratio), self.constant(np.float32(1)))
         return self.node("Mul", self.node("Mul", x, erf), self.constant(np.float32(0.5)))
 
-    def finish(self, outputs: Sequence[tuple[str, Sequence[int]]]) -> Any:
+    def gelu_tanh(self, value: str) -> str:
+        """GELU by the hyperbolic tangent, as GPT-2 has it: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
+        half = self.node("Mul", value, self.constant(np.float32(0.5)))
+        cube = self.node("Pow", value, self.constant(np.float32(3)))
+        cube = self.node("Mul", cube, self.constant(np.float32(0.044715)))
+        inner = self.node("Add", value, cube)
+        inner = self.node("Mul", inner, self.constant(np.float32((2 / np.pi) ** 0.5)))
+        tanh = self.node("Add", self.node("Tanh", inner), self.constant(np.float32(1)))
+        return self.node("Mul", half, tanh)
+
+    def layer_norm(self, value: str, hidden: int, epsilon: float) -> str:
+        """Layer normalisation with a scale of 0.5 to 1.5."""
+        scale = self.constant(self.random.uniform(0.5, 1.5, hidden).astype(np.float32))
+        bias = self.constant(self.normal((hidden,), 0.05))
+        return self.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
+
+    def rms_norm(self, x: str, hidden: int) -> str:
+        """Root mean square normalisation with a scale of 0.5 to 1.5."""
+        square = self.node("Pow", x, self.constant(np.float32(2)))
+        mean = self.node("ReduceMean", square, axes=[-1])
+        root = self.node("Sqrt", self.node("Add", mean, self.constant(np.float32(1e-5))))
+        scale = self.constant(self.random.uniform(0.5, 1.5, hidden).astype(np.float32))
+        return self.node("Mul", self.node("Div", x, root), scale)
+
+    def product(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
+        """x: (..., features) -> (..., outputs), as MatMul."""
+        weight = self.normal((features, outputs), (gain / features) ** 0.5)
+        return self.node("MatMul", x, self.constant(weight, "weight"))
+
+    def finish(self, outputs: Sequence[tuple[str, Sequence[int | str]]]) -> Any:
         """The model, with the named values as float32 outputs; checked by onnx."""
         infos = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
             for name, shape in outputs
         ]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, infos, self._initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
+        domains = sorted({node.domain for node in self._nodes} - {""})
+        opsets = [("", self.opset), *((domain, 1) for domain in domains)]
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*o) for o in opsets])
         model.ir_version = 9
         onnx.checker.check_model(model)
         return model

@@ -22,24 +22,6 @@ class Blocks:
         self.heads = heads
         self.head = hidden // heads
 
-    def normalise(self, value: str, epsilon: float) -> str:
-        """Layer normalisation with a scale of 0.5 to 1.5."""
-        writer = self.writer
-        scale = writer.constant(writer.random.uniform(0.5, 1.5, self.hidden).astype(np.float32))
-        bias = writer.constant(writer.normal((self.hidden,), 0.05))
-        return writer.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
-
-    def gelu_tanh(self, value: str) -> str:
-        """GELU by the hyperbolic tangent, as GPT-2 has it: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
-        writer = self.writer
-        half = writer.node("Mul", value, writer.constant(np.float32(0.5)))
-        cube = writer.node("Pow", value, writer.constant(np.float32(3)))
-        cube = writer.node("Mul", cube, writer.constant(np.float32(0.044715)))
-        inner = writer.node("Add", value, cube)
-        inner = writer.node("Mul", inner, writer.constant(np.float32((2 / np.pi) ** 0.5)))
-        tanh = writer.node("Add", writer.node("Tanh", inner), writer.constant(np.float32(1)))
-        return writer.node("Mul", half, tanh)
-
     def split_heads(self, value: str, tokens: int, permutation: list[int]) -> str:
         shape = self.writer.constant(np.array([1, tokens, self.heads, self.head], np.int64))
         reshaped = self.writer.node("Reshape", value, shape)
@@ -95,13 +77,13 @@ def bert(
     words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
     positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
     embedded = writer.node("Add", writer.node("Gather", words, ids, axis=0), positions)
-    x = blocks.normalise(embedded, 1e-12)
+    x = writer.layer_norm(embedded, hidden, 1e-12)
     for _ in range(layers):
         mixed = writer.linear(blocks.self_attend(x, tokens), hidden, hidden)
-        x = blocks.normalise(writer.node("Add", x, mixed), 1e-12)
+        x = writer.layer_norm(writer.node("Add", x, mixed), hidden, 1e-12)
         inner = writer.gelu(writer.linear(x, hidden, intermediate))
         outer = writer.linear(inner, intermediate, hidden)
-        x = blocks.normalise(writer.node("Add", x, outer), 1e-12)
+        x = writer.layer_norm(writer.node("Add", x, outer), hidden, 1e-12)
     return writer.finish([(x, (1, tokens, hidden))])
 
 
@@ -130,12 +112,12 @@ def deit(
     positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
     x = writer.node("Add", writer.node("Concat", first, rows, axis=1), positions)
     for _ in range(layers):
-        mixed = blocks.self_attend(blocks.normalise(x, 1e-6), tokens)
+        mixed = blocks.self_attend(writer.layer_norm(x, hidden, 1e-6), tokens)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.linear(blocks.normalise(x, 1e-6), hidden, 4 * hidden)
+        inner = writer.linear(writer.layer_norm(x, hidden, 1e-6), hidden, 4 * hidden)
         outer = writer.linear(writer.gelu(inner), 4 * hidden, hidden, gain=2.0)
         x = writer.node("Add", x, outer)
-    x = blocks.normalise(x, 1e-6)
+    x = writer.layer_norm(x, hidden, 1e-6)
     x = writer.node("Gather", x, writer.constant(np.int64(0)), axis=1)
     return writer.finish([(writer.gemm(x, hidden, classes), (1, classes))])
 
@@ -167,11 +149,11 @@ def whisper_encoder(
     positions = writer.constant(writer.normal((tokens, hidden), 0.5), "positions")
     x = writer.node("Add", x, positions)
     for _ in range(layers):
-        mixed = blocks.self_attend(blocks.normalise(x, 1e-5), tokens)
+        mixed = blocks.self_attend(writer.layer_norm(x, hidden, 1e-5), tokens)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.gelu(writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden))
+        inner = writer.gelu(writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 4 * hidden))
         x = writer.node("Add", x, writer.linear(inner, 4 * hidden, hidden, gain=2.0))
-    return writer.finish([(blocks.normalise(x, 1e-5), (1, tokens, hidden))])
+    return writer.finish([(writer.layer_norm(x, hidden, 1e-5), (1, tokens, hidden))])
 
 
 def gpt2(
@@ -204,7 +186,7 @@ def gpt2(
         mask = writer.constant(ahead[None, None], "mask")
     outputs: list[tuple[str, tuple[int, ...]]] = []
     for layer in range(layers):
-        joined = writer.linear(blocks.normalise(x, 1e-5), hidden, 3 * hidden)
+        joined = writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 3 * hidden)
         parts = writer.split(joined, [hidden] * 3, axis=-1)
         query, key, value = (blocks.split_heads(part, tokens, [0, 2, 1, 3]) for part in parts)
         if past:
@@ -218,9 +200,9 @@ def gpt2(
         key = writer.node("Transpose", key, perm=[0, 1, 3, 2])
         mixed = blocks.attend(query, key, value, tokens, mask)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden)
-        outer = writer.linear(blocks.gelu_tanh(inner), 4 * hidden, hidden, gain=2.0)
+        inner = writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 4 * hidden)
+        outer = writer.linear(writer.gelu_tanh(inner), 4 * hidden, hidden, gain=2.0)
         x = writer.node("Add", x, outer)
-    x = blocks.normalise(x, 1e-5)
+    x = writer.layer_norm(x, hidden, 1e-5)
     logits = writer.node("MatMul", x, writer.node("Transpose", words, perm=[1, 0]), output="logits")
     return writer.finish([*outputs, (logits, (1, tokens, vocabulary))])

@@ -21,6 +21,7 @@ from compiler.plan import (
     GraphPlan,
     KernelStep,
     LoopStep,
+    NativeStep,
     Placement,
     Step,
     ViewStep,
@@ -28,10 +29,11 @@ from compiler.plan import (
     same_bytes,
 )
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
+from compiler.runtime.native_functions import native_signature
 from compiler.workload import stored_bytes
 
 MayAlias = Callable[[int, int], bool]
-"""`may_alias(step, input)`: whether the kernel of a step may write its output over that input."""
+"""`may_alias(step, input)`: whether a step may write its output over that input."""
 
 SharedBytes = Callable[[KernelStep], Sequence[int]]
 """Sizes of the buffers that the threads of a step's kernel share."""
@@ -80,14 +82,13 @@ def plan_memory(
     Args:
         shared_bytes: sizes of the buffers that a kernel needs beside operands and results; by
             default none.
-        may_alias: which inputs a kernel may overwrite; by default any dense operand of the output's
-            shape and type in a workload of elementwise operators. Plans of bodies always use the
-            default.
+        may_alias: which inputs a step may overwrite; by default those that `may_overwrite` says.
+            Plans of bodies always use the default.
 
     Raises:
         ValueError: if the plan's views contradict each other.
     """
-    allowed = may_alias or (lambda step, operand: is_elementwise(plan, step, operand))
+    allowed = may_alias or (lambda step, operand: may_overwrite(plan, step, operand))
     regions = _regions(plan)
     external = _external(plan, regions)
     _reuse_operands(plan, regions, external, allowed)
@@ -145,6 +146,15 @@ def value_bytes(plan: GraphPlan, value: str) -> int:
     """Size of a value as it lies, halo and block rounding included."""
     place = plan.placements[value]
     return stored_bytes(plan.graph.types[value], place.layout, place.halo)
+
+
+def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
+    """Whether a step may write its output over an operand: a native function that changes that one
+    in place, or a kernel of elementwise operators over a dense operand of the output's type."""
+    step = plan.steps[position]
+    if isinstance(step, NativeStep):
+        return native_signature(step.function, step.parameters).over == operand
+    return is_elementwise(plan, position, operand)
 
 
 def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
@@ -208,7 +218,7 @@ def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
 def _reuse_operands(
     plan: GraphPlan, regions: Regions, external: Mapping[Region, str], allowed: MayAlias
 ) -> None:
-    """Let kernels write over an operand that nothing reads any more."""
+    """Let steps write over an operand that nothing reads any more."""
     last = _last_uses(plan)
     ends: dict[Region, int] = {}
     for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):

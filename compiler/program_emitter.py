@@ -13,7 +13,7 @@ from typing import assert_never
 
 from compiler.build import LoweredKernel
 from compiler.loops.layout import ROW_MAJOR
-from compiler.memory_plan import MemoryPlan, is_elementwise
+from compiler.memory_plan import MemoryPlan, may_overwrite
 from compiler.plan import (
     BranchStep,
     GraphPlan,
@@ -216,7 +216,7 @@ class _Places:
             if roots.get(value) == held and position >= first
         ]
         return all(
-            position == first and is_elementwise(plan, position, operand)
+            position == first and may_overwrite(plan, position, operand)
             for position, operand in readers
         )
 

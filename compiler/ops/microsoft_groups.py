@@ -23,6 +23,7 @@ from compiler.ops.microsoft_rotary import positions, rotated
 from compiler.ops.moves import part, window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
+from compiler.ops.scatter import rows_replaced
 from compiler.ops.shapes import show
 
 
@@ -30,8 +31,8 @@ from compiler.ops.shapes import show
 class _Cache:
     """Where the new rows of a batch go: `past` rows before them, in a cache of `length` rows.
 
-    `past` is None where each row of the batch has its own number, `first` (batch,) at run time.
-    `last` (batch,) are the last keys of each, None for a batch of one.
+    `past` is None where it is known at run time alone: then `first` (batch,) is it, for each row of
+    the batch. `last` (batch,) are the last keys of each; None where one row's past is known.
     """
 
     node: OnnxNode
@@ -56,26 +57,16 @@ class _Cache:
         return node.emit("concat", parts, axis=2) if len(parts) > 1 else parts[0]
 
     def _scattered(self, cached: str | None, new: str, what: str) -> str:
-        node, (batch, heads, rows, size) = self.node, self.node.shape(new)
+        node, (*heads, rows, size) = self.node, self.node.shape(new)
         if cached is None or not (old := node.shape(cached)[2]):
             raise node.invalid(f"{what} is missing: {self.total} rows in all, {rows} of them new")
-        place = node.constant(np.arange(self.length, dtype=np.int64)[None])
-        start = node.reshape(self.first, (batch, 1))
-        after = node.call("Sub", place, start)
-        fresh = node.call(
-            "And",
-            node.call("GreaterOrEqual", after, node.scalar(0, DType.INT64)),
-            node.call("Less", after, node.scalar(rows, DType.INT64)),
-        )
-        kept = node.constant(np.arange(self.length, dtype=np.int64)[None].clip(max=old - 1))
-        from_new = node.call("Add", after, node.scalar(old, DType.INT64))
-        index = node.emit("where", [fresh, from_new, kept])
-        base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * (old + rows))
-        both = node.call("Transpose", joined(node, cached, new, what), perm=(0, 2, 1, 3))
-        flat = node.reshape(both, (batch * (old + rows), heads * size))
-        picked = node.emit("gather", [flat, node.call("Add", index, base)], axis=0)
-        whole = node.reshape(picked, (batch, self.length, heads, size))
-        return node.call("Transpose", whole, perm=(0, 2, 1, 3))
+        if node.shape(cached) != (*heads, old, size):
+            raise node.invalid(
+                f"{what} is {show(node.shape(cached))} before {show(node.shape(new))}"
+            )
+        if self.length > old:
+            cached = window(node, cached, {2: (0, self.length)})
+        return rows_replaced(node, cached, self.first, new, 2)
 
     def seen(self, *, causal: bool, reach: int) -> str | None:
         """Which keys a query sees, a boolean (batch or 1, 1, rows or 1, keys); None if `causal` of
@@ -105,27 +96,36 @@ class _Cache:
 def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
     """By how many keys each row of the batch has, and how many the longest has (inputs 5 and 6).
 
-    A batch of one is as long as its longest row.
+    A batch of one is as long as its longest row. If that is known at run time alone, the new rows
+    go into a cache that has room for them.
     """
+    old = 0 if cached is None else node.shape(cached)[2]
+    if node.builder.known(node.input(6)) is None and old:
+        last = _last_keys(node, batch)
+        first = node.call("Add", last, node.scalar(1 - rows, DType.INT64))
+        first = node.emit("max", [first, node.scalar(0, DType.INT64)])
+        return _Cache(node, rows, old, old, None, first, last)
     (total,) = node.static_ints(6, "total_sequence_length") or (0,)
     if total < rows:
         raise node.invalid(f"{total} rows in all, {rows} of them new")
-    old = 0 if cached is None else node.shape(cached)[2]
     past = 0 if total == rows else total - rows if batch == 1 else None
     if past is not None and past > old:
         raise node.invalid(f"{total} rows in all, {rows} of them new, {old} cached")
-    last = None
-    if batch > 1:
-        lengths = node.input(5)
-        if node.type(lengths).elements != batch:
-            raise node.invalid(f"seqlens_k {show(node.shape(lengths))} for a batch of {batch}")
-        last = cast_to(node, node.reshape(lengths, (batch,)), DType.INT64)
+    known = _last_keys(node, batch) if batch > 1 else None
     if past is None:
-        assert last is not None
-        first = node.call("Add", last, node.scalar(1 - rows, DType.INT64))
+        assert known is not None
+        first = node.call("Add", known, node.scalar(1 - rows, DType.INT64))
     else:
         first = node.constant(np.array([past], np.int64))
-    return _Cache(node, rows, total, max(total, old), past, first, last)
+    return _Cache(node, rows, total, max(total, old), past, first, known)
+
+
+def _last_keys(node: OnnxNode, batch: int) -> str:
+    """The number of each row's last key, (batch,), int64."""
+    lengths = node.input(5)
+    if node.type(lengths).elements != batch:
+        raise node.invalid(f"seqlens_k {show(node.shape(lengths))} for a batch of {batch}")
+    return cast_to(node, node.reshape(lengths, (batch,)), DType.INT64)
 
 
 _QUANTISED_CACHE = ("k_quant_type", "v_quant_type", "sliding_window_cache", "qk_output")
@@ -208,6 +208,6 @@ RULES = (
         "GroupQueryAttention",
         _group_query_attention,
         DOMAIN,
-        "no quantised or windowed cache, no scores; total_sequence_length known",
+        "no quantised or windowed cache, no scores; lengths at run time need a cache with room",
     ),
 )

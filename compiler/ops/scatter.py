@@ -1,33 +1,122 @@
-"""Writing at positions known at run time, expressed as reading.
+"""Writing at positions.
 
-Each element of the result finds the updates that are meant for it. If the positions are known at
-import, a table says so; else every element looks at every update of its row, and the work is the
-product of both lengths.
+If the positions are known at import, each element of the result reads the update that a table
+names. Else `scatter` writes the updates over the data, in place where nothing else needs the data:
+then a cache costs what is new. Where updates are combined with the data, every element looks at
+every update of its row, and the work is the product of both lengths.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import integer
 from compiler.ops.cast import cast_to
 from compiler.ops.gather import row_strides, wrapped
 from compiler.ops.moves import transposed, window
+from compiler.ops.native import native
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from compiler.ops.shapes import operand_count, show
 
 _REDUCTIONS = {"add": "reduce_sum", "mul": "reduce_prod", "max": "reduce_max", "min": "reduce_min"}
 _JOINS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """The first `depth` dimensions of the data count its rows; the type of the result.
+
+    data: any shape; places: (updates,), int64; updates: as many rows of the data's type. A place
+    that is no row's number is left out. Of several updates for one place the last one stays.
+    """
+    operand_count(types, 3)
+    data, places, updates = types
+    depth = integer(attrs, "depth")
+    if not 1 <= depth <= len(data.shape):
+        raise InvalidModelError(f"rows of {depth} dimensions of data {show(data.shape)}")
+    if places.dtype is not DType.INT64 or len(places.shape) != 1:
+        raise InvalidModelError(f"places are {places}, not a vector of int64")
+    if updates.dtype is not data.dtype:
+        raise InvalidModelError(f"updates of {updates.dtype} for data of {data.dtype}")
+    if updates.elements != places.elements * prod(data.shape[depth:]):
+        raise InvalidModelError(
+            f"updates {show(updates.shape)} for {places.elements} rows of "
+            f"{show(data.shape[depth:])}"
+        )
+    return data
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    data, places, updates = arrays
+    depth = integer(attrs, "depth")
+    width = prod(data.shape[depth:])
+    rows = data.reshape(prod(data.shape[:depth]), width).copy()
+    inside = (places >= 0) & (places < len(rows))
+    rows[places[inside]] = updates.reshape(len(places), width)[inside]
+    return rows.reshape(data.shape)
+
+
+def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    data, places, _ = types
+    depth = integer(attrs, "depth")
+    within = prod(data.shape[depth:]) * data.dtype.bytes
+    return "scatter", (prod(data.shape[:depth]), within, places.elements)
+
+
+def rows_replaced(
+    node: OnnxNode,
+    cache: str,
+    starts: str,
+    update: str,
+    axis: int,
+    *,
+    circular: bool = False,
+) -> str:
+    """A cache whose rows along an axis are those of an update, from a start of each batch's own on.
+
+    cache: (batch, ..., length, ...); starts: (batch,), int64; update: (batch, ..., count, ...).
+    Rows before the cache or after it are left out; in a circular one they go on at its other end.
+    """
+    shape, count = node.shape(cache), node.shape(update)[axis]
+    batch, length, between = shape[0], shape[axis], prod(shape[1:axis])
+    column = node.reshape(starts, (batch, 1, 1))
+    steps = node.constant(np.arange(count, dtype=np.int64).reshape(1, 1, count))
+    place = node.emit("add", [column, steps])
+    if circular:
+        place = node.emit("mod", [place, node.scalar(length, DType.INT64)], fmod=0)
+    blocks = np.arange(batch * between, dtype=np.int64).reshape(batch, between, 1)
+    row = node.emit("add", [place, node.constant(blocks * length)])
+    if not circular:
+        row = _within(node, row, place, length)
+    row = node.reshape(row, (batch * between * count,))
+    return node.emit("scatter", [cache, row, update], depth=axis + 1)
+
+
+def _within(node: OnnxNode, value: str, place: str, length: int) -> str:
+    """The value where the place is from 0 on and below the length, else -1."""
+    zero, end = (node.scalar(each, DType.INT64) for each in (0, length))
+    above = node.emit("greater_or_equal", [place, zero])
+    inside = node.emit("logical_and", [above, node.emit("less", [place, end])])
+    return node.emit("where", [inside, value, node.scalar(-1, DType.INT64)])
+
+
 def _scattered(node: OnnxNode, data: str, targets: str, updates: str, reduction: str) -> str:
-    """data: (B, N); targets: (B or 1, U), int64 in [0, N); updates: (B, U). Returns (B, N)."""
+    """data: (B, N); targets: (B or 1, U), int64 in [0, N); updates: (B, U). Returns (B, N).
+
+    Without a reduction the targets are known.
+    """
     (rows, length), count = node.shape(data), node.shape(targets)[1]
     if reduction == "none":
-        last = _last(node, targets, length)
+        known = node.builder.known(targets)
+        assert known is not None
+        last = _last(node, known, length)
         found = node.emit("greater_or_equal", [last, node.scalar(0, DType.INT64)])
         place = node.emit("max", [last, node.scalar(0, DType.INT64)])
         base = node.constant(np.arange(rows, dtype=np.int64)[:, None] * count)
@@ -53,21 +142,14 @@ def _meant(node: OnnxNode, targets: str, length: int) -> str:
     return node.emit("equal", [node.reshape(targets, (rows, 1, count)), places])
 
 
-def _last(node: OnnxNode, targets: str, length: int) -> str:
-    """(B, N): the last update for each place, or -1."""
-    rows, count = node.shape(targets)
-    known = node.builder.known(targets)
-    if known is not None:
-        node.reserve(f"{rows * length} positions", rows * length * 8)
-        table = np.full((rows, length), -1, np.int64)
-        for number in range(count):
-            table[np.arange(rows), known[:, number]] = number
-        return node.constant(table)
-    numbers = node.constant(np.arange(count, dtype=np.int64))
-    chosen = node.emit(
-        "where", [_meant(node, targets, length), numbers, node.scalar(-1, DType.INT64)]
-    )
-    return node.emit("reduce_max", [chosen], axes=(2,), keepdims=0)
+def _last(node: OnnxNode, targets: np.ndarray, length: int) -> str:
+    """(B or 1, N): the last update for each place, or -1."""
+    rows, count = targets.shape
+    node.reserve(f"{rows * length} positions", rows * length * 8)
+    table = np.full((rows, length), -1, np.int64)
+    for number in range(count):
+        table[np.arange(rows), targets[:, number]] = number
+    return node.constant(table)
 
 
 def _reduction(node: OnnxNode) -> str:
@@ -92,6 +174,9 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
         raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
     if not prod(picked):
         return data
+    reduction = _reduction(node)
+    if reduction == "none" and node.builder.known(indices) is None:
+        return _replaced(node, data, indices, updates, dim)
     region = window(node, data, {d: (0, picked[d]) for d in range(rank) if d != dim})
     order = [d for d in range(rank) if d != dim] + [dim]
     rows = prod(picked) // picked[dim]
@@ -103,11 +188,28 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
             (updates, picked[dim]),
         )
     ]
-    result = _scattered(node, flat[0], flat[1], flat[2], _reduction(node))
+    result = _scattered(node, flat[0], flat[1], flat[2], reduction)
     moved = tuple(picked[d] for d in order[:-1])
     result = node.reshape(result, (*moved, shape[dim]))
     result = transposed(node, result, [order.index(d) for d in range(rank)])
     return _put_back(node, data, result)
+
+
+def _replaced(node: OnnxNode, data: str, indices: str, updates: str, dim: int) -> str:
+    """The data with each update in the place that its index names along one dimension; along the
+    others it is the update's own."""
+    shape, picked = node.shape(data), node.shape(indices)
+    strides = row_strides(shape)
+    place = wrapped(node, indices, np.array(shape[dim]))
+    element = node.emit("mul", [place, node.scalar(strides[dim], DType.INT64)])
+    for d, extent in enumerate(picked):
+        if d != dim and extent > 1:
+            column = [extent if d == other else 1 for other in range(len(picked))]
+            steps = np.arange(extent, dtype=np.int64).reshape(column) * strides[d]
+            element = node.emit("add", [element, node.constant(steps)])
+    element = _within(node, element, place, shape[dim])
+    flat = [node.reshape(value, (prod(picked),)) for value in (element, updates)]
+    return node.emit("scatter", [data, *flat], depth=len(shape))
 
 
 def _put_back(node: OnnxNode, data: str, region: str) -> str:
@@ -138,12 +240,15 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
     factors = node.constant(np.array(row_strides(shape[:depth]), np.int64))
     parts = node.emit("mul", [place, factors])
     targets = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)
+    reduction = _reduction(node)
+    if reduction == "none" and node.builder.known(targets) is None:
+        return node.emit("scatter", [data, node.reshape(targets, (count,)), updates], depth=depth)
     columns = [
         transposed(node, node.reshape(value, (extent, width)), (1, 0))
         for value, extent in ((data, places), (updates, count))
     ]
     flat = node.reshape(targets, (1, count))
-    result = _scattered(node, columns[0], flat, columns[1], _reduction(node))
+    result = _scattered(node, columns[0], flat, columns[1], reduction)
     return node.reshape(transposed(node, result, (1, 0)), shape)
 
 
@@ -167,12 +272,10 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
     if len(full) != len(shape) or full[:2] != shape[:2] or min(full) < 1:
         raise node.invalid(f"output_shape {full} for an input of {show(shape)}")
     planes, inside, size = shape[0] * shape[1], prod(shape[2:]), prod(pooled)
-    origin = node.constant(np.arange(planes, dtype=np.int64)[:, None] * size)
-    flat = node.reshape(cast_to(node, indices, DType.INT64), (planes, inside))
-    targets = node.emit("sub", [flat, origin])
-    zeros = node.emit("expand", [node.scalar(0, node.type(x).dtype)], shape=(planes, size))
-    values = node.reshape(x, (planes, inside))
-    result = node.reshape(_scattered(node, zeros, targets, values, "none"), (*shape[:2], *pooled))
+    places = node.reshape(cast_to(node, indices, DType.INT64), (planes * inside,))
+    zeros = node.emit("expand", [node.scalar(0, node.type(x).dtype)], shape=(planes * size,))
+    result = node.emit("scatter", [zeros, places, x], depth=1)
+    result = node.reshape(result, (*shape[:2], *pooled))
     return window(node, result, {dim: (0, full[dim]) for dim in range(2, rank + 2)})
 
 
@@ -187,44 +290,31 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
     if mode not in ("linear", "circular"):
         raise node.invalid(f"mode is '{mode}'")
     dim = axis % rank
-    order = [0, dim, *(d for d in range(1, rank) if d != dim)]
-    batch, length, count = shape[0], shape[dim], given[dim]
-    width = prod(shape) // (batch * length)
+    if any(g != e for d, (g, e) in enumerate(zip(given, shape, strict=True)) if d != dim):
+        raise node.invalid(f"axis {axis}, update {show(given)} for a cache of {show(shape)}")
     starts = node.optional(2)
-    places = node.constant(np.arange(length, dtype=np.int64)[None])
-    if starts is not None:
-        column = node.reshape(cast_to(node, starts, DType.INT64), (batch, 1))
-        places = node.emit("sub", [places, column])
-    else:
-        places = node.emit("expand", [places], shape=(batch, length))
-    if mode == "circular":
-        places = node.emit("mod", [places, node.scalar(length, DType.INT64)], fmod=0)
-    above = node.emit("greater_or_equal", [places, node.scalar(0, DType.INT64)])
-    below = node.emit("less", [places, node.scalar(count, DType.INT64)])
-    inside = node.emit("logical_and", [above, below])
-    nearest = node.emit("clip", [places], min=0, max=count - 1)
-    base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * count)
-    rows = node.reshape(transposed(node, update, order), (batch * count, width))
-    picked = node.emit("gather", [rows, node.emit("add", [nearest, base])], axis=0)
-    cache = node.reshape(transposed(node, past, order), (batch, length, width))
-    column = node.reshape(inside, (batch, length, 1))
-    result = node.emit("where", [column, picked, cache])
-    result = node.reshape(result, tuple(shape[d] for d in order))
-    return transposed(node, result, [order.index(d) for d in range(rank)])
+    if starts is None:
+        starts = node.constant(np.zeros(shape[0], np.int64))
+    elif node.type(starts).elements != shape[0]:
+        raise node.invalid(f"write_indices {show(node.shape(starts))} for a cache of {show(shape)}")
+    starts = cast_to(node, starts, DType.INT64)
+    return rows_replaced(node, past, starts, update, dim, circular=mode == "circular")
 
+
+OPERATORS = (native("scatter", _infer, _reference, _work),)
 
 RULES = (
     OnnxRule(
         "ScatterElements",
         _onnx_scatter_elements,
-        limits="work grows with data times updates unless the indices are constant",
+        limits="with a reduction, work grows with data times updates",
     ),
     OnnxRule("Scatter", _onnx_scatter_elements),
     OnnxRule(
         "ScatterND",
         _onnx_scatter_nd,
-        limits="work grows with data times updates unless the indices are constant",
+        limits="with a reduction, work grows with data times updates",
     ),
-    OnnxRule("MaxUnpool", _onnx_max_unpool, limits="work grows with the square of an image"),
+    OnnxRule("MaxUnpool", _onnx_max_unpool),
     OnnxRule("TensorScatter", _onnx_tensor_scatter),
 )

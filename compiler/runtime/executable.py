@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof, c_char, c_void_p
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
+from compiler.errors import OutOfMemoryError, enough_memory_for
 from compiler.runtime.bench import scratch_stride
+from compiler.runtime.inputs import arrays_in_order, checked
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.memory import check_memory
 from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.program import BufferSpace, Port, Program
 from compiler.runtime.program_encoding import encode
+from compiler.runtime.session import Session
 
 
 class Executable:
@@ -141,7 +142,47 @@ class Executable:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
             OutOfMemoryError: if there is no room for the values between inputs and outputs.
         """
-        arrays = arrays_in_order(inputs, self._input_names)
+        return self.run_into(arrays_in_order(inputs, self._input_names), {})
+
+    def bind(
+        self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
+    ) -> Session:
+        """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
+        keys and values, the state of a recurrent network.
+
+        Args:
+            states: for each output that is kept the input that it becomes.
+            initial: the first values of states, by input; zeros where none is given.
+
+        Raises:
+            InvalidArgumentError: if there is no such output or input, two outputs become one input,
+                or the two of a state differ in shape or dtype.
+            InvalidInputError: if a first value does not fit its input.
+            OutOfMemoryError: if there is no room for the states.
+        """
+        ports = {port.name: port.shape for port in self.inputs}
+        session = Session(ports, self.output_names, lambda arrays: self, states, initial or {})
+        session.check(self)
+        return session
+
+    @cached_property
+    def in_place(self) -> Mapping[int, int]:
+        """The outputs that `run_into` may write where an input lies (`Program.in_place`)."""
+        return self.program.in_place()
+
+    def run_into(self, arrays: Sequence[Array], given: Mapping[int, Array]) -> list[Array]:
+        """As `run`, with memory for some outputs.
+
+        Args:
+            arrays: the inputs, in order.
+            given: for the number of an output the array that it is written to: C-contiguous,
+                aligned to 64 bytes, of the output's shape and dtype. Only an output of `in_place`
+                may share memory, with its input; the caller answers for that.
+
+        Raises:
+            InvalidInputError, OutOfMemoryError: as `run` does.
+            ValueError: if an output does not fit its array.
+        """
         try:
             context = self._idle.pop()
         except IndexError:
@@ -156,20 +197,24 @@ class Executable:
             for index, (dtype, shape, positions) in enumerate(self._input_checks):
                 array = arrays[index]
                 if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
-                    array = _checked(array, self.program.inputs[index])
+                    array = checked(array, self.program.inputs[index])
                     converted.append(array)  # it must live as long as its address is in use
                 if not array.flags.c_contiguous or (address := _address(array)) % ALIGNMENT:
                     address = context.stage(index, array)
                 for position in positions:
                     pointers[position] = address
             outputs = []
-            for size, shape, dtype, positions in self._output_parts:
-                raw = np.empty(size, np.uint8)
-                address = addressof(_first_byte(raw))
-                start = -address % ALIGNMENT
-                outputs.append(np.ndarray(shape, dtype, raw, start))
+            for index, (size, shape, dtype, positions) in enumerate(self._output_parts):
+                if index in given:
+                    outputs.append(given[index])
+                    start = self._address_for(index, given[index])
+                else:
+                    raw = np.empty(size, np.uint8)
+                    address = addressof(_first_byte(raw))
+                    start = address + -address % ALIGNMENT
+                    outputs.append(np.ndarray(shape, dtype, raw, start - address))
                 for position in positions:
-                    pointers[position] = address + start
+                    pointers[position] = start
             status = self._run(context.program)
             for index, dim in self._counted:
                 outputs[index] = _front(outputs[index], dim, int(context.counts[index]))
@@ -210,6 +255,15 @@ class Executable:
             other.run(inputs)
             row[:] = words[self._starts]
         return seconds
+
+    def _address_for(self, index: int, array: Array) -> int:
+        """Where an output goes that is written to an array of the caller's."""
+        port = self.program.outputs[index]
+        fits = array.shape == port.shape and array.dtype == port.dtype.numpy
+        address = _address(array) if fits and array.flags.c_contiguous else 1
+        if address % ALIGNMENT or not array.flags.writeable or port.counted is not None:
+            raise ValueError(f"output '{port.name}' cannot be written to the array given for it")
+        return address
 
     def _positions(self, space: BufferSpace, count: int) -> list[tuple[int, ...]]:
         """For each port, which arguments of the code point to it."""
@@ -283,67 +337,3 @@ def _front(array: Array, dim: int, count: int) -> Array:
     """The array with `count` elements along a dimension, which lie at its start."""
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)
-
-
-def arrays_in_order(
-    inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
-) -> Sequence[Array]:
-    """The input arrays in the order of the names.
-
-    Raises:
-        InvalidInputError: if the names or the count are wrong.
-    """
-    if type(inputs) is dict and len(inputs) == len(names):  # the fast path; errors are found below
-        try:
-            return [inputs[name] for name in names]
-        except KeyError:
-            pass
-    if isinstance(inputs, Mapping):
-        missing = [name for name in names if name not in inputs]
-        if missing or len(inputs) != len(names):
-            unknown = [str(name) for name in inputs if name not in names]
-            if missing:
-                given = f", got unknown input '{unknown[0]}'" if unknown else ""
-                raise InvalidInputError(f"input '{missing[0]}' is missing{given}")
-            raise InvalidInputError(
-                f"there is no input '{unknown[0]}', the inputs are {_listed(names)}"
-            )
-        return [inputs[name] for name in names]
-    if isinstance(inputs, np.ndarray) or not isinstance(inputs, Sequence):
-        raise InvalidInputError(
-            f"expected a mapping from input names to arrays or a sequence of arrays, "
-            f"got {type(inputs).__name__}; the inputs are {_listed(names)}"
-        )
-    if len(inputs) != len(names):
-        raise InvalidInputError(
-            f"expected {len(names)} inputs ({_listed(names)}), got {len(inputs)}"
-        )
-    return inputs
-
-
-def _checked(array: object, port: Port) -> Array:
-    """The array in the port's own type where it only looks different.
-
-    Raises:
-        InvalidInputError: if it is not an array of the port's shape and dtype.
-    """
-    if not isinstance(array, (np.ndarray, np.generic)):
-        raise InvalidInputError(
-            f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
-            f"{port.dtype} and shape {port.shape}"
-        )
-    if array.shape != port.shape:
-        raise InvalidInputError(
-            f"input '{port.name}' has shape {array.shape}, expected {port.shape}"
-        )
-    if port.dtype is DType.BFLOAT16 and array.dtype.name == "bfloat16":
-        return np.asarray(array).view(np.uint16)
-    if array.dtype != port.dtype.numpy:
-        raise InvalidInputError(
-            f"input '{port.name}' has dtype {array.dtype}, expected {port.dtype}"
-        )
-    return np.asarray(array)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names) or "none"

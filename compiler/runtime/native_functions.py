@@ -29,6 +29,7 @@ class NativeSignature:
         scratch_bytes: work memory of one thread.
         counts: whether the call also says how many elements the output has (`Space.COUNT`).
         partial: whether it leaves most of the output as it is.
+        over: the input that the output may lie on: the function then changes that in place.
     """
 
     inputs: tuple[int, ...]
@@ -37,6 +38,7 @@ class NativeSignature:
     scratch_bytes: int = 0
     counts: bool = False
     partial: bool = False
+    over: int | None = None
 
 
 def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
@@ -100,6 +102,11 @@ def _put(rows: int, within: int) -> NativeSignature:
     return NativeSignature((within, 8), prod((rows, within)), partial=True)
 
 
+def _scatter(rows: int, within: int, count: int) -> NativeSignature:
+    size = prod((rows, within))
+    return NativeSignature((size, count * 8, prod((count, within))), size, over=0)
+
+
 def _non_max_suppression(
     batches: int, classes: int, boxes: int, room: int, centred: int
 ) -> NativeSignature:
@@ -116,5 +123,6 @@ _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "unique": _unique,
     "trim": _trim,
     "put": _put,
+    "scatter": _scatter,
     "non_max_suppression": _non_max_suppression,
 }

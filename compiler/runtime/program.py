@@ -133,6 +133,21 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
                 yield from walk(instruction.otherwise)
 
 
+def places(instruction: Instruction) -> tuple[BufferRef, ...]:
+    """The places that an instruction itself names, in the order of the code."""
+    match instruction:
+        case KernelCall(_, buffers) | NativeCall(_, _, buffers):
+            return buffers
+        case Copy(destination, source):
+            return destination, source
+        case Loop(counter, trips, going):
+            return counter, trips, going
+        case Branch(condition):
+            return (condition,)
+        case _:
+            assert_never(instruction)
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """Instructions in order, and the memory and kernels that they use.
@@ -166,6 +181,37 @@ class Program:
     def walk(self) -> Iterator[Instruction]:
         """Every instruction, loops and branches before those within them."""
         return walk(self.instructions)
+
+    def in_place(self) -> dict[int, int]:
+        """The outputs that may lie on an input, each with that input: (output, input), by number.
+
+        A native function writes such an output over the input (`NativeSignature.over`). No
+        instruction before it names the output, none after it the input, and of its own buffers only
+        that one is the input. So what is read is the same, whether the two share memory or not.
+        """
+        first: dict[BufferRef, int] = {}
+        last: dict[BufferRef, int] = {}
+        for number, instruction in enumerate(self.instructions):
+            for inner in walk([instruction]):
+                for ref in places(inner):
+                    first.setdefault(ref, number)
+                    last[ref] = number
+        found: dict[int, int] = {}
+        for number, instruction in enumerate(self.instructions):
+            if not isinstance(instruction, NativeCall):
+                continue
+            signature = native_signature(instruction.function, instruction.parameters)
+            if signature.over is None:
+                continue
+            base = instruction.buffers[signature.over]
+            output = instruction.buffers[len(signature.inputs)]
+            if base.space is not BufferSpace.INPUT or output.space is not BufferSpace.OUTPUT:
+                continue
+            sizes = self.inputs[base.offset].bytes, self.outputs[output.offset].bytes
+            alone = instruction.buffers.count(base) == 1 == instruction.buffers.count(output)
+            if sizes[0] == sizes[1] and alone and first[output] == number == last[base]:
+                found[output.offset] = base.offset
+        return found
 
     def check(self) -> None:
         """Check that running stays within memory and leaves no output unwritten.

@@ -15,9 +15,11 @@ from math import prod
 import numpy as np
 
 from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
-from compiler.runtime.executable import Executable, arrays_in_order
+from compiler.runtime.executable import Executable
+from compiler.runtime.inputs import arrays_in_order
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, sizes_text
+from compiler.runtime.session import Session
 from compiler.sizes import Dimension
 
 
@@ -100,13 +102,8 @@ class SizedExecutable:
         """
         arrays = arrays_in_order(inputs, self._names)
         sizes = self.sizes_of(arrays)
-        found = self._made.get(sizes)
-        if found is not None:
-            return found.run(arrays)
-        if self.served is None:
-            return self._at(sizes, arrays).run(arrays)
-        if not self.ports.pad or sizes in self.served:
-            return self.executable(dict(sizes)).run(arrays)
+        if self.served is None or not self.ports.pad or sizes in self.served:
+            return self._fitting(arrays, sizes).run(arrays)
         larger = self._next_sizes(sizes)
         padded = [
             _padded(np.asarray(array), _shape(dims, dict(larger)))
@@ -117,6 +114,25 @@ class SizedExecutable:
             _cut(result, _shape(dims, dict(sizes)))
             for result, dims in zip(results, self.ports.outputs.values(), strict=True)
         ]
+
+    def bind(
+        self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
+    ) -> Session:
+        """As `Executable.bind`; a state with open dimensions needs a first value, and may grow.
+
+        The sizes of a step are those of its inputs, states among them; nothing is padded. What
+        types states have is only checked in the first step.
+        """
+        fitting = self._fitting
+        return Session(self.ports.inputs, self.output_names, fitting, states, initial or {})
+
+    def _fitting(self, arrays: Sequence[Array], sizes: Sizes | None = None) -> Executable:
+        """The executable for the sizes of these inputs, which `sizes` may say already."""
+        sizes = self.sizes_of(arrays) if sizes is None else sizes
+        found = self._made.get(sizes)
+        if found is not None:
+            return found
+        return self._at(sizes, arrays) if self.served is None else self.executable(dict(sizes))
 
     def _at(self, sizes: Sizes, arrays: Sequence[Array]) -> Executable:
         """The executable for sizes of which some may be apart from the name that they share.
@@ -131,7 +147,7 @@ class SizedExecutable:
             found = self.executable(dict(sizes))
         except InvalidModelError as error:
             raise InvalidInputError(apart) from error
-        warnings.warn(f"{apart}: they are taken as two dimensions", ModelWarning, stacklevel=3)
+        warnings.warn(f"{apart}: they are taken as two dimensions", ModelWarning, stacklevel=4)
         return found
 
     def sizes_of(self, arrays: Sequence[Array]) -> Sizes:

@@ -54,7 +54,7 @@ INSIDE: dict[str, set[str]] = {
     "partition": _IR | {"ops", "workload", "plan", "passes", "views", "choices"},
     "product_types": _IR | {"ops"},
     "costs": _IR | {"ops", "workload", "plan", "passes", "memory_plan", "product_types"},
-    "memory_plan": _IR | {"ops", "workload", "plan", "regions"},
+    "memory_plan": _IR | {"ops", "workload", "plan", "regions", "runtime"},
     "schedule": _IR | {"ops", "workload", "runtime"},
     "codegen": _BASE | {"loops", "child"},
     "runtime": {"errors", "dtypes", "sizes", "ranges", "loops", "detection", "targets"},

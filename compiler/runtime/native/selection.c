@@ -97,6 +97,24 @@ TW_EXPORT void tw_native_put(void *const *buffers, void *scratch, const int64_t 
         memcpy((char *)buffers[2] + number * sizes[1], buffers[0], (size_t)sizes[1]);
 }
 
+/* Rows to their places among others. A place that is none of theirs is left out, and of several rows
+ * for one place the last one stays. One tile.
+ * sizes: rows, bytes of a row, rows to place.
+ * buffers: (rows, bytes) bytes; places, int64; (rows to place, bytes) bytes; (rows, bytes) bytes, which
+ * may be the first buffer: then nothing else is written. */
+TW_EXPORT void tw_native_scatter(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
+                                 int64_t hi) {
+    (void)scratch, (void)lo, (void)hi;
+    const int64_t rows = sizes[0], count = sizes[2], *places = buffers[1];
+    const size_t within = (size_t)sizes[1];
+    const char *given = buffers[2];
+    char *output = buffers[3];
+    if (output != buffers[0]) memcpy(output, buffers[0], (size_t)rows * within);
+    for (int64_t i = 0; i < count; i++)
+        if (places[i] >= 0 && places[i] < rows)
+            memcpy(output + (size_t)places[i] * within, given + (size_t)i * within, within);
+}
+
 /* The first elements along a dimension, as many as a value of the run says. One tile.
  * sizes: outer, extent, bytes within.
  * buffers: (outer, extent, within) bytes; how many, int64; (outer, how many, within) bytes, which

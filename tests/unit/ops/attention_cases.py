@@ -94,15 +94,20 @@ def gqa(
     lengths: tuple[int, ...] = (),
     rest: tuple[Any, ...] = (),
     packed: bool = False,
+    known: bool = True,
     **attrs: Any,
 ) -> Case:
-    """`rows` new rows behind `past` ones, in a cache of `cached`; `rest` from the positions on."""
+    """`rows` new rows behind `past` ones, in a cache of `cached`; `rest` from the positions on.
+
+    Unless `known`, how many rows there are is said at run time alone.
+    """
     total = past + rows
     last = lengths or (total - 1,) * batch
     key, cache = (batch, rows, 32), (batch, 2, cached, 16) if cached else None
     tables = (_TABLE, _TABLE) if attrs.get("do_rotary") else (None, None)
     parts = ((batch, rows, 128), None, None) if packed else ((batch, rows, _WIDTH), key, key)
-    operands = (*parts, cache, cache, i32(*last), np.array(total, np.int32), *tables, *rest)
+    count = np.array(total, np.int32) if known else data(total, np.int32)
+    operands = (*parts, cache, cache, i32(*last), count, *tables, *rest)
     names = {"num_heads": 4, "kv_num_heads": 2, **attrs}
     return ms("GroupQueryAttention", operands, names, outputs=3)
 
@@ -132,6 +137,13 @@ RAGGED = [
     *(gqa(2, 1, 6, 16, **form) for form in _FORMS),
     *(gqa(2, 1, 6, cached, lengths=(3, 6), **form) for form in _FORMS for cached in (6, 16)),
     gqa(2, 1, 6, 16, lengths=(3, 6), rest=(None, (1, 4, 1, 7), (4,)), do_rotary=1),
+    *(
+        gqa(*sizes, known=False, **form)
+        for form in _FORMS
+        for sizes in ((1, 5, 0, 16), (1, 1, 6, 16), (1, 3, 6, 9), (2, 5, 0, 16), (2, 1, 6, 7))
+    ),
+    gqa(2, 5, 0, 16, lengths=(2, 4), known=False, do_rotary=1),
+    gqa(2, 1, 6, 16, lengths=(3, 6), rest=(None, (1, 4, 1, 7), (4,)), known=False, do_rotary=1),
 ]
 """Caches with room behind their rows, which nobody may read."""
 

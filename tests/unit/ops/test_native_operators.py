@@ -68,6 +68,9 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("unique", [RANDOM.integers(0, 2, (9, 4)).astype(np.bool_)], {"sorted": 1}),
     ("unique", [np.array([[np.nan], [1], [np.nan], [-0.0], [0]])], {"sorted": 0}),
     ("positions", [RANDOM.random(300) < 0.3], {}),
+    ("scatter", [scores(2, 3, 4), np.array([5, -1, 0, 6, 5]), scores(5, 4)], {"depth": 2}),
+    ("scatter", [scores(2, 3), np.array([4, 1, 4]), scores(3)], {"depth": 2}),
+    ("scatter", [scores(3, 2), np.array([], np.int64), scores(0, 2)], {"depth": 1}),
     *(("trim", [scores(3, 8, 5), np.array(n)], {"axis": 1}) for n in (0, 5, 8)),
     *(
         (
@@ -106,6 +109,7 @@ def test_native_operators_have_no_expression() -> None:
         ops.get("unique").expression([], [], (), (), lambda *_: pytest.fail("an axis"))
 
 
+PLACES = TensorType(DType.INT64, (2,))
 VECTOR, SCALAR = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, ())
 
 
@@ -116,6 +120,10 @@ VECTOR, SCALAR = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, ())
         ("top_k", [VECTOR], {"k": 5, "axis": 0}, "the first 5 of 4"),
         ("unique", [VECTOR], {}, r"rows are asked for, not shape \(4\)"),
         ("positions", [VECTOR], {}, "no vector of booleans"),
+        ("scatter", [SCALAR, PLACES, VECTOR], {"depth": 1}, r"rows of 1 dimensions of data \(\)"),
+        ("scatter", [VECTOR, VECTOR, VECTOR], {"depth": 1}, "places are float32.*, not a vector"),
+        ("scatter", [VECTOR, PLACES, PLACES], {"depth": 1}, "updates of int64 for data of float32"),
+        ("scatter", [VECTOR, PLACES, SCALAR], {"depth": 1}, r"updates \(\) for 2 rows of \(\)"),
         ("trim", [VECTOR, SCALAR], {"axis": 0}, "the count is float32"),
         ("non_max_suppression", [VECTOR] * 5, {"room": 1}, "boxes"),
     ],

@@ -7,6 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.memory_plan import plan_memory
 from compiler.partition import plan_graph
@@ -57,6 +58,21 @@ def test_an_operand_that_others_read_later_is_kept() -> None:
     memory = plan_memory(plan)
     check_memory(plan, memory)
     assert memory.roots["second"] == "second"
+
+
+def test_rows_are_put_into_a_value_that_nothing_else_needs() -> None:
+    """The second time something does: the function then copies it first."""
+    g = Maker()
+    x, places = g.input("x", 4, 64), g.input("places", 1, dtype=DType.INT64)
+    row, weight = g.weight("row", 1, 64), g.weight("w", 64, 64)
+    made = g("matmul", x, weight, name="made")
+    once = g("scatter", made, places, row, name="once", depth=1)
+    twice = g("scatter", once, places, g.weight("other", 1, 64), name="twice", depth=1)
+    total = g("add", g("matmul", once, weight), g("matmul", twice, weight))
+    plan = plan_graph(g.graph(total), 8)
+    memory = plan_memory(plan)
+    check_memory(plan, memory)
+    assert memory.roots["once"] == "made" and memory.roots["twice"] == "twice"
 
 
 def test_a_view_of_an_output_is_written_there() -> None:

@@ -154,6 +154,25 @@ def test_put_replaces_one_row_if_there_is_one(number: int) -> None:
         Program("p", ports, made.outputs, (), calls[1:], 0, 0).check()
 
 
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("places", [[], [2], [4, 0, 4, -1, 5, 1 << 62], [-(1 << 62), 3]])
+def test_scatter_puts_rows_to_their_places(places: list[int], width: int) -> None:
+    """A place that is none is left out, and the last row for a place stays."""
+    rows = np.arange(5 * width, dtype=np.int16).reshape(5, width)
+    given = -1 - np.arange(len(places) * width, dtype=np.int16).reshape(-1, width)
+    arrays = [rows, np.array(places, np.int64), given]
+    made = program("scatter", (5, 2 * width, len(places)), arrays, (5, width), DType.INT16)
+    expected = rows.copy()
+    for place, row in zip(places, given, strict=True):
+        if 0 <= place < 5:
+            expected[place] = row
+    kept = rows.copy()
+    for threads in (1, 2):
+        np.testing.assert_array_equal(run(made, arrays, threads), expected, strict=True)
+    np.testing.assert_array_equal(rows, kept)
+    assert program_from_json(program_to_json(made)) == made
+
+
 def test_each_run_counts_for_itself() -> None:
     x = np.arange(5)
     made = program("trim", (1, 5, 8), [x, np.array(0)], (5,), counted=0)

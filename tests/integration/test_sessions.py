@@ -1,0 +1,257 @@
+"""Decoders that generate in sessions: what runs give, without a copy of a cache, against ONNX
+Runtime; and from an artifact, without LLVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
+from compiler import driver
+from compiler.driver import compile_model
+from compiler.frontend.dimensions import model_ports
+from compiler.runtime.executable import Executable
+from compiler.runtime.kernel import BufferRole
+from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, NativeCall
+from compiler.target import host_target
+
+LENGTH, WORDS = 32, 100
+SMALL: dict[str, dict[str, int]] = {
+    "gpt2": {"layers": 2, "hidden": 64, "heads": 4},
+    "llama": {"layers": 2, "hidden": 64, "heads": 4, "groups": 2, "intermediate": 96},
+}
+STEPS = (5, 1, 1, 1, 3, 1)
+Arrays = dict[str, np.ndarray]
+
+
+def decoder(name: str, cache: str = "fixed") -> Any:
+    return DECODERS[name](length=LENGTH, vocabulary=WORDS, cache=cache, **SMALL[name])
+
+
+def feeds(tokens: int, past: int, cache: str = "fixed") -> Arrays:
+    ids = np.random.default_rng(past).integers(0, WORDS, (1, tokens))
+    if cache == "growing":
+        return {"input_ids": ids}
+    return {"input_ids": ids, "past_length": np.array([past], np.int32)}
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_steps_are_those_of_onnx_runtime(name: str, cache: str) -> None:
+    model = decoder(name, cache)
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    states, theirs, past = state_names(model), first_states(model), 0
+    session = compile_model(model).bind(states, theirs)
+    for tokens in STEPS:
+        given = feeds(tokens, past, cache)
+        (logits,) = session.run(given)
+        outputs = [info.name for info in reference.get_outputs()]
+        expected = dict(zip(outputs, reference.run(None, {**given, **theirs}), strict=True))
+        theirs = {states[output]: expected[output] for output in states}
+        past += tokens
+        close(logits, expected["logits"])
+        for state, array in theirs.items():
+            close(session.state(state)[:, :, :past], array[:, :, :past])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_steps_are_those_of_runs(name: str) -> None:
+    """Equal to the last bit, and the arrays given to a run stay as they are."""
+    model = decoder(name)
+    executable = compile_model(model)
+    states, caches = state_names(model), first_states(model)
+    session, past = executable.bind(states), 0
+    for tokens in STEPS:
+        given = feeds(tokens, past)
+        kept = {key: array.copy() for key, array in caches.items()}
+        outputs = executable.run({**given, **caches})
+        for key, array in caches.items():
+            np.testing.assert_array_equal(array, kept[key])
+        made = dict(zip(executable.output_names, outputs, strict=True))
+        caches = {states[output]: made[output] for output in states}
+        np.testing.assert_array_equal(session.run(given)[0], made["logits"])
+        for key, array in caches.items():
+            np.testing.assert_array_equal(session.state(key), array)
+        past += tokens
+
+
+def only_changed(executable: Executable, state: int, output: int, cache_bytes: int) -> None:
+    """Nothing but a `scatter` of new rows touches the old cache, and nothing copies or makes as
+    much as one."""
+    program = executable.program
+    assert program.in_place()[output] == state
+    old = BufferRef(BufferSpace.INPUT, state)
+    for call in program.walk():
+        match call:
+            case NativeCall("scatter", _, buffers):
+                continue
+            case NativeCall(_, _, buffers):
+                pass
+            case Copy(destination, source, size):
+                assert size < cache_bytes
+                buffers = (destination, source)
+            case KernelCall(kernel, buffers):
+                specs = program.kernels[kernel].buffers
+                made = [b.bytes for b in specs if b.role in (BufferRole.OUTPUT, BufferRole.SHARED)]
+                assert max(made) < cache_bytes
+            case _:
+                raise AssertionError(call)
+        assert old not in buffers
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_no_step_copies_a_cache(name: str) -> None:
+    model = DECODERS[name](length=4096, vocabulary=WORDS, **SMALL[name])
+    executable = compile_model(model, dims={"tokens": 1})
+    assert isinstance(executable, Executable)
+    inputs = [port.name for port in executable.inputs]
+    for output, state in state_names(model).items():
+        port = executable.inputs[inputs.index(state)]
+        number = executable.output_names.index(output)
+        only_changed(executable, inputs.index(state), number, port.bytes)
+
+
+def test_sessions_of_one_model_generate_at_once() -> None:
+    model = decoder("llama")
+    executable = compile_model(model)
+    states = state_names(model)
+
+    def generated(first: int) -> list[int]:
+        session, tokens, past = executable.bind(states), [first, first + 1, first + 2], 0
+        ids = tokens
+        while len(tokens) < 20:
+            length = np.array([past], np.int32)
+            (logits,) = session.run({"input_ids": np.array([ids]), "past_length": length})
+            past += len(ids)
+            ids = [int(logits[0].argmax())]
+            tokens = [*tokens, *ids]
+        return tokens
+
+    expected = [generated(first) for first in range(4)]
+    found: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: generated(n)})) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(4)] == expected
+
+
+ALONE = """
+import sys
+for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+    sys.modules[name] = None
+import numpy as np
+import compiler
+
+artifact, steps, found = sys.argv[1:]
+executable = compiler.load_artifact(artifact)
+states = {name: name.replace("present", "past") for name in executable.output_names[:-1]}
+session = executable.bind(states)
+with np.load(steps) as archive:
+    count = len(archive.files) // 2
+    logits = [
+        session.run([archive[f"ids{n}"], archive[f"past{n}"]])[0] for n in range(count)
+    ]
+for sizes in executable.made:
+    assert len(executable.executable(dict(sizes)).in_place) == len(states), sizes
+np.savez(found, *logits)
+"""
+
+
+def test_an_artifact_generates_without_the_compiler(tmp_path: Path) -> None:
+    model, target = decoder("gpt2"), host_target()
+    plans = {
+        (("tokens", tokens),): driver.make_plan(
+            driver.optimise(driver.load_graph(model, {"tokens": tokens}), target), target
+        )
+        for tokens in (5, 1)
+    }
+    builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
+    driver.save_artifact(plans, builder, tmp_path / "artifact", ports)
+    given = [feeds(5, 0), *(feeds(1, past) for past in range(5, 12))]
+    arrays = {f"ids{n}": each["input_ids"] for n, each in enumerate(given)}
+    arrays |= {f"past{n}": each["past_length"] for n, each in enumerate(given)}
+    np.savez(tmp_path / "steps.npz", **arrays)
+    files = [str(tmp_path / name) for name in ("artifact", "steps.npz", "found.npz")]
+    subprocess.run([sys.executable, "-c", ALONE, *files], check=True)
+    session = compile_model(model).bind(state_names(model))
+    with np.load(tmp_path / "found.npz") as found:
+        for each, logits in zip(given, found.values(), strict=True):
+            close(logits, session.run(each)[0])
+
+
+@pytest.mark.parametrize("operator", ["TensorScatter", "ScatterElements", "ScatterND"])
+def test_caches_of_onnxs_own_operators_are_changed_in_place(operator: str) -> None:
+    """As exporters write a cache with room: new rows to a position known at run time."""
+    float32, int64 = TensorProto.FLOAT, TensorProto.INT64
+    caches = {"TensorScatter": (1, 2, 8, 4), "ScatterElements": (1, 2, 8, 4), "ScatterND": (8, 4)}
+    places = {"TensorScatter": (1,), "ScatterElements": (1, 2, 1, 4), "ScatterND": (1, 1)}
+    cache, place = caches[operator], places[operator]
+    new = (*cache[:-2], 1, 4)
+    given = ["past", "new", "at"] if operator == "TensorScatter" else ["past", "at", "new"]
+    axis = {} if operator == "ScatterND" else {"axis": 2}
+    nodes = [
+        helper.make_node(operator, given, ["present"], **axis),
+        helper.make_node("ReduceSum", ["present"], ["total"], keepdims=0),
+    ]
+    inputs = (("past", float32, cache), ("new", float32, new), ("at", int64, place))
+    outputs = (("present", float32, cache), ("total", float32, ()))
+    graph = helper.make_graph(
+        nodes,
+        "cache",
+        [helper.make_tensor_value_info(*each) for each in inputs],
+        [helper.make_tensor_value_info(*each) for each in outputs],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)])
+    executable = compile_model(model)
+    assert isinstance(executable, Executable) and executable.in_place == {0: 0}
+    session = executable.bind({"present": "past"})
+    expected = np.zeros(cache, np.float32)
+    for row in (0, 1, 5, 1):
+        value = np.full(new, row + 1, np.float32)
+        (total,) = session.run({"new": value, "at": np.full(place, row)})
+        expected[..., row, :] = row + 1
+        np.testing.assert_array_equal(session.state("past"), expected)
+        assert total == expected.sum()
+
+
+def test_a_recurrent_state_has_two_buffers() -> None:
+    """h' = tanh(h W + x), which reads all of h for each element."""
+    weight = helper.make_node("MatMul", ["h", "w"], ["product"])
+    nodes = [
+        weight,
+        helper.make_node("Add", ["product", "x"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["next"]),
+    ]
+    shape = (1, 8)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "cell",
+        [info("h", TensorProto.FLOAT, shape), info("x", TensorProto.FLOAT, shape)],
+        [info("next", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("w", TensorProto.FLOAT, (8, 8), np.eye(8)[::-1].ravel() * 0.5)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    session = compile_model(model).bind({"next": "h"}, {"h": np.ones(shape, np.float32)})
+    assert session.output_names == ()
+    expected, x = np.ones(shape, np.float32), np.arange(8, dtype=np.float32).reshape(shape) / 8
+    for _ in range(5):
+        assert session.run({"x": x}) == []
+        expected = np.tanh(expected[:, ::-1] * 0.5 + x)
+        close(session.state("h"), expected)
