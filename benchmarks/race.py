@@ -40,13 +40,16 @@ LARGEST_ERROR = 1e-3
 
 
 class Racer:
-    """The parent's end of one engine's process; `python` is the interpreter that has the engine."""
+    """The parent's end of one engine's process; `python` is the interpreter that has the engine,
+    `module` what it runs."""
 
-    def __init__(self, engine: str, python: str = sys.executable) -> None:
+    def __init__(
+        self, engine: str, python: str = sys.executable, module: str = "benchmarks.engines"
+    ) -> None:
         # one BLAS or OpenMP thread: what counts is the engine's own pool
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.engines", engine],
+            [python, "-m", module, engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -22,6 +22,9 @@ class Blocks:
         self.heads = heads
         self.head = hidden // heads
 
+    def normalise(self, value: str, epsilon: float) -> str:
+        return self.writer.layer_norm(value, self.hidden, epsilon)
+
     def split_heads(self, value: str, tokens: int, permutation: list[int]) -> str:
         shape = self.writer.constant(np.array([1, tokens, self.heads, self.head], np.int64))
         reshaped = self.writer.node("Reshape", value, shape)
@@ -77,13 +80,13 @@ def bert(
     words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
     positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
     embedded = writer.node("Add", writer.node("Gather", words, ids, axis=0), positions)
-    x = writer.layer_norm(embedded, hidden, 1e-12)
+    x = blocks.normalise(embedded, 1e-12)
     for _ in range(layers):
         mixed = writer.linear(blocks.self_attend(x, tokens), hidden, hidden)
-        x = writer.layer_norm(writer.node("Add", x, mixed), hidden, 1e-12)
+        x = blocks.normalise(writer.node("Add", x, mixed), 1e-12)
         inner = writer.gelu(writer.linear(x, hidden, intermediate))
         outer = writer.linear(inner, intermediate, hidden)
-        x = writer.layer_norm(writer.node("Add", x, outer), hidden, 1e-12)
+        x = blocks.normalise(writer.node("Add", x, outer), 1e-12)
     return writer.finish([(x, (1, tokens, hidden))])
 
 
@@ -112,12 +115,12 @@ def deit(
     positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
     x = writer.node("Add", writer.node("Concat", first, rows, axis=1), positions)
     for _ in range(layers):
-        mixed = blocks.self_attend(writer.layer_norm(x, hidden, 1e-6), tokens)
+        mixed = blocks.self_attend(blocks.normalise(x, 1e-6), tokens)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.linear(writer.layer_norm(x, hidden, 1e-6), hidden, 4 * hidden)
+        inner = writer.linear(blocks.normalise(x, 1e-6), hidden, 4 * hidden)
         outer = writer.linear(writer.gelu(inner), 4 * hidden, hidden, gain=2.0)
         x = writer.node("Add", x, outer)
-    x = writer.layer_norm(x, hidden, 1e-6)
+    x = blocks.normalise(x, 1e-6)
     x = writer.node("Gather", x, writer.constant(np.int64(0)), axis=1)
     return writer.finish([(writer.gemm(x, hidden, classes), (1, classes))])
 
@@ -149,11 +152,11 @@ def whisper_encoder(
     positions = writer.constant(writer.normal((tokens, hidden), 0.5), "positions")
     x = writer.node("Add", x, positions)
     for _ in range(layers):
-        mixed = blocks.self_attend(writer.layer_norm(x, hidden, 1e-5), tokens)
+        mixed = blocks.self_attend(blocks.normalise(x, 1e-5), tokens)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.gelu(writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 4 * hidden))
+        inner = writer.gelu(writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden))
         x = writer.node("Add", x, writer.linear(inner, 4 * hidden, hidden, gain=2.0))
-    return writer.finish([(writer.layer_norm(x, hidden, 1e-5), (1, tokens, hidden))])
+    return writer.finish([(blocks.normalise(x, 1e-5), (1, tokens, hidden))])
 
 
 def gpt2(
@@ -186,7 +189,7 @@ def gpt2(
         mask = writer.constant(ahead[None, None], "mask")
     outputs: list[tuple[str, tuple[int, ...]]] = []
     for layer in range(layers):
-        joined = writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 3 * hidden)
+        joined = writer.linear(blocks.normalise(x, 1e-5), hidden, 3 * hidden)
         parts = writer.split(joined, [hidden] * 3, axis=-1)
         query, key, value = (blocks.split_heads(part, tokens, [0, 2, 1, 3]) for part in parts)
         if past:
@@ -200,9 +203,9 @@ def gpt2(
         key = writer.node("Transpose", key, perm=[0, 1, 3, 2])
         mixed = blocks.attend(query, key, value, tokens, mask)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
-        inner = writer.linear(writer.layer_norm(x, hidden, 1e-5), hidden, 4 * hidden)
+        inner = writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden)
         outer = writer.linear(writer.gelu_tanh(inner), 4 * hidden, hidden, gain=2.0)
         x = writer.node("Add", x, outer)
-    x = writer.layer_norm(x, hidden, 1e-5)
+    x = blocks.normalise(x, 1e-5)
     logits = writer.node("MatMul", x, writer.node("Transpose", words, perm=[1, 0]), output="logits")
     return writer.finish([*outputs, (logits, (1, tokens, vocabulary))])

@@ -11,10 +11,11 @@ import compiler
 from compiler import driver
 from compiler.errors import UnsupportedOperatorError
 from compiler.ops import loops
-from compiler.runtime.program import Branch, Copy, KernelCall, Loop
+from compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
 from compiler.target import host_target
 from tests.integration.control_models import (
     BOOL,
+    FLOAT,
     INT64,
     RANDOM,
     STEP,
@@ -207,6 +208,35 @@ def test_states_that_change_places_are_not_overwritten_too_early() -> None:
     (made,) = (i for i in executable.program.instructions if isinstance(i, Loop))
     copies = sum(isinstance(i, Copy) for i in made.body)
     assert 0 < copies < 6  # some states may be written where they lie, and some may not
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_rows_are_put_into_a_state_where_it_lies(kept: bool) -> None:
+    """A step writes one row of many: in place, unless the body still reads the old rows."""
+    step = body(
+        [
+            node("Reshape", ["i", "column"], ["place"]),
+            node("Cast", ["i"], ["number"], to=FLOAT),
+            node("Add", ["row", "number"], ["new"]),
+            node("ScatterND", ["s", "place", "new"], ["t"]),
+            node("ReduceSum", ["s" if kept else "t"], ["sum"], keepdims=0),
+            node("Add", ["u", "sum"], ["v"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, info("s"), info("u")],
+        [info("on", BOOL, ()), info("t"), info("v")],
+    )
+    loop = node("Loop", ["n", "", "x", "zero"], ["y", "total"], "rows", body=step)
+    inputs = {"x": np.zeros((9, 16), np.float32), "n": np.zeros((), np.int64)}
+    constants = {"column": np.array([1, 1]), "row": np.ones((1, 16), np.float32)}
+    constants["zero"] = np.zeros((), np.float32)
+    proto = model([loop], inputs, ["y", "total"], constants)
+    feeds = {"x": np.float32(RANDOM.standard_normal((9, 16))), "n": np.array(7)}
+    executable = checked(proto, feeds)
+    (made,) = (i for i in executable.program.instructions if isinstance(i, Loop))
+    (put,) = (i for i in made.body if isinstance(i, NativeCall) and i.function == "scatter")
+    assert (put.buffers[0] == put.buffers[3]) is not kept
+    assert any(isinstance(i, Copy) and i.bytes == 9 * 16 * 4 for i in made.body) is kept
 
 
 @pytest.mark.parametrize("threads", [1, 2])

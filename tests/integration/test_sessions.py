@@ -230,6 +230,47 @@ def test_caches_of_onnxs_own_operators_are_changed_in_place(operator: str) -> No
         assert total == expected.sum()
 
 
+def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    scores = query @ keys.swapaxes(2, 3) / np.sqrt(query.shape[3])
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (powers @ values) / powers.sum(axis=-1, keepdims=True)
+
+
+def test_attention_over_caches_that_tensor_scatter_fills() -> None:
+    """Opset 24: how many rows of the caches are keys is said at run time."""
+    heads, length, size = 2, 16, 8
+    nodes = [
+        helper.make_node("TensorScatter", ["past_k", "k", "at"], ["present_k"], axis=2),
+        helper.make_node("TensorScatter", ["past_v", "v", "at"], ["present_v"], axis=2),
+        helper.make_node("Add", ["at", "one"], ["keys"]),
+        helper.make_node("Attention", ["q", "present_k", "present_v", "", "", "", "keys"], ["y"]),
+    ]
+    rows, cache = (1, heads, 1, size), (1, heads, length, size)
+    shapes = {"q": rows, "k": rows, "v": rows, "past_k": cache, "past_v": cache}
+    info, float32, int64 = helper.make_tensor_value_info, TensorProto.FLOAT, TensorProto.INT64
+    graph = helper.make_graph(
+        nodes,
+        "step",
+        [*(info(name, float32, shape) for name, shape in shapes.items()), info("at", int64, (1,))],
+        [
+            *(info(name, float32, cache) for name in ("present_k", "present_v")),
+            info("y", float32, rows),
+        ],
+        [helper.make_tensor("one", int64, (1,), [1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)])
+    executable = compile_model(model)
+    assert isinstance(executable, Executable) and executable.in_place == {0: 3, 1: 4}
+    session = executable.bind({"present_k": "past_k", "present_v": "past_v"})
+    random = np.random.default_rng(1)
+    made = random.standard_normal((3, 1, heads, length, size)).astype(np.float32)
+    for step in range(length):
+        query, key, value = (array[:, :, step : step + 1] for array in made)
+        given = {"q": query, "k": key, "v": value, "at": np.array([step])}
+        (found,) = session.run(given)
+        close(found, attended(query, *(array[:, :, : step + 1] for array in made[1:])))
+
+
 def test_a_recurrent_state_has_two_buffers() -> None:
     """h' = tanh(h W + x), which reads all of h for each element."""
     weight = helper.make_node("MatMul", ["h", "w"], ["product"])

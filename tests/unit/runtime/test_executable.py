@@ -105,6 +105,26 @@ def test_outputs_of_two_runs_are_different_arrays(executable: Executable) -> Non
     assert all(output.ctypes.data % 64 == 0 and output.flags.writeable for output in first)
 
 
+def test_an_output_is_written_where_it_is_told_to(executable: Executable) -> None:
+    given = inputs(5)
+    block = aligned_empty(N * 4).view(np.float32).reshape(N // 8, 8)
+    outputs = executable.run_into([given["a"], given["b"]], {0: block})
+    assert outputs[0] is block
+    expect(outputs, given)
+    wide = aligned_empty(N * 8).view(np.float32)
+    frozen = block.copy()
+    frozen.flags.writeable = False
+    for wrong in (
+        block.reshape(-1),
+        block.view(np.int32),
+        wide[1 : N + 1].reshape(N // 8, 8),
+        wide.reshape(N // 8, 16)[:, ::2],
+        frozen,
+    ):
+        with pytest.raises(ValueError, match="output 'y' cannot be written to the array given"):
+            executable.run_into([given["a"], given["b"]], {0: wrong})
+
+
 def test_inputs_may_lie_anyhow(executable: Executable) -> None:
     given = inputs(3)
     transposed = given | {"a": np.asfortranarray(given["a"])}

@@ -1,0 +1,249 @@
+"""Race text generation: `python -m benchmarks.generation --models gpt2 llama`.
+
+Each engine has a process of its own and generates the same number of tokens after the same prompt,
+each token the likeliest. The engines take turns, in an order that rotates from round to round. ONNX
+Runtime changes its caches in place by IOBinding, OpenVINO keeps them as state, Tilewright in a
+session. With one thread the clock is the process's CPU time, with more it is wall time. What the
+engines compute is compared: the logits after the prompt and after one further token. Results go to
+benchmarks/results/ as JSON (with the seconds of every step) and Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.decoders import DECODERS
+from benchmarks.generators import ENGINES, SMALL
+from benchmarks.llama import LLAMA_VOCABULARY
+from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer
+from benchmarks.report import Origin, markdown_table, rows_json
+from benchmarks.transformer import GPT2_VOCABULARY
+from compiler.runtime import verify
+
+LARGEST_ERROR = 1e-3
+"""Over the largest logit; engines that compute in float32 differ by 1e-5."""
+
+MODULE = "benchmarks.generators"
+WORDS = {"gpt2": GPT2_VOCABULARY, "llama": LLAMA_VOCABULARY}
+
+
+@dataclass(slots=True)
+class Result:
+    """One engine with one model.
+
+    A round is the seconds of the prompt, then those of each further step. `alike` is how many of
+    the tokens are the reference's before the first that is not: two likely ones may be so close
+    that rounding decides.
+    """
+
+    model: str
+    engine: str
+    version: str = ""
+    load_seconds: float = 0.0
+    rounds: list[list[float]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    alike: int = 0
+    largest_error: float | None = None
+    error: str = ""
+
+    def rate(self) -> float:
+        """Tokens a second behind the prompt, the median over the rounds."""
+        return median(len(each[1:]) / sum(each[1:]) for each in self.rounds)
+
+    def over(self, other: Result) -> tuple[float, float]:
+        """How many times as fast: behind the prompt, and up to the first token. The medians over
+        the rounds of the ratios within one round."""
+        pairs = list(zip(self.rounds, other.rounds, strict=True))
+        return (
+            median(sum(theirs[1:]) / sum(mine[1:]) for mine, theirs in pairs),
+            median(theirs[0] / mine[0] for mine, theirs in pairs),
+        )
+
+
+def race(
+    model: str, engines: Sequence[str], options: argparse.Namespace, pythons: Mapping[str, str]
+) -> dict[str, Result]:
+    """Race the engines; one that fails has its error for a result."""
+    words = SMALL[model]["vocabulary"] if options.small else WORDS[model]
+    random = np.random.default_rng(options.seed)
+    prompt = random.integers(0, words, options.prompt).tolist()
+    length = options.prompt + options.tokens
+    results = {name: Result(model, name) for name in engines}
+    racers: dict[str, Racer] = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in engines:
+                racers[name] = Racer(name, pythons.get(name, sys.executable), MODULE)
+                answer = racers[name].ask(
+                    do="load",
+                    model=model,
+                    length=-(-length // 16) * 16,
+                    threads=options.threads,
+                    small=options.small,
+                    outputs=str(Path(folder) / f"{name}.npz"),
+                    prompt=prompt,
+                )
+                results[name].error = answer.get("error", "")
+                results[name].version = answer.get("version", "")
+                results[name].load_seconds = answer.get("load_seconds", 0.0)
+            _compare(results, Path(folder))
+        for number in range(options.rounds):
+            shift = number % len(engines)
+            for name in [*engines[shift:], *engines[:shift]]:
+                if not results[name].error:
+                    _take_turn(results[name], racers[name], prompt, options)
+    finally:
+        for racer in racers.values():
+            racer.close()
+    reference = results.get(REFERENCE)
+    for result in results.values():
+        pairs = zip(result.tokens, reference.tokens if reference else (), strict=False)
+        differing = [number for number, (mine, other) in enumerate(pairs) if mine != other]
+        result.alike = min(differing, default=len(result.tokens))
+    return results
+
+
+def _take_turn(
+    result: Result, racer: Racer, prompt: list[int], options: argparse.Namespace
+) -> None:
+    answer = racer.ask(do="generate", prompt=prompt, tokens=options.tokens)
+    result.error = answer.get("error", "")
+    if not result.error:
+        result.rounds.append(answer["cpu" if options.threads == 1 else "wall"])
+        result.tokens = answer["tokens"]
+
+
+def _compare(results: dict[str, Result], folder: Path) -> None:
+    """The largest error of each engine's logits; one that computes something else is out."""
+    if REFERENCE not in results or results[REFERENCE].error:
+        return
+    expected = _logits(folder, REFERENCE)
+    for name, result in results.items():
+        if result.error or name == REFERENCE:
+            continue
+        result.largest_error = max(map(verify.compare, _logits(folder, name), expected))
+        if not result.largest_error <= LARGEST_ERROR:
+            result.error = f"its logits differ by {result.largest_error:.1e} of the largest"
+
+
+def _logits(folder: Path, name: str) -> list[np.ndarray]:
+    with np.load(folder / f"{name}.npz") as archive:
+        return [archive[key] for key in archive.files]
+
+
+HEADER = [
+    "model", "engine", "tokens a second", "over ONNX Runtime", "ms to the first token",
+    "over ONNX Runtime", "largest error", "tokens alike",
+]  # fmt: skip
+
+
+def cells(result: Result, reference: Result | None) -> list[str]:
+    """A row of the table."""
+    if result.error or reference is None or reference.error:
+        reason = result.error or "no reference to compare with"
+        return [result.model, result.engine, f"cannot run: {reason[:160]}", *[""] * 5]
+    steps, prompt = result.over(reference)
+    return [
+        result.model,
+        result.engine,
+        f"{result.rate():.1f}",
+        f"{steps:.3f}",
+        f"{median(each[0] for each in result.rounds) * 1e3:.1f}",
+        f"{prompt:.3f}",
+        "" if result.largest_error is None else f"{result.largest_error:.1e}",
+        str(result.alike),
+    ]
+
+
+def write_report(results: Sequence[Result], origin: Origin, options: argparse.Namespace) -> str:
+    """Write the JSON file and the table; returns the table."""
+    references = {result.model: result for result in results if result.engine == REFERENCE}
+    rows = [cells(result, references.get(result.model)) for result in results]
+    table = markdown_table(HEADER, rows, text=2)
+    versions = sorted({f"{r.engine} {r.version}" for r in results if r.version})
+    lines = [
+        f"# Generation of {options.tokens} tokens after a prompt of {options.prompt}, "
+        f"{options.threads} thread{'s' if options.threads > 1 else ''}, float32",
+        "",
+        f"{origin.sentence()} {', '.join(versions)}.",
+        "",
+        f"{'CPU time of the process' if options.threads == 1 else 'Wall time'}; {options.rounds} "
+        "rounds, engines in rotating order, one process an engine. Ratios are the medians over "
+        "the rounds of those within one round; more is faster. The first token is that of the "
+        "prompt's step, and the rate is of the others. The largest error is of the logits, "
+        "over the largest.",
+        "",
+        table,
+        "",
+    ]
+    folder: Path = options.results
+    folder.mkdir(parents=True, exist_ok=True)
+    data = [asdict(result) for result in results]
+    for row in data:
+        row["rounds"] = [[round(seconds, 7) for seconds in each] for each in row["rounds"]]
+    head: dict[str, Any] = {"origin": asdict(origin)}
+    (folder / f"{options.name}.json").write_text(rows_json(json.loads(json.dumps(head)), data))
+    (folder / f"{options.name}.md").write_text("\n".join(lines))
+    return table
+
+
+def _interpreter(text: str) -> tuple[str, str]:
+    """ENGINE=PATH, of a known engine and an existing file."""
+    engine, _, path = text.partition("=")
+    if engine not in ENGINES:
+        raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(ENGINES)}")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{engine}: no file {path!r}")
+    return engine, str(Path(path).absolute())
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.generation", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(DECODERS), choices=list(DECODERS))
+    parser.add_argument(
+        "--engines", nargs="+", choices=list(ENGINES), help="default: all there are"
+    )
+    parser.add_argument(
+        "--python",
+        dest="pythons",
+        action="append",
+        type=_interpreter,
+        default=[],
+        metavar="ENGINE=PATH",
+        help="the interpreter that has an engine installed; may be repeated",
+    )
+    parser.add_argument("--prompt", type=int, default=37)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="tiny models, to try out")
+    parser.add_argument("--name", default="generation", help="of the files in benchmarks/results/")
+    parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    pythons = dict(options.pythons)
+    installed = [name for name, e in ENGINES.items() if name in pythons or e.is_installed()]
+    engines = options.engines or installed
+    origin = Origin.of(options)
+    results: list[Result] = []
+    for model in options.models:
+        results += race(model, engines, options, pythons).values()
+        print(write_report(results, origin, options), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The engines of a race of generations, a process each: `python -m benchmarks.generators NAME`.
+
+The child reads one JSON object a line from standard input and answers each with one line:
+
+    {"do": "load", "model": NAME, "length": L, "threads": N, "small": BOOL, "outputs": PATH,
+     "prompt": [...]}                               -> {"version", "load_seconds"}
+    {"do": "generate", "prompt": [...], "tokens": K} -> {"tokens", "cpu": [...], "wall": [...]}
+
+`load` runs the prompt and one further step, leaves both logits in the file PATH and forgets them.
+`generate` chooses K tokens, each the likeliest; `cpu` and `wall` have the seconds of the prompt,
+then those of each further step. A failure is answered by {"error": TEXT}, and the child goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.decoders import DECODERS, first_states, state_names
+
+SMALL: Mapping[str, Mapping[str, int]] = {
+    "gpt2": {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 500},
+    "llama": {
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "groups": 2,
+        "intermediate": 96,
+        "vocabulary": 500,
+    },
+}
+"""Sizes for trying out; the defaults are those of the race."""
+
+
+class Generator(Protocol):
+    """A loaded decoder with the caches of one text."""
+
+    def reset(self) -> None:
+        """Forget the text."""
+
+    def step(self, ids: Sequence[int], past: int) -> NDArray[np.float32]:
+        """Read further tokens, with `past` before them; the logits (vocabulary,) of the last."""
+
+
+class OnnxRuntime:
+    """ONNX Runtime with IOBinding: each cache is one buffer, bound as input and as output."""
+
+    def __init__(self, model: Any, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._caches = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            for name, array in first_states(model).items()
+        }
+        shape = [dim.dim_value for dim in model.graph.output[-1].type.tensor_type.shape.dim]
+        self._binding = self._session.io_binding()
+        for output, state in state_names(model).items():
+            self._binding.bind_ortvalue_input(state, self._caches[state])
+            self._binding.bind_ortvalue_output(output, self._caches[state])
+        self._logits = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
+        self._binding.bind_ortvalue_output("logits", self._logits)
+
+    def reset(self) -> None:
+        for cache in self._caches.values():
+            cache.update_inplace(np.zeros(cache.shape(), np.float32))
+
+    def step(self, ids: Sequence[int], past: int) -> NDArray[np.float32]:
+        tokens, length = np.array([ids], np.int64), np.array([past], np.int32)
+        self._binding.bind_cpu_input("input_ids", tokens)
+        self._binding.bind_cpu_input("past_length", length)
+        self._session.run_with_iobinding(self._binding)
+        logits: NDArray[np.float32] = self._logits.numpy()[0]
+        return logits
+
+
+class OpenVino:
+    """OpenVINO with the caches as state, which is how its own tools export decoders; in float32."""
+
+    def __init__(self, model: Any, threads: int) -> None:
+        import openvino
+        from openvino._offline_transformations import apply_make_stateful_transformation
+
+        core = openvino.Core()
+        read = core.read_model(model=model.SerializeToString())
+        states = {state: output for output, state in state_names(model).items()}
+        apply_make_stateful_transformation(read, states)
+        settings = {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,
+        }
+        self._request = core.compile_model(read, "CPU", settings).create_infer_request()
+
+    def reset(self) -> None:
+        self._request.reset_state()
+
+    def step(self, ids: Sequence[int], past: int) -> NDArray[np.float32]:
+        del past  # its caches know how long they are
+        self._request.infer({"input_ids": np.array([ids], np.int64)}, share_inputs=True)
+        logits: NDArray[np.float32] = self._request.get_tensor("logits").data[0]
+        return logits
+
+
+def tilewright(model: Any, threads: int) -> Generator:
+    """Tilewright as the example has it."""
+    from examples.generate import Decoder
+
+    return Decoder(model, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`load(model, threads)` of a decoder with caches of one kind; `package` is its distribution,
+    `module` what must be importable."""
+
+    name: str
+    load: Callable[[Any, int], Generator]
+    cache: str
+    package: str
+    module: str
+
+    def is_installed(self) -> bool:
+        return find_spec(self.module) is not None
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("onnxruntime", OnnxRuntime, "fixed", "onnxruntime", "onnxruntime"),
+        Engine("openvino", OpenVino, "growing", "openvino", "openvino"),
+        Engine("untuned", tilewright, "fixed", "tilewright", "compiler"),
+    )
+}
+"""In the order of the tables."""
+
+
+def decoder(model: str, length: int, cache: str, *, small: bool = False) -> Any:
+    """A decoder for texts of up to `length` tokens."""
+    return DECODERS[model](length=length, cache=cache, **(SMALL[model] if small else {}))
+
+
+def generate(
+    engine: Generator,
+    prompt: Sequence[int],
+    tokens: int,
+    choose: Callable[[NDArray[np.float32]], int],
+) -> tuple[list[int], list[float], list[float]]:
+    """Tokens after a prompt; the seconds of the prompt and of each further step, as CPU time of the
+    process and as wall time."""
+    found: list[int] = []
+    cpu, wall = [], []
+    ids, past = list(prompt), 0
+    engine.reset()
+    while len(found) < tokens:
+        started = time.process_time(), time.perf_counter()
+        found.append(choose(engine.step(ids, past)))
+        cpu.append(time.process_time() - started[0])
+        wall.append(time.perf_counter() - started[1])
+        ids, past = found[-1:], past + len(ids)
+    return found, cpu, wall
+
+
+def likeliest(logits: NDArray[np.float32]) -> int:
+    return int(logits.argmax())
+
+
+def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until the input ends."""
+    loaded: Generator | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            match request["do"]:
+                case "load":
+                    loaded, answer = _load(engine, request)
+                case "generate":
+                    assert loaded is not None
+                    found = generate(loaded, request["prompt"], request["tokens"], likeliest)
+                    answer = dict(zip(("tokens", "cpu", "wall"), found, strict=True))
+                case other:
+                    raise ValueError(f"unknown request {other!r}")
+        except Exception as error:  # noqa: BLE001 - the race goes on without this engine, and says why
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[str, Any]]:
+    model = decoder(request["model"], request["length"], engine.cache, small=request["small"])
+    started = time.perf_counter()
+    loaded = engine.load(model, request["threads"])
+    del model
+    prompt = request["prompt"]
+    first = loaded.step(prompt, 0).copy()
+    second = loaded.step([0], len(prompt)).copy()
+    seconds = time.perf_counter() - started
+    np.savez(request["outputs"], first, second)
+    return loaded, {"version": version(engine.package), "load_seconds": seconds}
+
+
+if __name__ == "__main__":
+    # what libraries print, in Python or below, must not land among the answers
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(ENGINES[sys.argv[1]], sys.stdin, channel)

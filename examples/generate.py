@@ -1,0 +1,93 @@
+"""Generate text with a decoder whose caches stay in a session.
+
+python -m examples.generate --model gpt2 --tokens 64
+
+The model has GPT-2's shape or Llama's, and random weights: what it writes means nothing, how fast
+it writes does. The tokens are chosen greedily, then drawn. If ONNX Runtime is installed, it
+generates the same text with IOBinding.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import compiler
+from benchmarks.decoders import DECODERS, state_names
+from benchmarks.generators import Generator, OnnxRuntime, decoder, generate, likeliest
+
+Logits = NDArray[np.float32]
+
+
+class Decoder:
+    """A compiled decoder. The session keeps the caches between its steps, and copies none of them:
+    a step writes the rows of the new tokens."""
+
+    def __init__(self, model: Any, threads: int) -> None:
+        # present_key_0 becomes past_key_0, and so on
+        self._session = compiler.compile_model(model, threads=threads).bind(state_names(model))
+
+    def reset(self) -> None:
+        """Begin a new text."""
+        self._session.reset()
+
+    def step(self, ids: Sequence[int], past: int) -> Logits:
+        """Read further tokens, of which `past` came before; the logits of the last."""
+        feeds = {"input_ids": np.array([ids]), "past_length": np.array([past], np.int32)}
+        (logits,) = self._session.run(feeds)
+        last: Logits = logits[0]
+        return last
+
+
+def drawn(seed: int, temperature: float, top: int) -> Callable[[Logits], int]:
+    """Draws one of the `top` likeliest tokens, the more evenly the higher the temperature."""
+    random = np.random.default_rng(seed)
+
+    def draw(logits: Logits) -> int:
+        best = np.argpartition(logits, -top)[-top:]
+        powers = np.exp((logits[best] - logits[best].max()) / temperature)
+        return int(random.choice(best, p=powers / powers.sum()))
+
+    return draw
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="examples.generate", description=__doc__)
+    parser.add_argument("--model", default="gpt2", choices=list(DECODERS))
+    parser.add_argument("--prompt", type=int, default=37, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top", type=int, default=40, help="draw among so many tokens")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try out")
+    options = parser.parse_args(arguments)
+
+    length = options.prompt + options.tokens
+    model = decoder(options.model, length, "fixed", small=options.small)
+    words = model.graph.output[-1].type.tensor_type.shape.dim[1].dim_value
+    prompt = np.random.default_rng(options.seed).integers(0, words, options.prompt).tolist()
+
+    ours = Decoder(model, options.threads)
+    generate(ours, prompt, 2, likeliest)  # compiles for the prompt, and for single tokens
+    drawing = drawn(options.seed, options.temperature, min(options.top, words))
+    runs: list[tuple[str, Generator, Callable[[Logits], int]]]
+    runs = [("greedy", ours, likeliest), ("drawn", ours, drawing)]
+    if find_spec("onnxruntime") is not None:
+        theirs = OnnxRuntime(model, options.threads)
+        generate(theirs, prompt, 2, likeliest)
+        runs.append(("ONNX Runtime, greedy", theirs, likeliest))
+    for name, engine, choose in runs:
+        tokens, _, seconds = generate(engine, prompt, options.tokens, choose)
+        rate = (len(tokens) - 1) / sum(seconds[1:])
+        print(f"{name}: {' '.join(map(str, tokens))}")
+        print(f"  first token after {seconds[0] * 1e3:.1f} ms, then {rate:.1f} tokens a second")
+
+
+if __name__ == "__main__":
+    main()
