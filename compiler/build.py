@@ -14,6 +14,7 @@ from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelS
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule
+from compiler.sizes import dimensions, open_sizes
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
@@ -145,7 +146,13 @@ def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelS
         )
         buffers.append(_buffer(whole, source))
     stages = tuple(StageSpec(stage.symbol, stage.extent) for stage in code.stages)
-    return KernelSpec(ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes)
+    spec = KernelSpec(
+        ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes, kernel.nest.sizes
+    )
+    for size in open_sizes((spec.stages, spec.buffers, spec.scratch_bytes)):
+        if unread := set(dimensions(size)) - set(spec.sizes):
+            raise ScheduleError(f"no loop of the kernel has size {min(map(str, unread))}")
+    return spec
 
 
 def _buffer(tensor: Tensor, source: int) -> BufferSpec:

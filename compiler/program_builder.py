@@ -13,10 +13,10 @@ from compiler.errors import CompilerError, InvalidModelError, ScheduleError
 from compiler.memory_plan import plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
 from compiler.program_emitter import ProgramEmitter
-from compiler.runtime.kernel import BufferRole
+from compiler.runtime.kernel import BufferRole, aligned_bytes
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Port, Program
-from compiler.runtime.weights import PackedWeights, WeightBlock, aligned_bytes
+from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.target import Target

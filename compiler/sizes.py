@@ -354,6 +354,13 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
     return cast(_T, visit(value))
 
 
+def open_sizes(value: object) -> tuple[int, ...]:
+    """The open sizes in a frozen value, each once."""
+    found: dict[int, int] = {}
+    replaced(value, lambda size: found.setdefault(size, size))
+    return tuple(found)
+
+
 def typical(size: int) -> int:
     """The number by which choices of speed alone are made: that at the middle of the ranges.
 

@@ -26,20 +26,24 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
-from compiler.runtime.ports import OpenPorts, Sizes, sizes_text
+from compiler.runtime.ports import OpenPorts, Sizes, ranges_text, sizes_text
 from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
 from compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
-FORMAT_VERSION = 2
+FORMAT_VERSION, RANGED_VERSION = 2, 3
+"""Of artifacts whose sizes are all numbers, and of those with ranges of sizes."""
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 
 @dataclass(frozen=True, slots=True)
 class SizedProgram:
-    """A program and the sizes of named dimensions that it is for; `()` where none is named."""
+    """A program and the sizes of named dimensions that it is for; `()` where none is named.
+
+    A program with open sizes is for all of their ranges (`Program.dimensions`).
+    """
 
     sizes: Sizes
     program: Program
@@ -51,7 +55,8 @@ class Artifact:
 
     Attributes:
         path: the folder.
-        programs: one for each served combination of sizes; the list is closed.
+        programs: one for each served combination of sizes, and at most one with open sizes, which
+            serves their ranges; the list is closed.
         ports: inputs and outputs with the names of their open dimensions.
         target: what the code was generated for (`Target.to_json`).
         metadata: what the compiler adds: model, schedules, keys, versions.
@@ -71,7 +76,9 @@ class Artifact:
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
-        chosen = self.program(sizes)
+        return self._load(self.program(sizes), threads)
+
+    def _load(self, chosen: Program, threads: int) -> Executable:
         path = self.path / LIBRARY
         try:
             library = ctypes.CDLL(str(path.resolve()))
@@ -92,14 +99,23 @@ class Artifact:
         """All programs behind one `run`: the inputs' sizes select. A program loads when it is used.
 
         Raises:
+            ArtifactError: if the library does not load.
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
+        ranged = self.ranged
         return SizedExecutable(
             self.ports,
             lambda sizes: self.executable(threads, dict(sizes)),
-            [program.sizes for program in self.programs],
+            [entry.sizes for entry in self.programs if entry.program is not ranged],
+            {} if ranged is None else {d.name: d for d in ranged.dimensions},
+            None if ranged is None else self._load(ranged, threads),
         )
+
+    @property
+    def ranged(self) -> Program | None:
+        """The program with open sizes, if there is one."""
+        return next((e.program for e in self.programs if e.program.dimensions), None)
 
     def weights(self) -> Bytes:
         """The packed constants, mapped from the file. Raises OSError if it cannot be read."""
@@ -114,12 +130,35 @@ class Artifact:
         if sizes is None:
             return self.programs[0].program
         for entry in self.programs:
-            if dict(entry.sizes) == dict(sizes):
+            if dict(entry.sizes) == dict(sizes) and not entry.program.dimensions:
                 return entry.program
-        served = "; ".join(sizes_text(p.sizes) for p in self.programs)
+        found = self._ranged_at(sizes)
+        if found is not None:
+            return found
         raise ArtifactError(
             f"artifact '{self.path}' serves no sizes {sizes_text(tuple(sizes.items()))}, "
-            f"only {served}"
+            f"only {self.served_text}"
+        )
+
+    def _ranged_at(self, sizes: Mapping[str, int]) -> Program | None:
+        """The program with open sizes at these; None if they are not all, or not within ranges."""
+        ranged = self.ranged
+        known = {} if ranged is None else {d.name: d for d in ranged.dimensions}
+        whole = known.keys() <= sizes.keys() <= known.keys() | set(self.ports.open)
+        if ranged is None or not whole or any(sizes[n] not in known[n] for n in known):
+            return None
+        closed = ranged.at(sizes)
+        named = zip(closed.inputs, self.ports.inputs.values(), strict=True)
+        pairs = [pair for port, dims in named for pair in zip(port.shape, dims, strict=True)]
+        agree = all(sizes.get(dim, size) == size for size, dim in pairs if isinstance(dim, str))
+        return closed if agree else None
+
+    @property
+    def served_text(self) -> str:
+        """What it serves: `sequence=16; sequence 1..512`."""
+        return "; ".join(
+            ranges_text(entry.program.dimensions) or sizes_text(entry.sizes)
+            for entry in self.programs
         )
 
 
@@ -128,8 +167,8 @@ def load_artifact(
 ) -> Executable | SizedExecutable:
     """Verify an artifact folder and load it.
 
-    With `sizes`, or where there is only one, the program for them; otherwise all of them behind one
-    `run`, which picks (or pads to) what fits its inputs.
+    With `sizes`, or where all sizes are known, the program for them; otherwise all of them behind
+    one `run`, which picks (or pads to) what fits its inputs.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
@@ -139,7 +178,7 @@ def load_artifact(
     if sizes is not None and not isinstance(sizes, Mapping):
         raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
     artifact = read_artifact(path)
-    if sizes is None and len(artifact.programs) > 1:
+    if sizes is None and (len(artifact.programs) > 1 or artifact.ranged is not None):
         return artifact.sized(threads)
     return artifact.executable(threads, sizes)
 
@@ -169,6 +208,8 @@ def read_artifact(path: str | Path) -> Artifact:
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is malformed: {error}") from error
     if not programs:
         raise ArtifactError(f"artifact '{path}' holds no program")
+    if sum(bool(entry.program.dimensions) for entry in programs) > 1:
+        raise ArtifactError(f"artifact '{path}' holds two programs with ranges")
     return Artifact(path, programs, ports, target, manifest["metadata"])
 
 
@@ -184,10 +225,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is of another kind")
     versions = (manifest.get("version"), manifest.get("abi"))
-    if versions != (FORMAT_VERSION, ABI_VERSION):
+    if versions not in ((FORMAT_VERSION, ABI_VERSION), (RANGED_VERSION, ABI_VERSION)):
         raise ArtifactError(
             f"artifact '{path}' has format {versions[0]} and kernel ABI {versions[1]}, this "
-            f"runtime reads format {FORMAT_VERSION} and ABI {ABI_VERSION}: compile the model again"
+            f"runtime reads formats {FORMAT_VERSION} and {RANGED_VERSION} and ABI {ABI_VERSION}: "
+            "compile the model again"
         )
     if manifest.get("checksum") != manifest_checksum(manifest):
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is damaged: its checksum differs")

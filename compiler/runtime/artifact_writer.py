@@ -19,13 +19,14 @@ from compiler.runtime.artifact import (
     FORMAT_VERSION,
     LIBRARY,
     MANIFEST,
+    RANGED_VERSION,
     WEIGHTS,
     Artifact,
     SizedProgram,
     manifest_checksum,
 )
 from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.ports import OpenPorts
+from compiler.runtime.ports import OpenPorts, open_dims
 from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_to_json
 from compiler.runtime.weight_file import WeightFile
@@ -89,7 +90,7 @@ class ArtifactWriter:
             library: the linked shared library with the kernels of all programs.
             target: `Target.to_json()`.
             metadata: plain data for `json`: model, schedules, keys, versions.
-            ports: the open dimensions of inputs and outputs; None where nothing is open.
+            ports: the open dimensions of inputs and outputs; None where no name selects a program.
 
         Raises:
             OSError: if it cannot be written.
@@ -97,9 +98,10 @@ class ArtifactWriter:
         ports = ports or _fixed_ports(programs[0].program)
         _write(self._staging / LIBRARY, library)
         digest = hashlib.sha256(library).hexdigest()
+        ranged = any(entry.program.dimensions for entry in programs)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": RANGED_VERSION if ranged else FORMAT_VERSION,
             "abi": ABI_VERSION,
             "target": dict(target),
             "programs": [
@@ -161,7 +163,8 @@ def _not_written(path: Path, error: Exception) -> ArtifactError:
 
 def _fixed_ports(program: Program) -> OpenPorts:
     inputs, outputs = (
-        {port.name: port.shape for port in ports} for ports in (program.inputs, program.outputs)
+        {port.name: open_dims(port.shape) for port in ports}
+        for ports in (program.inputs, program.outputs)
     )
     return OpenPorts(inputs, outputs)
 

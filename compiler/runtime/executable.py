@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import addressof, c_char, c_void_p
+from ctypes import addressof, c_char
 from functools import cached_property, partial
 from math import prod
 from typing import cast
@@ -11,24 +11,27 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import OutOfMemoryError, enough_memory_for
-from compiler.runtime.bench import scratch_stride
-from compiler.runtime.inputs import arrays_in_order, checked
+from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.runtime.context import Context, ProgramForm, SizedPort
+from compiler.runtime.inputs import InputSizes, arrays_in_order
 from compiler.runtime.kernel import ALIGNMENT
-from compiler.runtime.memory import check_memory
-from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
-from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.program import BufferSpace, Port, Program
+from compiler.runtime.native import check_threads, native, native_address
+from compiler.runtime.packing import Array, Bytes
+from compiler.runtime.ports import open_dims
+from compiler.runtime.program import Port, Program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
+from compiler.sizes import Dimension
 
 
 class Executable:
     """A compiled model.
 
-    `run` may be called from several threads at once: every call has an arena and scratch blocks of
-    its own, taken from a list of idle ones, which grows to the largest number of calls that ran
-    at the same time. All executables of a process share one thread pool.
+    A program with open sizes runs with all sizes within the ranges of its dimensions; the inputs
+    say which they are. `run` may be called from several threads at once, also with different sizes:
+    every call has an arena and scratch blocks of its own, taken from a list of idle ones, which
+    grows to the largest number of calls that ran at the same time. All executables of a process
+    share one thread pool.
 
     Args:
         program: what to run; it is checked.
@@ -64,37 +67,27 @@ class Executable:
         encoded = encode(program)
         functions = [address_of(s) for s in encoded.symbols]
         functions += [native_address(s) for s in encoded.natives]
-        self._functions = np.array(functions, np.uintp)
-        self._words = encoded.code
         self._starts = list(encoded.starts)
-        self._refs = encoded.refs
+        self._form = ProgramForm(program, encoded, np.array(functions, np.uintp), weights)
+        self._sizes = InputSizes(program)
         self._input_names = tuple(port.name for port in program.inputs)
-        self._input_checks = tuple(
-            (port.dtype.numpy, port.shape, positions)
-            for port, positions in zip(
-                program.inputs, self._positions(BufferSpace.INPUT, len(program.inputs)), strict=True
-            )
-        )
-        self._output_parts = tuple(
-            (port.bytes + ALIGNMENT, port.shape, port.dtype.numpy, positions)
-            for port, positions in zip(
-                program.outputs,
-                self._positions(BufferSpace.OUTPUT, len(program.outputs)),
-                strict=True,
-            )
-        )
         self._counted = tuple(
             (index, port.counted)
             for index, port in enumerate(program.outputs)
             if port.counted is not None
         )
-        self._idle: list[_Context] = []
+        self._idle: list[Context] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Name, dtype and shape of each input."""
+        """Name, dtype and shape of each input; open sizes are over `dimensions`."""
         return self.program.inputs
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The open dimensions with their ranges, by name."""
+        return self.program.dimensions
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -139,7 +132,8 @@ class Executable:
             The outputs, in the order of `outputs`.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, or a
+                dimension is outside of its range.
             OutOfMemoryError: if there is no room for the values between inputs and outputs.
         """
         return self.run_into(arrays_in_order(inputs, self._input_names), {})
@@ -160,7 +154,7 @@ class Executable:
             InvalidInputError: if a first value does not fit its input.
             OutOfMemoryError: if there is no room for the states.
         """
-        ports = {port.name: port.shape for port in self.inputs}
+        ports = {port.name: open_dims(port.shape) for port in self.inputs}
         session = Session(ports, self.output_names, lambda arrays: self, states, initial or {})
         session.check(self)
         return session
@@ -169,6 +163,27 @@ class Executable:
     def in_place(self) -> Mapping[int, int]:
         """The outputs that `run_into` may write where an input lies (`Program.in_place`)."""
         return self.program.in_place()
+
+    def ports_for(
+        self, arrays: Sequence[Array]
+    ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
+        """Inputs and outputs with the sizes that they have for these inputs, given in order.
+
+        Raises:
+            InvalidInputError: if a dimension is outside of its range.
+            OutOfMemoryError: if a size is beyond all memory.
+        """
+        context = self._context(self._sizes.of(arrays))
+        self._idle.append(context)
+        return context.inputs, context.outputs
+
+    def takes(self, arrays: Sequence[Array]) -> bool:
+        """Whether these inputs, given in order, have sizes that the program is for."""
+        try:
+            ports, _ = self.ports_for(arrays)
+        except InvalidInputError:
+            return False
+        return all(np.shape(a) == port.shape for a, port in zip(arrays, ports, strict=True))
 
     def run_into(self, arrays: Sequence[Array], given: Mapping[int, Array]) -> list[Array]:
         """As `run`, with memory for some outputs.
@@ -183,33 +198,28 @@ class Executable:
             InvalidInputError, OutOfMemoryError: as `run` does.
             ValueError: if an output does not fit its array.
         """
-        try:
-            context = self._idle.pop()
-        except IndexError:
-            what = f"to run '{self.program.name}'"
-            made = sum(port.bytes for port in self.program.outputs)
-            check_memory(self.program.arena_bytes + made, what)
-            with enough_memory_for(what):
-                context = _Context(self)
+        context = self._context(self._sizes.of(arrays))
         try:
             converted: list[Array] = []
             pointers = context.pointers
-            for index, (dtype, shape, positions) in enumerate(self._input_checks):
+            for index, (dtype, shape, _, positions) in enumerate(context.inputs):
                 array = arrays[index]
                 if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
-                    array = checked(array, self.program.inputs[index])
+                    array = self._sizes.checked(arrays, index, shape)
                     converted.append(array)  # it must live as long as its address is in use
                 if not array.flags.c_contiguous or (address := _address(array)) % ALIGNMENT:
                     address = context.stage(index, array)
                 for position in positions:
                     pointers[position] = address
+            if not context.ready:
+                context.hold()
             outputs = []
-            for index, (size, shape, dtype, positions) in enumerate(self._output_parts):
+            for index, (dtype, shape, size, positions) in enumerate(context.outputs):
                 if index in given:
                     outputs.append(given[index])
-                    start = self._address_for(index, given[index])
+                    start = self._address_for(index, given[index], shape)
                 else:
-                    raw = np.empty(size, np.uint8)
+                    raw = np.empty(size + ALIGNMENT, np.uint8)
                     address = addressof(_first_byte(raw))
                     start = address + -address % ALIGNMENT
                     outputs.append(np.ndarray(shape, dtype, raw, start - address))
@@ -247,7 +257,7 @@ class Executable:
             InvalidInputError, OutOfMemoryError: as `run` does.
         """
         seconds = np.zeros((samples, len(self._starts)), np.float64)
-        words = np.zeros(max(1, self._words.size), np.float64)
+        words = np.zeros(max(1, self._form.encoded.code.size), np.float64)
         other = self.with_threads(self.threads)
         other.run(inputs)
         other._run = partial(native().tw_profile_program, words.ctypes.data)
@@ -256,67 +266,24 @@ class Executable:
             row[:] = words[self._starts]
         return seconds
 
-    def _address_for(self, index: int, array: Array) -> int:
+    def _context(self, values: tuple[int, ...]) -> Context:
+        """What a run with these sizes uses, taken from the idle ones; the caller puts it back."""
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = Context(self._form, self.threads)
+        if context.values != values:
+            context.resize(values)
+        return context
+
+    def _address_for(self, index: int, array: Array, shape: tuple[int, ...]) -> int:
         """Where an output goes that is written to an array of the caller's."""
         port = self.program.outputs[index]
-        fits = array.shape == port.shape and array.dtype == port.dtype.numpy
+        fits = array.shape == shape and array.dtype == port.dtype.numpy
         address = _address(array) if fits and array.flags.c_contiguous else 1
         if address % ALIGNMENT or not array.flags.writeable or port.counted is not None:
             raise ValueError(f"output '{port.name}' cannot be written to the array given for it")
         return address
-
-    def _positions(self, space: BufferSpace, count: int) -> list[tuple[int, ...]]:
-        """For each port, which arguments of the code point to it."""
-        found: list[list[int]] = [[] for _ in range(count)]
-        for i, ref in enumerate(self._refs):
-            if ref.space is space:
-                found[ref.offset].append(i)
-        return [tuple(positions) for positions in found]
-
-
-class _Context:
-    """What one run at a time uses: arena, scratch, and the table of pointers."""
-
-    def __init__(self, executable: Executable) -> None:
-        program, threads = executable.program, executable.threads
-        self._ports = program.inputs
-        # Zeros, so that bytes that nothing writes are not signalling NaNs.
-        self._arena = aligned_zeros(program.arena_bytes)
-        stride = scratch_stride(program.scratch_bytes)
-        self._scratch = aligned_empty(stride * threads)
-        self.counts = np.zeros(len(program.outputs), np.int64)
-        self._staged: dict[int, tuple[Array, int]] = {}
-        bases = {
-            BufferSpace.ARENA: self._arena.ctypes.data,
-            BufferSpace.WEIGHTS: executable._weights.ctypes.data,
-        }
-        self.pointers = (c_void_p * max(1, len(executable._refs)))()
-        for position, ref in enumerate(executable._refs):
-            if ref.space in bases:
-                self.pointers[position] = bases[ref.space] + ref.offset
-            elif ref.space is BufferSpace.COUNT:
-                size = self.counts.itemsize
-                self.pointers[position] = self.counts.ctypes.data + ref.offset * size
-        self._struct = ProgramStruct(
-            code=executable._words.ctypes.data,
-            words=executable._words.size,
-            functions=executable._functions.ctypes.data,
-            threads=threads,
-        )
-        self._struct.arguments.buffers = addressof(self.pointers)
-        self._struct.arguments.scratch = self._scratch.ctypes.data
-        self._struct.arguments.scratch_stride = stride
-        self.program = addressof(self._struct)
-
-    def stage(self, index: int, array: Array) -> int:
-        """Copy an input into an aligned buffer of this context; returns its address."""
-        staged = self._staged.get(index)
-        if staged is None:
-            port = self._ports[index]
-            copy = np.ndarray(port.shape, port.dtype.numpy, aligned_empty(port.bytes))
-            staged = self._staged[index] = copy, copy.ctypes.data
-        staged[0][...] = array
-        return staged[1]
 
 
 # A cast: NumPy's annotations know buffers from Python 3.12 on.

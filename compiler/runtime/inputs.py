@@ -9,7 +9,9 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.errors import InvalidInputError
 from compiler.runtime.packing import Array
-from compiler.runtime.program import Port
+from compiler.runtime.ports import shape_text, size_text
+from compiler.runtime.program import Port, Program
+from compiler.sizes import dimensions, is_open
 
 
 def arrays_in_order(
@@ -48,28 +50,97 @@ def arrays_in_order(
     return inputs
 
 
-def checked(array: object, port: Port) -> Array:
-    """The array in the port's own type where it only looks different.
+class InputSizes:
+    """What the inputs of a program say of its open dimensions, and whether they fit it."""
 
-    Raises:
-        InvalidInputError: if it is not an array of the port's shape and dtype.
-    """
-    if not isinstance(array, (np.ndarray, np.generic)):
-        raise InvalidInputError(
-            f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
-            f"{port.dtype} and shape {port.shape}"
+    def __init__(self, program: Program) -> None:
+        sources = program.sources()
+        self._ports = program.inputs
+        self._sources = tuple(
+            (dimension, *sources[dimension], dimension.multiple) for dimension in program.dimensions
         )
-    if array.shape != port.shape:
-        raise InvalidInputError(
-            f"input '{port.name}' has shape {array.shape}, expected {port.shape}"
+
+    def of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+        """What each dimension is in these inputs, divided by its `multiple`; within the ranges.
+
+        Raises:
+            InvalidInputError: if an input is no array, has another rank, or a dimension that is
+                outside of its range.
+        """
+        if not self._sources:
+            return ()
+        values = []
+        for dimension, index, position, multiple in self._sources:
+            try:
+                size = arrays[index].shape[position]
+            except (AttributeError, IndexError):
+                raise self._refusal(arrays[index], self._ports[index]) from None
+            if size not in dimension:
+                name = self._ports[index].name
+                raise InvalidInputError(
+                    f"input '{name}': dimension {position} ('{dimension.name}') is {size}, "
+                    f"expected {dimension.range_text}"
+                )
+            values.append(size // multiple)
+        return tuple(values)
+
+    def named(self, arrays: Sequence[Array]) -> dict[str, int]:
+        """What each dimension is in these inputs, by name. Raises InvalidInputError as `of`."""
+        values = zip(self._sources, self.of(arrays), strict=True)
+        return {source[0].name: source[0].multiple * value for source, value in values}
+
+    def checked(self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]) -> Array:
+        """An input in the port's own type where it only looks different; `shape` is wanted.
+
+        Raises:
+            InvalidInputError: if it is not an array of the shape and the port's dtype.
+        """
+        array, port = arrays[index], self._ports[index]
+        if not isinstance(array, np.ndarray | np.generic) or len(array.shape) != len(shape):
+            raise self._refusal(array, port)
+        if array.shape != shape:
+            raise self._contradiction(arrays, index, shape)
+        if port.dtype is DType.BFLOAT16 and array.dtype.name == "bfloat16":
+            return np.asarray(array).view(np.uint16)
+        if array.dtype != port.dtype.numpy:
+            raise InvalidInputError(
+                f"input '{port.name}' has dtype {array.dtype}, expected {port.dtype}"
+            )
+        return np.asarray(array)
+
+    def _refusal(self, array: object, port: Port) -> InvalidInputError:
+        """What is wrong with something that is no array, or has another rank."""
+        if not isinstance(array, np.ndarray | np.generic):
+            return InvalidInputError(
+                f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
+                f"{port.dtype} and shape {shape_text(port.shape)}"
+            )
+        return InvalidInputError(
+            f"input '{port.name}' has shape {array.shape}, expected {shape_text(port.shape)}"
         )
-    if port.dtype is DType.BFLOAT16 and array.dtype.name == "bfloat16":
-        return np.asarray(array).view(np.uint16)
-    if array.dtype != port.dtype.numpy:
-        raise InvalidInputError(
-            f"input '{port.name}' has dtype {array.dtype}, expected {port.dtype}"
+
+    def _contradiction(
+        self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]
+    ) -> InvalidInputError:
+        """What is wrong with an input whose shape does not follow from the others'."""
+        array, port = arrays[index], self._ports[index]
+        pairs = enumerate(zip(array.shape, shape, strict=True))
+        position = next(k for k, (given, wanted) in pairs if given != wanted)
+        size = port.shape[position]
+        if not is_open(size):
+            return self._refusal(array, port)
+        sizes = self.named(arrays)
+        name = size_text(size)
+        others = " and ".join(
+            f"input '{self._ports[source].name}' has {sizes[dimension.name]}"
+            + ("" if name == dimension.name else f" for '{dimension.name}'")
+            for dimension, source, _, _ in self._sources
+            if dimension in dimensions(size)
         )
-    return np.asarray(array)
+        return InvalidInputError(
+            f"input '{port.name}': dimension {position} ('{name}') is {array.shape[position]}, "
+            f"{others}"
+        )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -6,21 +6,24 @@ A kernel is a list of stages with a barrier between them. A stage is one C funct
 
 `buffers[i]` is the buffer that `KernelSpec.buffers[i]` describes, aligned to 64 bytes. `scratch`
 is a block of `KernelSpec.scratch_bytes` bytes that belongs to the calling thread, aligned to 64
-bytes; its content is undefined. `sizes` holds the open dimensions and is null where all are
-closed. `lo` and `hi` select tiles of the stage's parallel loop, 0 <= lo < hi <= extent; disjoint
+bytes; its content is undefined. `sizes[i]` is the size of `KernelSpec.sizes[i]` divided by the
+dimension's `multiple`, which divides it; a kernel without open dimensions does not read `sizes`.
+`lo` and `hi` select tiles of the stage's parallel loop, 0 <= lo < hi <= extent; disjoint
 ranges may run at the same time on several threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from compiler.dtypes import DType
 from compiler.loops.layout import Layout
+from compiler.ranges import parse_range
+from compiler.sizes import Dimension, bounds, is_open, known_divisor, parse_size, substituted
 
 ABI_VERSION = 1
 """Raised when the calling convention above or the meaning of a field below changes."""
@@ -83,14 +86,14 @@ class BufferSpec:
         return Layout.parse(self.layout)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON form; fields with their default value are left out."""
+        """A JSON form; fields with their default value are left out, open sizes are text."""
         data: dict[str, Any] = {
             "name": self.name,
             "role": self.role.value,
             "dtype": self.dtype.value,
-            "shape": list(self.shape),
+            "shape": [size_to_json(extent) for extent in self.shape],
             "layout": self.layout,
-            "bytes": self.bytes,
+            "bytes": size_to_json(self.bytes),
         }
         if self.halo:
             data["halo"] = [list(pair) for pair in self.halo]
@@ -107,21 +110,24 @@ class BufferSpec:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BufferSpec:
-        """Read what `to_json` wrote.
+    def from_json(
+        cls, data: Mapping[str, Any], known: Mapping[str, Dimension] | None = None
+    ) -> BufferSpec:
+        """Read what `to_json` wrote; `known` are the open dimensions by name.
 
         Raises:
             ValueError: if a field is missing or malformed.
         """
+        known = known or {}
         try:
             spec = cls(
                 name=str(data["name"]),
                 role=BufferRole(data["role"]),
                 dtype=DType(data["dtype"]),
-                shape=tuple(map(_size, data["shape"])),
+                shape=tuple(size_from_json(extent, known) for extent in data["shape"]),
                 layout=str(Layout.parse(data["layout"])),
                 halo=tuple((_size(low), _size(high)) for low, high in data.get("halo", ())),
-                bytes=_size(data["bytes"]),
+                bytes=size_from_json(data["bytes"], known),
                 source=int(data.get("source", -1)),
                 einsum=str(data.get("einsum", "")),
                 matrices=tuple(
@@ -148,13 +154,41 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A compiled kernel from outside: its stages, its buffers in argument order, its scratch."""
+    """A compiled kernel from outside: its stages, its buffers in argument order, its scratch.
+
+    `sizes` are the open dimensions that the code reads, by name. Extents, shapes and bytes may be
+    open sizes over them.
+    """
 
     abi: int
     name: str
     stages: tuple[StageSpec, ...]
     buffers: tuple[BufferSpec, ...]
     scratch_bytes: int
+    sizes: tuple[Dimension, ...] = ()
+
+    def given(self, size: int, sizes: tuple[int, ...]) -> int:
+        """A size of this kernel where its open dimensions have these sizes, which may be open."""
+        if not is_open(size):
+            return size
+        values = dict(zip(self.sizes, sizes, strict=True))
+        return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
+
+    def check_sizes(self, sizes: tuple[int, ...]) -> None:
+        """Raises ValueError unless the open dimensions may have these sizes, which may be open."""
+        if len(sizes) != len(self.sizes):
+            raise ValueError(
+                f"kernel '{self.name}' has {len(self.sizes)} open dimensions, got {len(sizes)}"
+            )
+        for dimension, size in zip(self.sizes, sizes, strict=True):
+            low, high = bounds(size)
+            last = math.inf if dimension.high is None else dimension.high * dimension.multiple
+            first = dimension.low * dimension.multiple
+            if low < first or high > last or known_divisor(size) % dimension.multiple:
+                raise ValueError(
+                    f"kernel '{self.name}': dimension '{dimension}' is {size}, expected "
+                    f"{dimension.range_text}"
+                )
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -165,9 +199,10 @@ class KernelSpec:
         return {
             "abi": self.abi,
             "name": self.name,
-            "stages": [[stage.symbol, stage.extent] for stage in self.stages],
+            "stages": [[stage.symbol, size_to_json(stage.extent)] for stage in self.stages],
             "buffers": [buffer.to_json() for buffer in self.buffers],
-            "scratch_bytes": self.scratch_bytes,
+            "scratch_bytes": size_to_json(self.scratch_bytes),
+            **({"sizes": ranges_to_json(self.sizes)} if self.sizes else {}),
         }
 
     @classmethod
@@ -180,14 +215,19 @@ class KernelSpec:
         try:
             if data["abi"] != ABI_VERSION:
                 raise ValueError(f"kernel ABI {data['abi']!r}, this runtime has {ABI_VERSION}")
+            known = ranges_from_json(data.get("sizes", {}))
             spec = cls(
                 abi=ABI_VERSION,
                 name=str(data["name"]),
-                stages=tuple(StageSpec(str(s), _size(extent)) for s, extent in data["stages"]),
-                buffers=tuple(map(BufferSpec.from_json, data["buffers"])),
-                scratch_bytes=_size(data["scratch_bytes"]),
+                stages=tuple(
+                    StageSpec(str(symbol), size_from_json(extent, known))
+                    for symbol, extent in data["stages"]
+                ),
+                buffers=tuple(BufferSpec.from_json(each, known) for each in data["buffers"]),
+                scratch_bytes=size_from_json(data["scratch_bytes"], known),
+                sizes=tuple(known.values()),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"malformed kernel: {error!r}") from error
         for buffer in spec.buffers:
             if any(index >= len(spec.buffers) for index in buffer.may_alias):
@@ -200,12 +240,56 @@ def elements(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
+def aligned_bytes(size: int) -> int:
+    """What a buffer of `size` bytes takes of a block: up to the next multiple of `ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
+    """Open dimensions with their ranges: `{"batch": "1..64"}`."""
+    return {dimension.name: dimension.range_text for dimension in dimensions}
+
+
+def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
+    """What `ranges_to_json` gives, by name.
+
+    Raises:
+        ValueError: if one is no range, or one of a single number, which is not open.
+    """
+    known = {str(name): parse_range(str(name), text) for name, text in data.items()}
+    for name, dimension in known.items():
+        if dimension.low == dimension.high:
+            raise ValueError(f"dimension '{name}' is not open: {dimension.range_text}")
+    return known
+
+
+def size_to_json(size: int) -> int | str:
+    """A number, or the text of an open size."""
+    return str(size) if is_open(size) else size
+
+
+def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
+    """What `size_to_json` gives, never below 0; `known` are the open dimensions by name.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if not isinstance(value, str):
+        return _size(value)
+    size = parse_size(value, known)
+    if bounds(size)[0] < 0:
+        raise ValueError(f"expected a size, got {value!r}, which may be negative")
+    return size
+
+
 def _size(value: Any) -> int:
     """A non-negative integer from JSON; booleans and floats are refused.
 
     Raises:
         ValueError: if it is something else.
     """
-    if type(value) is not int or value < 0:
+    if type(value) is not int:
         raise ValueError(f"expected a size, got {value!r}")
+    if value < 0:
+        raise ValueError(f"expected a size, got {value}, which is negative")
     return value

@@ -13,9 +13,11 @@ from inspect import signature
 from math import prod
 
 from compiler.dtypes import ElementKind
+from compiler.sizes import is_open
 
 PARAMETER_LIMIT = 1 << 40
-"""No extent is larger; products of a few stay within Python's reach and checks see them."""
+"""No extent is larger; products of a few stay within Python's reach and checks see them. Of an open
+one, the sizes of a run are checked (`native/sizing.c`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
     make = _SIGNATURES.get(function)
     if make is None:
         raise ValueError(f"there is no native function '{function}'")
-    if any(not 0 <= value < PARAMETER_LIMIT for value in parameters):
+    if any(value < 0 or not (is_open(value) or value < PARAMETER_LIMIT) for value in parameters):
         raise ValueError(f"native function '{function}': a parameter is out of range")
     if len(parameters) != len(signature(make).parameters):
         raise ValueError(f"native function '{function}' takes no {len(parameters)} parameters")

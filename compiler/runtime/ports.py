@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.errors import InvalidArgumentError
+from compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
 """A port's dimensions; a string names an open one."""
@@ -95,6 +96,31 @@ def sizes_text(sizes: Sizes) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
 
 
+def ranges_text(dimensions: Iterable[Dimension]) -> str:
+    """`batch 1..64, sequence 1..512`; empty where there are none."""
+    return ", ".join(f"{dimension.name} {dimension.range_text}" for dimension in dimensions)
+
+
 def dims_text(dims: Dims) -> str:
     """`(batch, 3, 224, 224)`."""
     return f"({', '.join(map(str, dims))})"
+
+
+def open_dims(shape: tuple[int, ...]) -> Dims:
+    """A port's dimensions from its shape: an open size is named by its text."""
+    return tuple(size_text(extent) if is_open(extent) else extent for extent in shape)
+
+
+def size_text(size: int) -> str:
+    """An open size as people read it: a dimension by its name, whatever it is a multiple of."""
+    text = str(size)
+    for dimension in dimensions(size):
+        if dimension.multiple > 1:
+            whole = f"{dimension.multiple}*({dimension}//{dimension.multiple})"
+            text = text.replace(whole, str(dimension))
+    return dimensions(size)[0].name if text == str(dimensions(size)[0]) else text
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """`(4, 3)` as Python writes it, `(batch, 3)` with open sizes."""
+    return dims_text(open_dims(shape)) if any(map(is_open, shape)) else str(shape)

@@ -3,18 +3,31 @@
 A program is data. It names memory by space and offset, kernels by index and functions by symbol, so
 that the same program runs kernels that were loaded into memory and kernels of an artifact. The
 arena is planned ahead: running allocates nothing but the outputs.
+
+Numbers of a program may be open sizes (`compiler.sizes`): shapes of ports, bytes, extents,
+parameters, places. Then it runs with all sizes of its dimensions. Where a part of the arena starts
+follows from those that lie before it (`Slot`); `Program.at` gives the program with numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
 from compiler.dtypes import DType
-from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec, elements
+from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec, aligned_bytes, elements
 from compiler.runtime.native_functions import NativeSignature, native_signature
+from compiler.sizes import (
+    Dimension,
+    at,
+    dimensions,
+    known_divisor,
+    open_size,
+    open_sizes,
+    replaced,
+)
 
 NESTING_LIMIT = 200
 """Loops and branches within each other: the interpreter calls itself for each."""
@@ -40,10 +53,40 @@ class BufferSpace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place. `offset` is in bytes; for an input, output or count it is the index of the port."""
+    """A place. `offset` is in bytes; for an input, output or count it is the index of the port.
+
+    In a slot of the arena it is `slot_start(i)` and what follows.
+    """
 
     space: BufferSpace
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A part of the arena of a program with open sizes.
+
+    It starts where the last of the slots `after` ends, in multiples of `ALIGNMENT`. Those have
+    lower numbers. Two slots share memory, unless one is after the other or after others that are.
+    """
+
+    bytes: int
+    after: tuple[int, ...] = ()
+
+
+def slot_start(number: int) -> int:
+    """Where a slot starts: bytes after the start of the arena, known when a program runs."""
+    return open_size(slot_dimension(number))
+
+
+def slot_dimension(number: int) -> Dimension:
+    """What `slot_start` is, as a dimension."""
+    return Dimension(f"@{number}", 0, None, ALIGNMENT)
+
+
+def slot_end(number: int, slot: Slot) -> int:
+    """Where the slots begin that are after this one."""
+    return slot_start(number) + aligned_bytes(slot.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +110,14 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Run kernel `kernel` of the program; `buffers` are in the order of its specification."""
+    """Run kernel `kernel` of the program; `buffers` are in the order of its specification.
+
+    `sizes` are what the kernel's open dimensions are (`KernelSpec.sizes`), in sizes of the program.
+    """
 
     kernel: int
     buffers: tuple[BufferRef, ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +204,9 @@ class Program:
         inputs, outputs: what the caller gives and gets, in order.
         kernels: each distinct kernel once.
         instructions: run one after the other.
-        arena_bytes: work memory of one run.
+        arena_bytes: work memory of one run; `slots` are beside it.
         weight_bytes: size of the packed constants.
+        slots: parts of the arena, of which a program with open sizes has all of its arena.
     """
 
     name: str
@@ -168,15 +216,57 @@ class Program:
     instructions: tuple[Instruction, ...]
     arena_bytes: int
     weight_bytes: int
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The open dimensions, by name: those of the inputs."""
+        return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory of one thread: the most that any kernel or native function needs."""
-        sizes = [kernel.scratch_bytes for kernel in self.kernels]
+        """Scratch memory of one thread: the most that any kernel or native function needs.
+
+        Raises:
+            OpenSizeError: if the sizes decide which that is.
+        """
+        return max(self.scratch_sizes(), default=0)
+
+    def scratch_sizes(self) -> list[int]:
+        """The scratch memory that each kernel and native function needs, each size once."""
+        sizes = []
         for call in self.walk():
-            if isinstance(call, NativeCall):
-                sizes.append(native_signature(call.function, call.parameters).scratch_bytes)
-        return max(sizes, default=0)
+            match call:
+                case KernelCall(kernel, _, given):
+                    spec = self.kernels[kernel]
+                    sizes.append(spec.given(spec.scratch_bytes, given))
+                case NativeCall(function, parameters, _):
+                    sizes.append(native_signature(function, parameters).scratch_bytes)
+        return list(dict.fromkeys(sizes))
+
+    def at(self, values: Mapping[str, int]) -> Program:
+        """The program with a number in place of each open size, for dimensions by name.
+
+        Raises:
+            KeyError: if a dimension has no value.
+        """
+        known = dict(values)
+        ends: list[int] = []
+        for number, slot in enumerate(self.slots):
+            start = max((ends[other] for other in slot.after), default=0)
+            known[slot_dimension(number).name] = start
+            ends.append(at(slot_end(number, slot), known))
+        inputs, outputs, instructions = replaced(
+            (self.inputs, self.outputs, self.instructions), lambda size: at(size, known)
+        )
+        return replace(
+            self,
+            inputs=inputs,
+            outputs=outputs,
+            instructions=instructions,
+            arena_bytes=self.arena_bytes + max(ends, default=0),
+            slots=(),
+        )
 
     def walk(self) -> Iterator[Instruction]:
         """Every instruction, loops and branches before those within them."""
@@ -218,9 +308,13 @@ class Program:
 
         Instructions in a loop or a branch may not run, and so count as writing nothing.
 
+        A program with open sizes is checked for all of them.
+
         Raises:
             ValueError: naming the instruction that does not.
+            OpenSizeError: if the ranges of the dimensions do not decide it.
         """
+        self._check_sizes()
         written, counted = self._check_all(self.instructions, f"program '{self.name}'", 0)
         for index, port in enumerate(self.outputs):
             if index not in written and port.bytes:
@@ -239,10 +333,11 @@ class Program:
         for number, instruction in enumerate(instructions):
             where = f"{within}, instruction {number}"
             match instruction:
-                case KernelCall(kernel, buffers):
+                case KernelCall(kernel, buffers, sizes):
                     if not 0 <= kernel < len(self.kernels):
                         raise ValueError(f"{where}: there is no kernel {kernel}")
                     spec = self.kernels[kernel]
+                    spec.check_sizes(sizes)
                     if len(buffers) != len(spec.buffers):
                         raise ValueError(
                             f"{where}: kernel '{spec.name}' has {len(spec.buffers)} buffers, "
@@ -250,7 +345,8 @@ class Program:
                         )
                     for wanted, ref in zip(spec.buffers, buffers, strict=True):
                         writes = wanted.role in (BufferRole.OUTPUT, BufferRole.SHARED)
-                        self._check_ref(ref, wanted.bytes, writes, f"{where}: '{wanted.name}'")
+                        size = spec.given(wanted.bytes, sizes)
+                        self._check_ref(ref, size, writes, f"{where}: '{wanted.name}'")
                         if wanted.role is BufferRole.OUTPUT and ref.space is BufferSpace.OUTPUT:
                             written.add(ref.offset)
                 case Copy(destination, source, size):
@@ -300,13 +396,58 @@ class Program:
             raise ValueError(f"{where}: counts another value than it writes")
         return signature
 
+    def _check_sizes(self) -> None:
+        """Check that inputs say what all open sizes are, and that slots lie after others."""
+        if self.slots and self.arena_bytes:
+            raise ValueError(
+                f"program '{self.name}' has slots, and {self.arena_bytes} bytes beside"
+            )
+        for number, slot in enumerate(self.slots):
+            if not all(0 <= other < number for other in slot.after):
+                raise ValueError(f"program '{self.name}': slot {number} does not lie after others")
+        known = set(self.dimensions)
+        if absent := known - set(self.sources()):
+            raise ValueError(
+                f"program '{self.name}': no input says what dimension '{min(map(str, absent))}' is"
+            )
+        slots = {slot_dimension(number) for number in range(len(self.slots))}
+        numbers = (self.inputs, self.outputs, self.slots, self.instructions) if known else ()
+        for size in open_sizes(numbers):
+            if unknown := set(dimensions(size)) - known - slots:
+                name = min(map(str, unknown))
+                raise ValueError(f"program '{self.name}': dimension '{name}' is none of its own")
+        if any(dimension.name.startswith("@") for dimension in known):
+            raise ValueError(f"program '{self.name}': a dimension has the name of a slot")
+
+    def sources(self) -> dict[Dimension, tuple[int, int]]:
+        """Which input has a dimension as one of its extents, and at which position: the first."""
+        found: dict[Dimension, tuple[int, int]] = {}
+        for index, port in enumerate(self.inputs):
+            for position, extent in enumerate(port.shape):
+                for dimension in dimensions(extent):
+                    if extent == open_size(dimension):
+                        found.setdefault(dimension, (index, position))
+        return found
+
+    def _within(self, ref: BufferRef) -> tuple[int, int]:
+        """Where a place lies in what it is a part of, a slot or a whole space, and the bytes of
+        that."""
+        starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
+        if ref.space is BufferSpace.ARENA and starts:
+            number = int(starts[0].name[1:])
+            return ref.offset - slot_start(number), self.slots[number].bytes
+        return (
+            ref.offset,
+            self.weight_bytes if ref.space is BufferSpace.WEIGHTS else self.arena_bytes,
+        )
+
     def _check_ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
-        if ref.offset < 0 or size < 0:
+        offset, limit = self._within(ref)
+        if offset < 0 or size < 0:
             raise ValueError(f"{where}: negative place or size")
         match ref.space:
             case BufferSpace.ARENA | BufferSpace.WEIGHTS:
-                limit = self.arena_bytes if ref.space is BufferSpace.ARENA else self.weight_bytes
-                if ref.offset % ALIGNMENT or ref.offset + size > limit:
+                if known_divisor(offset) % ALIGNMENT or offset + size > limit:
                     raise ValueError(
                         f"{where}: {size} bytes at {ref.offset} do not lie, aligned to "
                         f"{ALIGNMENT}, in the {limit} bytes of space '{ref.space}'"

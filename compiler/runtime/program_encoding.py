@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import assert_never
@@ -21,6 +21,7 @@ from compiler.runtime.program import (
     NativeCall,
     Program,
 )
+from compiler.sizes import is_open
 
 
 class Opcode(IntEnum):
@@ -41,7 +42,8 @@ class EncodedProgram:
     `code`: words of the instructions; `starts[i]`: the first word of instruction i in the order of
     `Program.walk`. `refs[i]`: the place that argument i of the code points to;
     a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code; after
-    the kernels' functions come `natives`, which the C library holds.
+    the kernels' functions come `natives`, which the C library holds. `open`: the words that are
+    open sizes, by their number; they are 0 in `code`.
     """
 
     code: NDArray[np.int64]
@@ -49,18 +51,21 @@ class EncodedProgram:
     refs: tuple[BufferRef, ...]
     symbols: tuple[str, ...]
     natives: tuple[str, ...]
+    open: Mapping[int, int]
 
 
 def encode(program: Program) -> EncodedProgram:
     """Translate instructions into words; `native/tilewright.h` says what they mean."""
     encoder = _Encoder(program)
     encoder.add(program.instructions)
+    open_words = {i: word for i, word in enumerate(encoder.words) if is_open(word)}
     return EncodedProgram(
-        np.array(encoder.words, np.int64),
+        np.array([0 if i in open_words else w for i, w in enumerate(encoder.words)], np.int64),
         tuple(encoder.starts),
         tuple(encoder.refs),
         tuple(encoder.symbols),
         tuple(encoder.natives),
+        open_words,
     )
 
 
@@ -86,11 +91,16 @@ class _Encoder:
             start = len(words)
             self.starts.append(start)
             match instruction:
-                case KernelCall(index, buffers):
-                    stages = self._program.kernels[index].stages
-                    words += [Opcode.KERNEL, 0, len(refs), len(stages)]
-                    for number, stage in enumerate(stages):
-                        words += [self._first_function[index] + number, stage.extent]
+                case KernelCall(index, buffers, sizes):
+                    spec = self._program.kernels[index]
+                    words += [Opcode.KERNEL, 0, len(refs), len(spec.stages)]
+                    for number, stage in enumerate(spec.stages):
+                        extent = spec.given(stage.extent, sizes)
+                        words += [self._first_function[index] + number, extent]
+                    words += [
+                        size // dimension.multiple
+                        for dimension, size in zip(spec.sizes, sizes, strict=True)
+                    ]
                     refs += buffers
                 case Copy(destination, source, size):
                     words += [Opcode.COPY, 0, len(refs), len(refs) + 1, size]

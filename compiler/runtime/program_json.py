@@ -1,12 +1,21 @@
-"""Programs as JSON: how artifacts keep them and workers get them."""
+"""Programs as JSON: how artifacts keep them and workers get them.
+
+Open sizes are texts; `dimensions` and the `sizes` of kernels say what they are over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from compiler.dtypes import DType
-from compiler.runtime.kernel import KernelSpec
+from compiler.runtime.kernel import (
+    KernelSpec,
+    ranges_from_json,
+    ranges_to_json,
+    size_from_json,
+    size_to_json,
+)
 from compiler.runtime.program import (
     NESTING_LIMIT,
     Branch,
@@ -19,7 +28,13 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    Slot,
+    slot_start,
 )
+from compiler.sizes import Dimension, OpenSizeError, dimensions
+
+Known: TypeAlias = Mapping[str, Dimension]
+"""Open dimensions by name."""
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
@@ -32,6 +47,15 @@ def program_to_json(program: Program) -> dict[str, Any]:
         "instructions": [_instruction_to_json(i) for i in program.instructions],
         "arena_bytes": program.arena_bytes,
         "weight_bytes": program.weight_bytes,
+        **(_open_to_json(program) if program.dimensions else {}),
+    }
+
+
+def _open_to_json(program: Program) -> dict[str, Any]:
+    """What a program with open sizes has besides: the ranges, and the parts of the arena."""
+    return {
+        "dimensions": ranges_to_json(program.dimensions),
+        "slots": [[size_to_json(slot.bytes), list(slot.after)] for slot in program.slots],
     }
 
 
@@ -42,30 +66,40 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
         ValueError: if it is malformed, or would reach outside its memory.
     """
     try:
+        known = ranges_from_json(data.get("dimensions", {}))
+        slots = [(size_from_json(size, known), after) for size, after in data.get("slots", ())]
+        # where slots start is no size of a user's: instructions alone name them
+        places = known | {d.name: d for n in range(len(slots)) for d in dimensions(slot_start(n))}
         program = Program(
             name=str(data["name"]),
-            inputs=tuple(map(_port_from_json, data["inputs"])),
-            outputs=tuple(map(_port_from_json, data["outputs"])),
+            inputs=tuple(_port_from_json(port, known) for port in data["inputs"]),
+            outputs=tuple(_port_from_json(port, known) for port in data["outputs"]),
             kernels=tuple(map(KernelSpec.from_json, data["kernels"])),
-            instructions=tuple(map(_instruction_from_json, data["instructions"])),
+            instructions=tuple(_instruction_from_json(i, places) for i in data["instructions"]),
             arena_bytes=int(data["arena_bytes"]),
             weight_bytes=int(data["weight_bytes"]),
+            slots=tuple(Slot(size, tuple(map(int, after))) for size, after in slots),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed program: {error!r}") from error
-    program.check()
+    try:
+        program.check()
+    except OpenSizeError as error:
+        raise ValueError(f"program '{program.name}': {error}") from error
     return program
 
 
 def _port_to_json(port: Port) -> dict[str, Any]:
-    data = {"name": port.name, "dtype": port.dtype.value, "shape": list(port.shape)}
+    data: dict[str, Any] = {
+        "name": port.name,
+        "dtype": port.dtype.value,
+        "shape": [size_to_json(size) for size in port.shape],
+    }
     return data if port.counted is None else {**data, "counted": port.counted}
 
 
-def _port_from_json(data: Mapping[str, Any]) -> Port:
-    shape = tuple(map(int, data["shape"]))
-    if any(size < 0 for size in shape):
-        raise ValueError(f"'{data['name']}' has a negative dimension")
+def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
+    shape = tuple(size_from_json(size, known) for size in data["shape"])
     counted = data.get("counted")
     if counted is not None and not 0 <= int(counted) < len(shape):
         raise ValueError(f"'{data['name']}' has no dimension {counted}")
@@ -75,28 +109,29 @@ def _port_from_json(data: Mapping[str, Any]) -> Port:
 
 
 def _ref_to_json(ref: BufferRef) -> list[Any]:
-    return [ref.space.value, ref.offset]
+    return [ref.space.value, size_to_json(ref.offset)]
 
 
-def _ref_from_json(data: Any) -> BufferRef:
+def _ref_from_json(data: Any, known: Known) -> BufferRef:
     space, offset = data
-    return BufferRef(BufferSpace(space), int(offset))
+    return BufferRef(BufferSpace(space), size_from_json(offset, known))
 
 
 def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
     match instruction:
-        case KernelCall(kernel, buffers):
-            return {"kernel": kernel, "buffers": [_ref_to_json(ref) for ref in buffers]}
+        case KernelCall(kernel, buffers, sizes):
+            call = {"kernel": kernel, "buffers": [_ref_to_json(ref) for ref in buffers]}
+            return {**call, "sizes": [size_to_json(size) for size in sizes]} if sizes else call
         case Copy(destination, source, size):
             return {
-                "copy": size,
+                "copy": size_to_json(size),
                 "to": _ref_to_json(destination),
                 "from": _ref_to_json(source),
             }
         case NativeCall(function, parameters, buffers):
             return {
                 "native": function,
-                "parameters": list(parameters),
+                "parameters": [size_to_json(value) for value in parameters],
                 "buffers": [_ref_to_json(ref) for ref in buffers],
             }
         case Loop(counter, trips, going, most, body):
@@ -117,24 +152,30 @@ def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
             assert_never(instruction)
 
 
-def _instruction_from_json(data: Mapping[str, Any], depth: int = 0) -> Instruction:
+def _instruction_from_json(data: Mapping[str, Any], known: Known, depth: int = 0) -> Instruction:
     if depth > NESTING_LIMIT:
         raise ValueError(f"an instruction lies within more than {NESTING_LIMIT} others")
 
     def inner(key: str) -> tuple[Instruction, ...]:
-        return tuple(_instruction_from_json(each, depth + 1) for each in data[key])
+        return tuple(_instruction_from_json(each, known, depth + 1) for each in data[key])
+
+    def ref(key: str) -> BufferRef:
+        return _ref_from_json(data[key], known)
+
+    def sizes(listed: Any) -> tuple[int, ...]:
+        return tuple(size_from_json(each, known) for each in listed)
+
+    def buffers() -> tuple[BufferRef, ...]:
+        return tuple(_ref_from_json(each, known) for each in data["buffers"])
 
     if "loop" in data:
-        counter, trips, going = (_ref_from_json(data[k]) for k in ("counter", "trips", "going"))
-        return Loop(counter, trips, going, int(data["most"]), inner("loop"))
+        return Loop(ref("counter"), ref("trips"), ref("going"), int(data["most"]), inner("loop"))
     if "branch" in data:
-        return Branch(_ref_from_json(data["branch"]), inner("then"), inner("otherwise"))
+        return Branch(ref("branch"), inner("then"), inner("otherwise"))
     if "kernel" in data:
-        return KernelCall(int(data["kernel"]), tuple(map(_ref_from_json, data["buffers"])))
+        return KernelCall(int(data["kernel"]), buffers(), sizes(data.get("sizes", ())))
     if "copy" in data:
-        return Copy(_ref_from_json(data["to"]), _ref_from_json(data["from"]), int(data["copy"]))
+        return Copy(ref("to"), ref("from"), size_from_json(data["copy"], known))
     if "native" in data:
-        parameters = tuple(map(int, data["parameters"]))
-        buffers = tuple(map(_ref_from_json, data["buffers"]))
-        return NativeCall(str(data["native"]), parameters, buffers)
+        return NativeCall(str(data["native"]), sizes(data["parameters"]), buffers())
     raise ValueError(f"unknown instruction with {sorted(data)}")

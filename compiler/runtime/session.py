@@ -21,8 +21,10 @@ from compiler.runtime.inputs import arrays_in_order, listed
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.ports import Dims, dims_text
+from compiler.sizes import is_open
 
 if TYPE_CHECKING:
+    from compiler.runtime.context import SizedPort
     from compiler.runtime.executable import Executable
     from compiler.runtime.program import Port
 
@@ -126,11 +128,12 @@ class Session:
             ]
             executable = self._fitting(arrays)
             self.check(executable)
+            taken, made = executable.ports_for(arrays)
             for state in self._states:
-                arrays[state.input] = state.of(executable.inputs[state.input])
+                arrays[state.input] = state.of(taken[state.input])
             written = {
                 state.output: state.next(
-                    executable.outputs[state.output],
+                    made[state.output],
                     in_place=executable.in_place.get(state.output) == state.input,
                 )
                 for state in self._states
@@ -264,23 +267,23 @@ class _State:
             )
         self._dtype = port.dtype.numpy
 
-    def of(self, port: Port) -> Array:
+    def of(self, port: SizedPort) -> Array:
         """What the next step finds, in memory that steps may write to."""
         if self._array is None:
             self._raw = self._memory(port.bytes, zeros=self._first is None)
-            self._array = np.ndarray(port.shape, port.dtype.numpy, self._raw)
+            self._array = np.ndarray(port.shape, port.dtype, self._raw)
             if self._first is not None:
                 self._array[...] = self._first
         return self._array
 
-    def next(self, port: Port, *, in_place: bool) -> Array:
+    def next(self, port: SizedPort, *, in_place: bool) -> Array:
         """Where a step writes what comes next."""
         if in_place:
             self._next = self._array
         else:
             if self._spare is None or self._spare.nbytes < port.bytes:
                 self._spare = self._memory(port.bytes)
-            self._next = np.ndarray(port.shape, port.dtype.numpy, self._spare)
+            self._next = np.ndarray(port.shape, port.dtype, self._spare)
         assert self._next is not None
         return self._next
 
@@ -300,7 +303,8 @@ class _State:
 
 def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
     return len(shape) == len(dims) and all(
-        isinstance(dim, str) or extent == dim for extent, dim in zip(shape, dims, strict=True)
+        isinstance(dim, str) or is_open(extent) or extent == dim
+        for extent, dim in zip(shape, dims, strict=True)
     )
 
 

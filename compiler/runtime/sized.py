@@ -1,8 +1,9 @@
 """Executables for more than one size: the named dimensions of the inputs select a program.
 
-An artifact holds a closed list of sizes; a process that has the compiler makes a program when its
-sizes are first seen. Where the artifact's manifest says so, inputs between two served sizes are
-padded with zeros up to the next one and the outputs cut back.
+One program may serve all sizes of a range; some sizes may have programs of their own, which then
+run. What neither serves is compiled when its sizes are first seen, in a process that has the
+compiler. An artifact holds a closed list of sizes and ranges. Where its manifest says so, inputs
+between two served sizes are padded with zeros up to the next one and the outputs cut back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
 from compiler.runtime.executable import Executable
 from compiler.runtime.inputs import arrays_in_order
 from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, sizes_text
+from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, ranges_text, sizes_text
 from compiler.runtime.session import Session
 from compiler.sizes import Dimension
 
@@ -31,8 +32,10 @@ class SizedExecutable:
     Args:
         ports: inputs and outputs.
         make: gives the executable for sizes, when they are first needed.
-        served: the sizes that may be asked for; None is any, and nothing is padded then.
+        served: the sizes that have programs of their own; None is any, and nothing is padded then.
         ranges: the sizes that dimensions may have, by name; those without one may have any.
+        ranged: serves all sizes within the ranges of its dimensions.
+        reason: why nothing serves a range, as a sentence; empty where something does.
 
     Raises:
         InvalidArgumentError: if padding is asked for where an output could not be cut back.
@@ -44,11 +47,15 @@ class SizedExecutable:
         make: Callable[[Sizes], Executable],
         served: Sequence[Sizes] | None = None,
         ranges: Mapping[str, Dimension] | None = None,
+        ranged: Executable | None = None,
+        reason: str = "",
     ) -> None:
         ports.check_padding()
         self.ports = ports
         self.served = None if served is None else tuple(served)
         self.ranges = dict(ranges or {})
+        self.ranged = ranged
+        self.reason = reason
         self._names = tuple(ports.inputs)
         self._make = make
         self._made: dict[Sizes, Executable] = {}
@@ -66,7 +73,8 @@ class SizedExecutable:
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The sizes that there are programs for, in the order in which they were first needed."""
+        """The sizes that there are programs of their own for, in the order in which they were first
+        needed."""
         return tuple(self._made)
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
@@ -101,12 +109,23 @@ class SizedExecutable:
                 not served.
         """
         arrays = arrays_in_order(inputs, self._names)
+        if self.ranged is not None and not self._made and not self.served:
+            try:
+                return self.ranged.run_into(arrays, {})
+            except InvalidInputError:
+                if self.ranged.takes(arrays):  # a dtype, then, and no size
+                    raise
         sizes = self.sizes_of(arrays)
-        if self.served is None or not self.ports.pad or sizes in self.served:
+        padded = self.ports.pad and sizes not in (self.served or ())
+        if not padded or (self.ranged is not None and self.ranged.takes(arrays)):
             return self._fitting(arrays, sizes).run(arrays)
+        return self._padded(arrays, sizes)
+
+    def _padded(self, arrays: Sequence[Array], sizes: Sizes) -> list[Array]:
+        """The outputs of a larger size, cut back."""
         larger = self._next_sizes(sizes)
         padded = [
-            _padded(np.asarray(array), _shape(dims, dict(larger)))
+            _enlarged(np.asarray(array), _shape(dims, dict(larger)))
             for array, dims in zip(arrays, self.ports.inputs.values(), strict=True)
         ]
         results = self.executable(dict(larger)).run(padded)
@@ -132,7 +151,23 @@ class SizedExecutable:
         found = self._made.get(sizes)
         if found is not None:
             return found
+        if self.served is not None and sizes in self.served:
+            return self.executable(dict(sizes))
+        if self.ranged is not None and self.ranged.takes(arrays):
+            return self.ranged
+        self._check_ranges(arrays)
         return self._at(sizes, arrays) if self.served is None else self.executable(dict(sizes))
+
+    def _check_ranges(self, arrays: Sequence[Array]) -> None:
+        """Raises InvalidInputError if a dimension is outside of its range."""
+        for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
+            for position, (extent, dim) in enumerate(zip(np.shape(array), dims, strict=True)):
+                known = self.ranges.get(dim) if isinstance(dim, str) else None
+                if known is not None and extent not in known:
+                    raise InvalidInputError(
+                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
+                        f"expected {known.range_text}"
+                    )
 
     def _at(self, sizes: Sizes, arrays: Sequence[Array]) -> Executable:
         """The executable for sizes of which some may be apart from the name that they share.
@@ -157,8 +192,8 @@ class SizedExecutable:
         of its own (`x[0]`): the name that they share in the file means nothing.
 
         Raises:
-            InvalidInputError: if an input has another rank, a size is outside of its range, or two
-                disagree about a dimension of an artifact.
+            InvalidInputError: if an input has another rank, or two disagree about a dimension of an
+                artifact.
         """
         sizes: dict[str, int] = {}
         for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
@@ -174,12 +209,6 @@ class SizedExecutable:
             for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
                 if not isinstance(dim, str):
                     continue
-                known = self.ranges.get(dim)
-                if known is not None and extent not in known:
-                    raise InvalidInputError(
-                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
-                        f"expected {known.range_text}"
-                    )
                 if sizes.setdefault(dim, extent) != extent:
                     if self.served is not None:
                         raise InvalidInputError(self._disagreement(arrays))
@@ -214,14 +243,17 @@ class SizedExecutable:
         return min(fitting, key=lambda served: (prod(size for _, size in served), served))
 
     def _served_text(self) -> str:
-        return "only " + "; ".join(sizes_text(sizes) for sizes in self.served or ())
+        listed = [sizes_text(sizes) for sizes in self.served or ()]
+        if self.ranged is not None:
+            listed.append(ranges_text(self.ranged.dimensions))
+        return f"only {'; '.join(listed)}"
 
 
 def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
 
 
-def _padded(array: Array, shape: tuple[int, ...]) -> Array:
+def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
     """An array with zeros after each dimension, up to a shape."""
     if array.shape == shape:
         return array

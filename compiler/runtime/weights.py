@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.runtime.kernel import ALIGNMENT, BufferSpec
+from compiler.runtime.kernel import BufferSpec, aligned_bytes
 from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight, packed_bytes
 
 SAMPLED_BYTES = 4096
@@ -126,8 +126,3 @@ class WeightBlock(PackedWeights):
 
     def _at(self, offset: int, size: int) -> Bytes:
         return self._block[offset : offset + size]
-
-
-def aligned_bytes(size: int) -> int:
-    """What a weight of `size` bytes takes of a block."""
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -35,6 +35,7 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
         switch (code[0]) {
         case TW_KERNEL:
             arguments.buffers = pointers + code[2];
+            arguments.sizes = code + 4 + 2 * code[3];
             for (int64_t stage = 0; stage < code[3]; stage++)
                 tw_run_stage(functions[code[4 + 2 * stage]], &arguments, code[5 + 2 * stage],
                              threads);

@@ -54,11 +54,13 @@ enum {
     TW_OK = 0,
     TW_BAD_OPCODE = 1,
     TW_BAD_LENGTH = 2,
+    TW_TOO_LARGE = 3,
 };
 
 /* An instruction is a list of words: opcode, number of words in all, operands. */
 enum {
-    /* first argument, number of stages, then for each stage: function, extent */
+    /* first argument, number of stages, then for each stage: function, extent; then what the
+     * functions find in `sizes` */
     TW_KERNEL = 0,
     /* argument copied to, argument copied from, bytes */
     TW_COPY = 1,
@@ -90,6 +92,30 @@ TW_EXPORT int tw_run_program(const tw_program *program);
  * is 1, wall time otherwise. What runs several times counts each time, what does not run counts 0, and
  * a loop or a branch is what it costs beside the instructions in it. */
 TW_EXPORT int tw_profile_program(double *seconds, const tw_program *program);
+
+/* sizing.c */
+
+/* How the open numbers of a program follow from its sizes. A number is given, or made by a rule of
+ * those before it; rules stand one after the other, as words:
+ *
+ *   divisor (> 0), constant, number of terms, then for each term: coefficient, number of factors,
+ *   the factors' numbers: the sum of constant and terms, divided by the divisor and rounded down
+ *
+ *   0, count, numbers: the largest of these, at least 0
+ */
+typedef struct {
+    const int64_t *rules;
+    int64_t words;
+    int64_t *numbers; /* the first `given` are set by the caller */
+    int64_t given;
+} tw_sizing;
+
+/* Make the numbers. Returns TW_OK, or TW_TOO_LARGE where one does not fit 62 bits. */
+TW_EXPORT int tw_size(const tw_sizing *sizing);
+
+/* For each of `count` pairs (index, number): put the number at values[index], plus a base. */
+TW_EXPORT void tw_fill(int64_t *values, int64_t base, const int64_t *pairs, int64_t count,
+                       const int64_t *numbers);
 
 /* bench.c */
 

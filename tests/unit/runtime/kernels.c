@@ -53,3 +53,17 @@ void count(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo
 void waits(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, 0);
 }
+
+/* out: the rows of one buffer, then those of another, 8 wide; a tile is a row. sizes: how many rows
+ * the first has, and the second by fours. Each row goes through scratch that holds as many rows as
+ * the first buffer has, and one. */
+void join_rows(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
+    const float *first = buffers[0], *second = buffers[1];
+    float *out = buffers[2], *last = (float *)scratch + 8 * sizes[0];
+    for (int64_t i = lo; i < hi; i++) {
+        const float *row = i < sizes[0] ? first + 8 * i : second + 8 * (i - sizes[0]);
+        if (i >= sizes[0] + 4 * sizes[1]) row = 0;
+        memcpy(last, row, 32);
+        memcpy(out + 8 * i, last, 32);
+    }
+}

@@ -28,6 +28,7 @@ from compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, P
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.weight_file import WeightFile
 from compiler.target import host_target
+from tests.unit.runtime import open_programs
 
 ROLES = {"in": (BufferRole.INPUT, 64), "w": (BufferRole.WEIGHT, 64), "out": (BufferRole.OUTPUT, 64)}
 HOST = host_target()
@@ -311,3 +312,82 @@ def test_a_path_without_an_artifact(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", Path(__file__)):
         with pytest.raises(ArtifactError, match="is no folder"):
             load_artifact(path)
+
+
+@pytest.fixture
+def ranged(tmp_path: Path, save: Callable[..., None]) -> Path:
+    """All sizes of the ranges, and a program of its own for one of them."""
+    path, program = tmp_path / "ranged.tw", open_programs.open_program()
+    special = replace(program.at({"past": 3, "chunk": 8}), name="special")
+    sizes = (("all", 11), ("chunk", 8), ("past", 3))
+    ports = OpenPorts({"old": ("past", 8), "new": ("chunk", 8), "flags": ("all",)}, {})
+    save(path, programs=[SizedProgram((), program), SizedProgram(sizes, special)], ports=ports)
+    return path
+
+
+def test_an_artifact_with_ranges_runs_with_numpy_alone(ranged: Path) -> None:
+    code = f"""
+import random
+import sys
+for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
+    sys.modules[name] = None
+import compiler
+from tests.unit.runtime.open_programs import expect, feeds
+loaded = compiler.load_artifact({str(ranged)!r})
+draw = random.Random(1)
+for past in [0, 64, *(draw.randint(0, 64) for _ in range(40))]:
+    given = feeds(past, 4 * draw.randint(1, 8))
+    expect(loaded.run(given), given)
+assert loaded.made == ()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_manifest_states_its_ranges(ranged: Path) -> None:
+    manifest = json.loads((ranged / "manifest.json").read_text())
+    assert manifest["version"] == 3
+    assert manifest["programs"][0]["program"]["dimensions"] == {"chunk": "4..32:4", "past": "0..64"}
+    artifact = read_artifact(ranged)
+    assert artifact.served_text == "chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
+    assert artifact.ranged == open_programs.open_program()
+
+
+def test_sizes_with_a_program_of_their_own_use_it(ranged: Path) -> None:
+    loaded = load_artifact(ranged)
+    assert isinstance(loaded, SizedExecutable)
+    for past, chunk in ((3, 8), (3, 4), (4, 8)):
+        given = open_programs.feeds(past, chunk)
+        open_programs.expect(loaded.run(given), given)
+    assert loaded.made == ((("all", 11), ("chunk", 8), ("past", 3)),)
+    assert loaded.executable({"past": 3, "chunk": 8, "all": 11}).program.name == "special"
+
+
+def test_sizes_outside_of_an_artifacts_ranges_are_refused(ranged: Path) -> None:
+    loaded = load_artifact(ranged)
+    given = open_programs.feeds(65, 4)
+    with pytest.raises(
+        InvalidInputError, match=r"'old': dimension 0 \('past'\) is 65, expected 0..64"
+    ):
+        loaded.run(given)
+    one = load_artifact(ranged, sizes={"past": 5, "chunk": 4})
+    assert isinstance(one, Executable)
+    assert one.inputs[0].shape == (5, 8)
+    given = open_programs.feeds(5, 4)
+    open_programs.expect(one.run(given), given)
+    assert load_artifact(ranged, sizes={"past": 5, "chunk": 4, "all": 9}).run(given)
+    text = (
+        "serves no sizes chunk=3, past=5, only chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
+    )
+    with pytest.raises(ArtifactError, match=text):
+        load_artifact(ranged, sizes={"chunk": 3, "past": 5})
+    for wrong in ({"past": 5}, {"past": 5, "chunk": 4, "x": 1}, {"past": 5, "chunk": 4, "all": 8}):
+        with pytest.raises(ArtifactError, match="serves no sizes"):
+            load_artifact(ranged, sizes=wrong)
+
+
+def test_two_programs_with_ranges_are_refused(tmp_path: Path, save: Callable[..., None]) -> None:
+    program = open_programs.open_program()
+    save(tmp_path / "two.tw", programs=[SizedProgram((), program), SizedProgram((), program)])
+    with pytest.raises(ArtifactError, match="holds two programs with ranges"):
+        read_artifact(tmp_path / "two.tw")

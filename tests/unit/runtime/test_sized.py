@@ -127,3 +127,78 @@ def test_a_size_outside_of_its_range_is_refused_by_name() -> None:
     with pytest.raises(InvalidInputError, match=r"dimension 'batch' is 9, expected 1\.\.8"):
         executable.executable({"batch": 9, "sequence": 32})
     assert len(executable.made) == 1
+
+
+class Ranged(Doubling):
+    """Stands for an executable of all batches up to 4 and sequences up to 8."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.runs = 0
+
+    def takes(self, arrays: list[np.ndarray]) -> bool:
+        x, mask = arrays
+        return 1 <= len(x) == len(mask) <= 4 and mask.shape[1] <= 8
+
+    def run_into(self, arrays: list[np.ndarray], given: dict[int, np.ndarray]) -> list[np.ndarray]:
+        if not self.takes(arrays):
+            raise InvalidInputError("not for these sizes")
+        self.runs += 1
+        return [2 * arrays[1]]
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return self.run_into(arrays, {})
+
+
+def test_one_program_serves_its_ranges_and_others_are_made() -> None:
+    ranged = Ranged()
+    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, ranged))
+    for batch, sequence in ((1, 5), (4, 8), (3, 1)):
+        feeds = arrays(batch, sequence)
+        np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    assert ranged.runs == 3 and executable.made == () and executable.reason == ""
+    feeds = arrays(5, 8)  # nobody gave the range: what lies outside is made
+    np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    assert executable.made == ((("batch", 5), ("sequence", 8)),)
+    executable.run(arrays(2, 2))
+    assert ranged.runs == 4 and len(executable.made) == 1
+
+
+def test_a_size_that_was_made_for_its_own_sake_is_used() -> None:
+    ranged = Ranged()
+    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, ranged))
+    executable.executable({"batch": 2, "sequence": 4})
+    executable.run(arrays(2, 4))
+    assert ranged.runs == 0
+    executable.run(arrays(2, 5))
+    assert ranged.runs == 1
+
+
+def test_what_is_wrong_besides_sizes_is_said_as_it_is() -> None:
+    class Picky(Ranged):
+        def run_into(self, arrays: list[np.ndarray], given: object) -> list[np.ndarray]:
+            raise InvalidInputError("input 'x' has dtype int8")
+
+    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, Picky()))
+    with pytest.raises(InvalidInputError, match="dtype int8"):
+        executable.run(arrays(2, 4))
+    assert executable.made == ()
+
+
+def test_why_nothing_serves_a_range_is_kept() -> None:
+    executable = SizedExecutable(PORTS, make, reason="what it gathers depends on n")
+    assert executable.reason == "what it gathers depends on n"
+    executable.run(arrays(2, 4))
+    assert len(executable.made) == 1
+
+
+def test_nothing_is_padded_that_the_range_serves() -> None:
+    ranged = Ranged()
+    ports = replace(PORTS, pad=True)
+    served = [(("batch", 4), ("sequence", 16))]
+    executable = SizedExecutable(ports, make, served, ranged=cast(Executable, ranged))
+    for batch, sequence in ((2, 7), (4, 12), (4, 16)):
+        feeds = arrays(batch, sequence)
+        np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    assert ranged.runs == 1
+    assert executable.made == tuple(served)

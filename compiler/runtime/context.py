@@ -1,0 +1,232 @@
+"""What runs of a program work with: its code with the numbers of a run, and memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterable
+from ctypes import addressof, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.errors import OutOfMemoryError, enough_memory_for
+from compiler.runtime.bench import scratch_stride
+from compiler.runtime.memory import check_memory
+from compiler.runtime.native import ProgramStruct
+from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from compiler.runtime.program import BufferSpace, Program, slot_dimension, slot_end
+from compiler.runtime.program_encoding import EncodedProgram
+from compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
+
+GROWTH = 1.5
+"""Memory that grows gets room for so many times as much, so that few runs need new memory."""
+
+
+class SizedPort(NamedTuple):
+    """An input or output of a run, and which pointers are its own."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    bytes: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PortForm:
+    """An input or output; its shape and bytes are where these numbers stand."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    bytes: int
+    positions: tuple[int, ...]
+
+
+class ProgramForm:
+    """A program as the interpreter takes it, and where its numbers stand (`Rules`).
+
+    All contexts of an executable share it.
+
+    Args:
+        program: one that was checked.
+        encoded: its code.
+        functions: the address of each function of the code.
+        weights: the packed constants.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        encoded: EncodedProgram,
+        functions: NDArray[np.uintp],
+        weights: Bytes,
+    ) -> None:
+        self.name = program.name
+        self.encoded = encoded
+        self.functions = functions
+        self.weights = weights
+        rules = Rules(program.dimensions)
+        ends: list[int] = []
+        for number, slot in enumerate(program.slots):
+            start = rules.largest(ends[other] for other in slot.after)
+            rules.define(slot_dimension(number), start)
+            ends.append(rules.number(slot_end(number, slot)))
+        self.arena_bytes = rules.largest([*ends, rules.number(program.arena_bytes)])
+        self.scratch_bytes = rules.largest([rules.number(n) for n in program.scratch_sizes()])
+        self.open_words = _pairs((i, rules.number(size)) for i, size in encoded.open.items())
+        self.places = _pairs(
+            (i, rules.number(ref.offset))
+            for i, ref in enumerate(encoded.refs)
+            if ref.space is BufferSpace.ARENA
+        )
+        positions: dict[tuple[BufferSpace, int], list[int]] = defaultdict(list)
+        for position, ref in enumerate(encoded.refs):
+            if ref.space in (BufferSpace.INPUT, BufferSpace.OUTPUT):
+                positions[ref.space, ref.offset].append(position)
+        self.inputs, self.outputs = (
+            tuple(
+                PortForm(
+                    port.dtype.numpy,
+                    tuple(map(rules.number, port.shape)),
+                    rules.number(port.bytes),
+                    tuple(positions[space, index]),
+                )
+                for index, port in enumerate(ports)
+            )
+            for space, ports in (
+                (BufferSpace.INPUT, program.inputs),
+                (BufferSpace.OUTPUT, program.outputs),
+            )
+        )
+        self.given, self.count, self.rules = rules.given, rules.count, rules.encoded()
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """(pairs, 2): what `tw_fill` takes."""
+    return np.array(list(pairs), np.int64).reshape(-1, 2)
+
+
+class Context:
+    """What one run at a time uses: code, arena, scratch, and the table of pointers.
+
+    `resize` is told the sizes of a run, `hold` has memory for them. Both are quick where the sizes
+    are those of the run before, or smaller.
+
+    Attributes:
+        values: the sizes that it is made for, as `resize` takes them; None before the first.
+        ready: whether code and memory are those of the sizes.
+        inputs, outputs: for each port its dtype, shape and bytes, and which pointers are its own.
+        pointers: what the arguments of the code point to.
+        counts: how many elements counted outputs have.
+        program: address of what the interpreter takes.
+    """
+
+    def __init__(self, form: ProgramForm, threads: int) -> None:
+        self._form = form
+        self._threads = threads
+        self._size, self._fill = sizing_functions()
+        self._numbers = (c_int64 * max(1, form.count))()
+        self._sizing = SizingStruct(
+            rules=form.rules.ctypes.data,
+            words=form.rules.size,
+            numbers=addressof(self._numbers),
+            given=form.given,
+        )
+        self._code = form.encoded.code.copy()
+        refs = form.encoded.refs
+        self.pointers = (c_void_p * max(1, len(refs)))()
+        self.counts = np.zeros(len(form.outputs), np.int64)
+        bases = {
+            BufferSpace.WEIGHTS: (form.weights.ctypes.data, 1),
+            BufferSpace.COUNT: (self.counts.ctypes.data, self.counts.itemsize),
+        }
+        for position, ref in enumerate(refs):
+            if ref.space in bases:
+                base, step = bases[ref.space]
+                self.pointers[position] = base + ref.offset * step
+        self._struct = ProgramStruct(
+            code=self._code.ctypes.data,
+            words=self._code.size,
+            functions=form.functions.ctypes.data,
+            threads=threads,
+        )
+        self._struct.arguments.buffers = addressof(self.pointers)
+        self.program = addressof(self._struct)
+        self._arena = self._scratch = aligned_empty(0)
+        self._buffers: dict[int, Bytes] = {}
+        self._staged: dict[int, tuple[Array, int]] = {}
+        self.values: tuple[int, ...] | None = None
+        self.ready = False
+        self.inputs: tuple[SizedPort, ...] = ()
+        self.outputs: tuple[SizedPort, ...] = ()
+
+    def resize(self, values: tuple[int, ...]) -> None:
+        """Make all numbers for sizes: those of the dimensions in order, divided by `multiple`.
+
+        Raises:
+            OutOfMemoryError: if a number is beyond all memory.
+        """
+        form, numbers = self._form, self._numbers
+        self.values, self.ready = None, False
+        numbers[: form.given] = list(values)
+        if self._size(addressof(self._sizing)):
+            raise OutOfMemoryError(f"the sizes {values} of '{form.name}' are beyond all memory")
+        self.inputs = tuple([_sized(port, numbers) for port in form.inputs])
+        self.outputs = tuple([_sized(port, numbers) for port in form.outputs])
+        self._staged.clear()
+        self.values = values
+
+    def hold(self) -> None:
+        """Put the numbers where they belong, and have memory for them.
+
+        Raises:
+            OutOfMemoryError: if there is no room for the values between inputs and outputs.
+        """
+        form, numbers = self._form, self._numbers
+        stride = scratch_stride(numbers[form.scratch_bytes])
+        needed = numbers[form.arena_bytes], stride * self._threads
+        if needed[0] > self._arena.nbytes or needed[1] > self._scratch.nbytes:
+            self._grow(*needed)
+        self._struct.arguments.scratch = self._scratch.ctypes.data
+        self._struct.arguments.scratch_stride = stride
+        at = addressof(numbers)
+        code, arena = self._code.ctypes.data, self._arena.ctypes.data
+        for values, base, pairs in (
+            (code, 0, form.open_words),
+            (addressof(self.pointers), arena, form.places),
+        ):
+            self._fill(values, base, pairs.ctypes.data, len(pairs), at)
+        self.ready = True
+
+    def _grow(self, arena: int, scratch: int) -> None:
+        """Have at least so many bytes, zeros in the arena: what nothing writes is no signalling
+        NaN."""
+        what = f"to run '{self._form.name}'"
+        check_memory(arena + sum(size for _, _, size, _ in self.outputs), what)
+        with enough_memory_for(what):
+            if arena > self._arena.nbytes:
+                room = max(arena, int(GROWTH * self._arena.nbytes))
+                self._arena = aligned_empty(0)  # the old one goes before the new one comes
+                self._arena = aligned_zeros(room)
+            if scratch > self._scratch.nbytes:
+                self._scratch = aligned_empty(scratch)
+
+    def stage(self, index: int, array: Array) -> int:
+        """Copy an input into an aligned buffer of this context; returns its address."""
+        staged = self._staged.get(index)
+        if staged is None:
+            dtype, shape, size, _ = self.inputs[index]
+            raw = self._buffers.get(index)
+            if raw is None or raw.nbytes < size:
+                raw = self._buffers[index] = aligned_empty(size)
+            copy = np.ndarray(shape, dtype, raw)
+            staged = self._staged[index] = copy, copy.ctypes.data
+        staged[0][...] = array
+        return staged[1]
+
+
+def _sized(port: PortForm, numbers: ctypes.Array[c_int64]) -> SizedPort:
+    shape = tuple([numbers[i] for i in port.shape])
+    return SizedPort(port.dtype, shape, numbers[port.bytes], port.positions)

@@ -1,0 +1,255 @@
+"""Programs with open sizes: what they compute at any size, what they refuse, how they are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.runtime.executable import Executable
+from compiler.runtime.packing import aligned_empty
+from compiler.runtime.program import Copy, Instruction, KernelCall, Slot, slot_start
+from compiler.runtime.program_encoding import encode
+from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.sizes import Dimension, OpenSizeError, open_size
+from tests.unit.runtime.open_programs import at, chunk, expect, feeds, open_program, past, rows
+
+AddressOf = Callable[[str], int]
+
+VECTORS = [(0, 4), (64, 32), (0, 32), (64, 4), (1, 4), (63, 28), (7, 8)]
+
+
+@pytest.fixture
+def executable(address_of: AddressOf) -> Executable:
+    return Executable(open_program(), aligned_empty(0), address_of)
+
+
+def drawn(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    draw = Random(seed)
+    return [(draw.randint(0, 64), 4 * draw.randint(1, 8)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_program_runs_with_all_sizes(executable: Executable, threads: int) -> None:
+    executable = executable.with_threads(threads)
+    assert [d.range_text for d in executable.dimensions] == ["4..32:4", "0..64"]
+    for seed, (old, new) in enumerate([*VECTORS, *drawn(50), *VECTORS]):
+        given = feeds(old, new, seed)
+        expect(executable.run(given), given)
+        expect(executable.run(list(given.values())), given)
+    assert len(executable._idle) == 1
+
+
+def test_a_program_at_given_sizes_is_the_same(address_of: AddressOf) -> None:
+    program = open_program()
+    for old, new in [*VECTORS, *drawn(10)]:
+        closed = program.at({"past": old, "chunk": new})
+        closed.check()
+        assert closed.dimensions == ()
+        assert not encode(closed).open
+        # below: at least the doubled rows and, above them, the largest of the others
+        assert closed.arena_bytes == 2 * (-(-32 * (old + new) // 64) * 64) + 64
+        assert program_from_json(json.loads(json.dumps(program_to_json(closed)))) == closed
+        given = feeds(old, new)
+        expect(Executable(closed, aligned_empty(0), address_of).run(given), given)
+
+
+def test_several_threads_run_with_sizes_of_their_own(executable: Executable) -> None:
+    def run(seed: int) -> None:
+        for old, new in drawn(40, seed):
+            given = feeds(old, new, seed)
+            expect(executable.run(given), given)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(8)))
+
+
+def test_inputs_that_lie_anyhow_are_copied(executable: Executable) -> None:
+    for old, new in drawn(20):
+        given = feeds(old, new)
+        lying = {name: array[::-1].copy()[::-1] for name, array in given.items()}
+        expect(executable.run(lying), given)
+
+
+def test_arrays_are_kept_whole(executable: Executable) -> None:
+    given = feeds(3, 4)
+    first = executable.run(given)
+    executable.run(feeds(64, 32))
+    expect(first, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        (
+            "old",
+            np.zeros((65, 8), np.float32),
+            r"'old': dimension 0 \('past'\) is 65, expected 0..64",
+        ),
+        ("new", np.zeros((36, 8), np.float32), r"dimension 0 \('chunk'\) is 36, expected 4..32:4"),
+        ("new", np.zeros((5, 8), np.float32), r"dimension 0 \('chunk'\) is 5, expected 4..32:4"),
+        ("new", np.zeros((0, 8), np.float32), r"dimension 0 \('chunk'\) is 0, expected 4..32:4"),
+        ("old", np.zeros((1 << 40, 0), np.float32), r"is 1099511627776, expected 0..64"),
+        ("old", np.zeros((2, 7), np.float32), r"'old' has shape \(2, 7\), expected \(past, 8\)"),
+        ("old", np.zeros(2, np.float32), r"'old' has shape \(2,\), expected \(past, 8\)"),
+        ("old", np.zeros((), np.float32), r"'old' has shape \(\), expected \(past, 8\)"),
+        ("old", np.zeros((2, 8)), "'old' has dtype float64, expected float32"),
+        ("old", [[0.0] * 8] * 2, r"'old' is of type list, expected .* shape \(past, 8\)"),
+        ("flags", 3, r"'flags' is of type int, expected .* shape \(chunk\+past\)"),
+        (
+            "flags",
+            np.zeros(7, np.bool_),
+            r"'flags': dimension 0 \('chunk\+past'\) is 7, "
+            r"input 'new' has 4 for 'chunk' and input 'old' has 2 for 'past'",
+        ),
+    ],
+)
+def test_inputs_that_contradict_the_program_are_named(
+    executable: Executable, name: str, array: object, message: str
+) -> None:
+    given = feeds(2, 4)
+    with pytest.raises(InvalidInputError, match=message):
+        executable.run(given | {name: array})  # type: ignore[dict-item]  # some are no arrays
+    expect(executable.run(given), given)
+
+
+def test_two_inputs_that_disagree_about_a_dimension_are_named(address_of: AddressOf) -> None:
+    program = open_program()
+    both = replace(program, inputs=(*program.inputs, replace(program.inputs[0], name="other")))
+    executable = Executable(both, aligned_empty(0), address_of)
+    given = feeds(2, 4) | {"other": np.zeros((3, 8), np.float32)}
+    text = r"input 'other': dimension 0 \('past'\) is 3, input 'old' has 2"
+    with pytest.raises(InvalidInputError, match=text):
+        executable.run(given)
+
+
+def test_the_json_form_reads_back(address_of: AddressOf) -> None:
+    program = open_program()
+    data = json.loads(json.dumps(program_to_json(program)))
+    assert data["dimensions"] == {"chunk": "4..32:4", "past": "0..64"}
+    again = program_from_json(data)
+    assert again == program
+    given = feeds(5, 8)
+    expect(Executable(again, aligned_empty(0), address_of).run(given), given)
+
+
+def test_without_a_bound_the_memory_is_the_bound(address_of: AddressOf) -> None:
+    endless = Dimension("past", 0)
+    program = open_program()
+    join, twice = program.kernels
+    wide = Dimension("s0", 1, None, 8)
+    first = replace(join, sizes=(Dimension("s0", 0), join.sizes[1]))
+    text = json.dumps(
+        program_to_json(replace(program, kernels=(first, replace(twice, sizes=(wide,)))))
+    )
+    data = json.loads(text.replace('"past": "0..64"', f'"past": "{endless.range_text}"'))
+    executable = Executable(program_from_json(data), aligned_empty(0), address_of)
+    for old, new in ((1000, 4), (3, 8), (5000, 32)):
+        given = feeds(old, new)
+        expect(executable.run(given), given)
+    # an array without elements may be as long as it likes
+    absurd = feeds(0, 4) | {"old": np.zeros((1 << 39, 0), np.float32)}
+    with pytest.raises(InvalidInputError, match="expected"):
+        executable.run(absurd)
+    given = feeds(2, 4)
+    expect(executable.run(given), given)
+
+
+def test_more_than_any_memory_is_refused(executable: Executable) -> None:
+    context = executable._context((1, 0))
+    with pytest.raises(OutOfMemoryError, match="beyond all memory"):
+        context.resize((1, 1 << 61))
+    context.resize((1, 3))
+    context.hold()
+    assert context.ready
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"slots": (Slot(32 * rows), Slot(32 * rows, (0,)), Slot(32 * rows - 1, (0,)))},
+            "do not lie",
+        ),
+        ({"slots": (Slot(32 * rows), Slot(32 * rows, (1,)), Slot(32 * rows))}, "slot 1 does not"),
+        ({"slots": (Slot(32 * rows), Slot(32 * rows, (-1,)), Slot(32 * rows))}, "slot 1 does not"),
+        ({"slots": ()}, "is none of its own"),
+        ({"arena_bytes": 64}, "has slots, and 64 bytes beside"),
+        ({"slots": (Slot(open_size(Dimension("x", 1, 9))),)}, "'x' is none of its own"),
+    ],
+)
+def test_a_program_that_reaches_outside_at_some_size_is_refused(
+    change: dict[str, object], message: str
+) -> None:
+    wrong = replace(open_program(), **change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        wrong.check()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (Copy(at("output", 0), at("input", 0), 32 * rows), "input 0 has no"),
+        (Copy(at("output", 0), at("arena", slot_start(2) + 32), 32 * rows), "do not lie, aligned"),
+        (Copy(at("output", 0), at("arena", slot_start(2) + 128), 32 * rows), "do not lie"),
+        (Copy(at("output", 0), at("arena", slot_start(2) - 64), 32), "negative"),
+        (Copy(at("output", 0), at("arena", slot_start(0) + slot_start(1)), 32), "known at run"),
+        (
+            KernelCall(0, (at("input", 0), at("input", 1), at("output", 0)), (past,)),
+            "2 open dimens",
+        ),
+        (
+            KernelCall(0, (at("input", 0), at("input", 1), at("output", 0)), (past, past)),
+            "'s1' is past, expected 4..32:4",
+        ),
+        (
+            KernelCall(0, (at("input", 0), at("input", 1), at("output", 0)), (past + 1, chunk)),
+            r"'s0' is past\+1, expected 0..64",
+        ),
+    ],
+)
+def test_instructions_are_checked_for_all_sizes(call: Instruction, message: str) -> None:
+    program = open_program()
+    wrong = replace(program, instructions=(*program.instructions, call))
+    with pytest.raises((ValueError, OpenSizeError), match=message):
+        wrong.check()
+    with pytest.raises(ValueError, match=message):
+        program_from_json(program_to_json(wrong))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dimensions", {"past": "0..64"}),
+        ("dimensions", {"past": "0..64", "chunk": "4..4"}),
+        ("dimensions", {"past": "64", "chunk": "4..32:4"}),
+        ("dimensions", {"past": "0..128", "chunk": "4..32:4"}),
+        ("dimensions", ["past"]),
+        ("slots", [["past*", []]]),
+        ("slots", [[32, [0]]]),
+        ("slots", 5),
+        ("arena_bytes", "past"),
+    ],
+)
+def test_malformed_sizes_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        program_from_json({**program_to_json(open_program()), key: value})
+
+
+def test_a_dimension_that_no_input_states_is_refused() -> None:
+    program = open_program()
+    inputs = (replace(program.inputs[0], shape=(past + 1, 8)), *program.inputs[1:])
+    with pytest.raises(ValueError, match="no input says what dimension 'past' is"):
+        replace(program, inputs=inputs).check()
+
+
+def test_profiles_are_of_the_sizes_at_hand(executable: Executable) -> None:
+    seconds = executable.profile(feeds(9, 8), 2)
+    assert seconds.shape == (2, 6)
+    assert (seconds > 0).all()
