@@ -43,7 +43,7 @@ def _expression(
         position = position * extent + i
     shape, result = types[0].shape, []
     for extent in reversed(shape):
-        result.append(position % extent if extent > 1 else Affine())
+        result.append(Affine() if extent in (0, 1) else position % extent)
         position = position // extent
     return operands[0](tuple(reversed(result)))
 

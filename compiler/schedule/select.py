@@ -10,6 +10,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from compiler.schedule.templates import FALLBACK, Template, templates
+from compiler.sizes import OpenSizeError, typical_sizes
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -21,7 +22,8 @@ def schedule_space(
     """Every valid schedule of a workload on a target, by algorithm.
 
     `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
-    more than a digit (Winograd's F(6)).
+    more than a digit (Winograd's F(6)). That of a workload with open sizes is the space at its
+    typical sizes; not each of its schedules lowers the open workload.
 
     Raises:
         CompilerError: if no template applies.
@@ -44,12 +46,13 @@ def untuned_schedules(
 
     The templates' defaults in the order of preference; the last one is the fallback that any
     workload lowers with. With `any_rows`, before them what serves other numbers of rows as well.
+    A workload with open sizes is looked at with its typical ones, and its rows are any.
 
     Raises:
         CompilerError: if no template applies.
     """
     found = _applicable(workload, target, threads, numerics)
-    if any_rows:
+    if any_rows or workload.dimensions:
         spaces = [*found]
         yield from (space.any_rows for _, space in spaces if space.any_rows is not None)
         found = iter(spaces)
@@ -64,6 +67,7 @@ def _applicable(
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
+    workload = workload.at(typical_sizes(*workload.sizes))
     liked = [(template.preference(workload, target), n) for n, template in enumerate(templates())]
     for preference, number in sorted(liked, key=lambda item: -item[0]):
         space = _space(number, workload, target, threads, numerics)
@@ -89,9 +93,13 @@ def lower_schedule(
     """The loop nest of a schedule.
 
     Raises:
-        ScheduleError: if no template knows the algorithm, or the schedule does not fit.
+        ScheduleError: if no template knows the algorithm, or the schedule does not fit, or not at
+            all of the workload's open sizes.
     """
-    return _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
+    try:
+        return _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
+    except OpenSizeError as error:
+        raise ScheduleError(f"'{schedule.algorithm}' needs to know sizes: {error}") from error
 
 
 def _template(algorithm: str) -> Template:

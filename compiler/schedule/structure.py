@@ -12,6 +12,7 @@ from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 from compiler.schedule.problem import Problem
+from compiler.sizes import always_less, known_divisor, typical
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""
@@ -32,7 +33,7 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
     """Serial loops around a body, outermost first; loops of one iteration vanish."""
     result = body
     for loop in reversed(loops):
-        if loop.axis.extent > 1 or loop.lets:
+        if loop.axis.moves or loop.lets:
             result = (
                 For(
                     loop.axis, loop.step, result, Binding.SERIAL, loop.peel, loop.unroll, loop.lets
@@ -56,7 +57,7 @@ def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
 
 def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
     """Share of the threads' time that is work, if the outermost loop is split over them; 0..1."""
-    tiles = next((-(-lp.axis.extent // lp.step) for lp in loops if lp.axis.extent > 1), 1)
+    tiles = next((-(-typical(lp.axis.extent) // lp.step) for lp in loops if lp.axis.moves), 1)
     return tiles / (-(-tiles // threads) * threads)
 
 
@@ -102,15 +103,12 @@ def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
 
 def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) -> bool:
     """Whether a tile's part of an index stays between two multiples of what its start moves by."""
-    rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block]
+    rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block != 0]
     first = index.constant % block
-    reaches = [coefficient * (term.extent - 1) for term, coefficient in rest]
-    if (
-        first + sum(min(r, 0) for r in reaches) >= 0
-        and first + sum(max(r, 0) for r in reaches) < block
-    ):
+    least, most = Affine(tuple(rest), first).bounds()
+    if always_less(-1, least) and always_less(most, block):
         return True
-    if rest == [(vector.axis, 1)] and not first and not vector.step % block:
+    if rest == [(vector.axis, 1)] and first == 0 and not vector.step % block:
         return True
     step = block
     low = high = 0
@@ -118,10 +116,11 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
         if isinstance(term, FloorDiv) and term.axis in tiles:
             return False
         width = 1 if isinstance(term, FloorDiv) else tiles.get(term, 1)
-        step = gcd(step, coefficient * width) if term.extent > width else step
+        if not always_less(term.extent, width + 1):
+            step = gcd(step, known_divisor(coefficient) * width)
         reach = coefficient * (width - 1)
-        low, high = low + min(reach, 0), high + max(reach, 0)
-    return first % step + low >= 0 and first % step + high < step
+        low, high = (low + reach, high) if coefficient < 0 else (low, high + reach)
+    return always_less(-1, first % step + low) and always_less(first % step + high, step)
 
 
 def short_step(load: Load, axis: Axis) -> bool:
@@ -138,12 +137,16 @@ def short_step(load: Load, axis: Axis) -> bool:
 
 
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
-    """Dimensions along which a load leaves its tensor (and its halo, if that may be read)."""
+    """Dimensions along which a load leaves its tensor (and its halo, if that may be read).
+
+    Of open sizes those along which it may leave it for some.
+    """
     result = []
     for dim, index in enumerate(load.index):
         low, high = index.bounds()
         before, after = load.tensor.halo_of(dim) if with_halo else (0, 0)
-        if low < -before or high >= load.tensor.shape[dim] + after:
+        inside = always_less(-before - 1, low)
+        if not inside or not always_less(high, load.tensor.shape[dim] + after):
             result.append(dim)
     return tuple(result)
 

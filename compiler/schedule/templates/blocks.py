@@ -130,11 +130,11 @@ def analyse(workload: Workload) -> Blocks | None:
             return None
         if load.tensor.role is Role.WEIGHT and affine(lanes) not in load.index:
             return None
-    outputs = [a for a in problem.axes if a != lanes and a.extent > 1]
+    outputs = [a for a in problem.axes if a != lanes and a.moves]
     tile = outputs[-1] if outputs else None
     if tile is not None and any(tile in axes_of(e) for e in loads(body) if lanes in axes_of(e)):
         return None
-    reduced = tuple(a for a in problem.reduction.axes if a.extent > 1)
+    reduced = tuple(a for a in problem.reduction.axes if a.moves)
     unpacked, work = _counts(body)
     if not unpacked:
         return None

@@ -18,6 +18,7 @@ from compiler.loops.nest import dot_operands
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
+from compiler.sizes import typical
 from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
@@ -125,7 +126,7 @@ def analyse(workload: Workload) -> Contraction | None:
         return None
     if any(is_padded(load, lanes) for load in loads(problem.reduction.body)):
         return None
-    outputs = [a for a in problem.axes if a != lanes and a.extent > 1]
+    outputs = [a for a in problem.axes if a != lanes and a.moves]
     batch = tuple(a for a in outputs if a in free and a in used)
     spatial = [a for a in outputs if a not in batch]
     own = [a for a in spatial if a in free]
@@ -135,7 +136,7 @@ def analyse(workload: Workload) -> Contraction | None:
         return None
     window = _beside_tile_last(problem, window, tile)
     rest = [a for a in problem.reduction.axes if a not in window]
-    channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
+    channel = max(rest, key=lambda a: typical(a.extent), default=Axis("unit", 1))
     block = _channel_block(loads(left), channel)
     return Contraction(
         problem,
@@ -193,7 +194,7 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
     A window axis is added to an output axis in some index. If the output is one pixel, there is no
     output axis, and the largest reduction axis is the channels.
     """
-    reduced = [a for a in problem.reduction.axes if a.extent > 1]
+    reduced = [a for a in problem.reduction.axes if a.moves]
     spatial = set(problem.axes) - set(problem.groups)
     window = [
         axis
@@ -204,7 +205,7 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
             for index in load.index
         )
     ]
-    others = sorted((a for a in reduced if a not in window), key=lambda a: a.extent)
+    others = sorted((a for a in reduced if a not in window), key=lambda a: typical(a.extent))
     return tuple(a for a in reduced if a in window or a in others[:-1])
 
 

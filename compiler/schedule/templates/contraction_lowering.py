@@ -26,6 +26,7 @@ from compiler.schedule.templates.contraction_analysis import (
     needs_static_taps,
 )
 from compiler.schedule.templates.contraction_split import joining_stage, split_sum
+from compiler.sizes import exact_quotient
 from compiler.target import Target
 
 ENOUGH_ACCUMULATORS = 8
@@ -51,7 +52,8 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     count = int(dict(schedule.choices).get("split", 1))
     if count == 1:
         return _lower(found, schedule, target)
-    if found.window or found.channel.extent % (count * (found.channel_block or found.group)):
+    parts = exact_quotient(found.channel.extent, count * (found.channel_block or found.group))
+    if found.window or parts is None:
         raise ScheduleError(f"the sum does not divide into {count} parts")
     if not is_weight(found.panel) and _is_packed(found, schedule):
         raise ScheduleError("a sum in parts is not read from panels made at run time")
@@ -118,7 +120,7 @@ def _partial(
     tile = rows * vectors
     spare = target.vector_registers - found.registers(target, rows, vectors)
     few = tile < ENOUGH_ACCUMULATORS and tile * (unroll - 1) <= spare
-    return (found.channel,) if few and not found.window and found.channel.extent > 1 else ()
+    return (found.channel,) if few and not found.window and found.channel.moves else ()
 
 
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
@@ -142,16 +144,16 @@ def reduction_tiles(
     block, group = found.channel_block, found.group
     if found.window and block is None and group > 1:
         block = group
-    if block is not None and found.channel.extent > 1:
+    if block is not None and found.channel.moves:
         reduce.append(Tile(found.channel, block))
-    elif found.window and found.channel.extent > 1:
+    elif found.window and found.channel.moves:
         reduce.append(Tile(found.channel, 1))
     for axis in found.window[:-1]:
         reduce.append(Tile(axis, 1))
     points: list[Tile] = []
     if found.window:
         reduce.append(Tile(found.window[-1], 1, unroll=static_taps))
-    if found.channel.extent > 1 and (block is not None or not found.window):
+    if found.channel.moves and (block is not None or not found.window):
         step = unroll * group
         reduce.append(Tile(found.channel, min(step, block or step)))
         points.append(Tile(found.channel, group))

@@ -27,6 +27,7 @@ from compiler.schedule.structure import (
     parallel_stage,
     unit_stride,
 )
+from compiler.sizes import always_less, typical
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -65,18 +66,18 @@ def analyse(workload: Workload) -> Dot | None:
     problem = merge_axes(compose(workload))
     if problem.product is None:
         return None
-    reduced = [a for a in problem.reduction.axes if a.extent > 1]
+    reduced = [a for a in problem.reduction.axes if a.moves]
     if len(reduced) != 1 or not all(_along(e, reduced[0]) for e in problem.product):
         return None
-    outputs = [a for a in problem.axes if a.extent > 1]
+    outputs = [a for a in problem.axes if a.moves]
     used = [axes_of(e) & set(outputs) for e in problem.product]
     own = [[a for a in outputs if a in used[i] and a not in used[1 - i]] for i in range(2)]
-    large = max(range(2), key=lambda i: max((a.extent for a in own[i]), default=0))
+    large = max(range(2), key=lambda i: max((typical(a.extent) for a in own[i]), default=0))
     matrix = problem.product[large]
     if len(own[large]) != 1 or len(own[1 - large]) > 1 or not isinstance(matrix, Load):
         return None
     vectors = own[1 - large][0] if own[1 - large] else None
-    if vectors is not None and vectors.extent > _MOST_VECTORS:
+    if vectors is not None and not always_less(vectors.extent, _MOST_VECTORS + 1):
         return None
     batch = tuple(a for a in outputs if a not in (own[large][0], vectors))
     return Dot(problem, matrix, own[large][0], vectors, batch, reduced[0])

@@ -142,7 +142,7 @@ def _plain(target: Load, axes: Sequence[Axis], unroll: int, lanes: int) -> _Tile
     along = vector_axis(target, axes)
     if along is None:
         return None
-    last = [axis for axis in axes if axis.extent > 1][-1]
+    last = [axis for axis in axes if axis.moves][-1]
     # With blocked channels, vectors do not run along the innermost loop, but unrolling does.
     if last == along:
         return _Tiles({along: lanes * unroll}, (Tile(along, lanes),), Tile(along, lanes))
@@ -174,7 +174,7 @@ def map_stage(
     else:
         tiles = _plain(target, axes, schedule.integer("unroll"), lanes)
     store = Store(target, Accumulator(expr.dtype))
-    moving = [a for a in axes if a.extent > 1]
+    moving = [a for a in axes if a.moves]
     if tiles is None:
         return parallel_stage(name, [LoopSpec(a) for a in moving], Compute((store,), expr))
     if turned is not None:

@@ -55,6 +55,7 @@ from compiler.schedule.structure import (
     vector_axis,
 )
 from compiler.schedule.templates import FALLBACK
+from compiler.sizes import always_less, typical
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -84,8 +85,8 @@ def analyse(workload: Workload) -> Rows | None:
     shared = frozenset().union(*(_free(r) for r in problem.reductions))
     if not shared <= {*problem.axes}:
         return None  # a reduction depends on the steps of another: a product inside a row
-    outer = tuple(a for a in problem.axes if a.extent > 1 and a in shared)
-    inner = tuple(a for a in problem.axes if a.extent > 1 and a not in shared)
+    outer = tuple(a for a in problem.axes if a.moves and a in shared)
+    inner = tuple(a for a in problem.axes if a.moves and a not in shared)
     return Rows(problem, outer, inner, vector_axis(problem.output, problem.axes))
 
 
@@ -149,7 +150,9 @@ def _along(found: Rows, lanes: int) -> Axis | None:
         return None
     for reduction in found.problem.reductions:
         for load in loads(reduction.body):
-            side_by_side = any(a.extent >= lanes and unit_stride(load, a) for a in reduction.axes)
+            side_by_side = any(
+                typical(a.extent) >= lanes and unit_stride(load, a) for a in reduction.axes
+            )
             if side_by_side and not unit_stride(load, along):
                 return None
     return along
@@ -162,11 +165,12 @@ def _tiny(found: Rows, lanes: int) -> bool:
     """
     problem = found.problem
     lengths = [prod(a.extent for a in r.axes) for r in problem.reductions]
-    if not found.inner or not found.outer or found.outer[-1].extent < lanes:
+    if not found.inner or not found.outer or typical(found.outer[-1].extent) < lanes:
         return False
     if any(t.layout.factors for t in (*problem.inputs, problem.output.tensor)):
         return False
-    short = max(*lengths, prod(a.extent for a in found.inner)) <= 3 * lanes // 4
+    lengths.append(prod(a.extent for a in found.inner))
+    short = all(always_less(length, 3 * lanes // 4 + 1) for length in lengths)
     return short and found.lanes in found.inner and not padded_axes(problem)
 
 
@@ -185,7 +189,7 @@ def _kept(found: Rows) -> _Kept | None:
     problem = found.problem
     for reduction in reversed(problem.reductions):
         body = reduction.body
-        axes = tuple(a for a in reduction.axes if a.extent > 1)
+        axes = tuple(a for a in reduction.axes if a.moves)
         extents = tuple(a.extent for a in axes)
         fits = extents == tuple(a.extent for a in found.inner)
         dear = sum(isinstance(node, Op) for node in walk(body)) >= _DEAR
@@ -270,7 +274,7 @@ def _passes(found: Rows, keep: bool, lanes: int) -> _Passes:
 def _analysed(
     reduction: Reduce, body: Expr, stores: tuple[Store, ...], along: Axis | None
 ) -> _Reduced:
-    axes = tuple(a for a in reduction.axes if a.extent > 1)
+    axes = tuple(a for a in reduction.axes if a.moves)
     reads = reads_halo(reduction)
     read = loads(body)
     vector = None

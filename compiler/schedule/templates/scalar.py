@@ -105,14 +105,14 @@ def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
             tuple(Store(target, value) for target, value in zip(targets, values, strict=True)),
             substitute(reduction.body, known),
             reduction.combiner,
-            reduce=tuple(Tile(axis) for axis in reduction.axes if axis.extent > 1),
+            reduce=tuple(Tile(axis) for axis in reduction.axes if axis.moves),
             skip_padding=not reads_halo(reduction),
         )
         nodes += nest([LoopSpec(axis) for axis in steps], compute)
         known[reduction] = targets[0] if len(targets) == 1 else Items(targets)
     value = substitute(problem.expr, known)
     nodes.append(Compute((Store(problem.output, Accumulator(value.dtype)),), value))
-    loops = [LoopSpec(axis) for axis in problem.axes if axis.extent > 1]
+    loops = [LoopSpec(axis) for axis in problem.axes if axis.moves]
     return parallel_stage(f"main{number}", loops, *nodes), scratch
 
 
@@ -120,7 +120,7 @@ def _steps(reduction: Reduce, problem: Problem) -> list[Axis]:
     """The axes of other reductions that this one's value depends on."""
     own = {axis for node in walk(reduction) if isinstance(node, Reduce) for axis in node.axes}
     free = axes_of(reduction) - own - {*problem.axes}
-    return sorted((axis for axis in free if axis.extent > 1), key=lambda axis: axis.name)
+    return sorted((axis for axis in free if axis.moves), key=lambda axis: axis.name)
 
 
 def _kept(name: str, dtype: DType, steps: list[Axis]) -> Load:
