@@ -431,6 +431,10 @@ def bounds(size: int) -> tuple[float, float]:
     """
     if not isinstance(size, Size):
         return size, size
+    common = gcd(*(c for _, c in size.terms))
+    if common > 1:  # what is multiplied is whole
+        low, high = bounds(cast(int, Size(tuple((m, c // common) for m, c in size.terms))))
+        return low * common + size.constant, high * common + size.constant
     low, high = _interval(size)
     low = max(low, _relaxed(size, upward=False))
     high = min(high, _relaxed(size, upward=True))

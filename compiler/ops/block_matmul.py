@@ -30,6 +30,7 @@ from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer
 from compiler.ops.registry import Fresh, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import typical
 
 BITS = (4, 8)
 LEAST_BLOCK, MOST_BLOCK = 16, 256
@@ -196,7 +197,7 @@ def _expression(
         word = given.weight((column, at))
         elements = [_element(packing, word, place) for place in range(packing.word)]
         factors = [given.x((row, at * packing.word + p)) for p in range(packing.word)]
-        inner = _products(elements, factors, zero, many=types[0].shape[0] > _FEW_ROWS)
+        inner = _products(elements, factors, zero, many=typical(types[0].shape[0]) > _FEW_ROWS)
     else:
         words = packing.chunk // packing.word
         total: Expr = Const(0, DType.INT32)

@@ -19,7 +19,7 @@ from compiler.ops.shapes import operand_count, show
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     shape = ints(attrs, "shape")
-    if min(shape, default=0) < 0 or prod(shape) != types[0].elements:
+    if any(extent < 0 for extent in shape) or prod(shape) != types[0].elements:
         raise InvalidModelError(
             f"{show(types[0].shape)} has {types[0].elements} elements, {show(shape)} {prod(shape)}"
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 
 from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 from compiler.schedule.problem import Problem
-from compiler.sizes import always_less, known_divisor, typical
+from compiler.sizes import OpenSizeError, always_less, bounds, known_divisor, typical
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""
@@ -152,7 +152,13 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """How many first and last values of an output axis may lead a load out of its tensor."""
+    """How many first and last values of an output axis may lead a load out of its tensor.
+
+    Of open sizes the most for any of them.
+
+    Raises:
+        OpenSizeError: if there may be ever more of them.
+    """
     first = last = 0
     for dim in needs_padding(load, with_halo=with_halo):
         step = load.index[dim].coefficient(axis)
@@ -161,9 +167,17 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
         before, after = load.tensor.halo_of(dim) if with_halo else (0, 0)
         low, high = (load.index[dim] - affine(axis) * step).bounds()
         over = high + step * (axis.extent - 1) - (load.tensor.shape[dim] + after - 1)
-        first = max(first, -((low + before) // step))
-        last = max(last, -(-over // step))
+        first = max(first, _most(-((low + before) // step)))
+        last = max(last, _most(-(-over // step)))
     return first, last
+
+
+def _most(size: int) -> int:
+    """The largest number that a size may be."""
+    high = bounds(size)[1]
+    if high == inf:
+        raise OpenSizeError(f"there may be ever more than {size}")
+    return int(high)
 
 
 def reads_halo(reduction: Reduce) -> bool:

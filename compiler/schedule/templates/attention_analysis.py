@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 
 from compiler.loops.expr import (
@@ -21,6 +22,7 @@ from compiler.loops.expr import (
 from compiler.loops.index import Axis, affine
 from compiler.loops.rewriting import load_at, reindex, rewrite
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
+from compiler.sizes import always_less, is_open, typical
 from compiler.workload import Workload
 
 
@@ -74,11 +76,11 @@ def analyse(workload: Workload) -> Attention | None:
         return None
     if dot not in set(walk(largest.body)) or largest not in set(walk(power)):
         return None
-    outputs = [a for a in problem.axes if a.extent > 1]
+    outputs = [a for a in problem.axes if a.moves]
     own = [a for a in outputs if a in axes_of(query) - axes_of(key)]
     elements = [a for a in outputs if a in axes_of(value) - axes_of(query) - axes_of(key)]
     # Heads that share one key head are rows, too; tiles run along the longest of these axes.
-    rows = max(own, key=lambda axis: axis.extent, default=None)
+    rows = max(own, key=lambda axis: typical(axis.extent), default=None)
     lanes = next(iter(elements), None)
     batch = tuple(a for a in outputs if a not in (rows, lanes))
     return Attention(
@@ -100,7 +102,8 @@ def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
                 ),
             ) if rows is not None and left == affine(keys) and low == -inf:
                 ahead = right - rows
-                return ahead.constant if not ahead.terms and ahead.constant >= 0 else None
+                known = not ahead.terms and always_less(-1, ahead.constant)
+                return ahead.constant if known else None
     return None
 
 
@@ -115,23 +118,38 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
     0..31, and so on. Skipping the other keys is what makes causal attention half the work.
+
+    Of open rows the runs are equal but for a tile, and none if there are fewer tiles than runs.
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
         return (found,)
+    if is_open(rows.extent) or is_open(found.keys.extent):
+        # Whether the last row sees no more keys than there are.
+        if count == 1 or not always_less(rows.extent + ahead - 1, found.keys.extent):
+            return (found,)
+        tiles = rows.extent // tile
+        ends = [number * tiles // count * tile for number in range(count)] + [rows.extent]
+        return tuple(
+            _restricted(found, rows, number, first, last - first, last + ahead)
+            for number, (first, last) in enumerate(pairwise(ends))
+            if first != last
+        )
     share = -(-rows.extent // count)
     step = min(rows.extent, -(-share // tile) * tile)
     parts = []
     for first in range(0, rows.extent, step):
         size = min(step, rows.extent - first)
         keys = min(found.keys.extent, first + size + ahead)
-        parts.append(_restricted(found, rows, first, size, keys))
+        parts.append(_restricted(found, rows, first, first, size, keys))
     return tuple(parts)
 
 
-def _restricted(found: Attention, rows: Axis, first: int, size: int, keys: int) -> Attention:
+def _restricted(
+    found: Attention, rows: Axis, name: int, first: int, size: int, keys: int
+) -> Attention:
     """The attention of `size` rows from `first` on with the first `keys` keys."""
-    own, seen = Axis(f"{rows.name}s{first}", size), Axis(f"{found.keys.name}s{first}", keys)
+    own, seen = Axis(f"{rows.name}s{name}", size), Axis(f"{found.keys.name}s{name}", keys)
     places = {rows: affine(own) + first, found.keys: affine(seen)}
 
     def over_seen(node: Expr) -> Expr | None:

@@ -23,6 +23,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import LoopSpec, halo_stage, nest, parallel_stage, unit_stride
 from compiler.schedule.templates.attention_analysis import Attention, extent, segments
+from compiler.sizes import is_open, typical
 from compiler.target import Target
 
 _ROW_VECTORS = 8
@@ -47,14 +48,19 @@ class _Blocks:
     def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:
         self._lanes = lanes
         self.parts = segments(found, count, tile)
-        rows, keys = max(extent(part.rows) for part in self.parts), found.keys.extent
-        dtype = found.dot.dtype
-        held = min(block, rows)
+        dtype, keys = found.dot.dtype, found.keys.extent
+        # The longest of the segments; of open rows no more is known than that all is enough.
+        longest = [extent(part.rows) for part in self.parts]
+        rows = extent(found.rows) if any(map(is_open, longest)) else max(longest)
+        held = _at_most(block, rows)
+        padding = self._padding(keys, dtype)
+        # What a layout leaves unused is a number.
+        width, pad = (keys + padding, 0) if is_open(keys) else (keys, padding)
         self.scores = Tensor(
             "scores",
-            (rows, keys),
+            (rows, width),
             dtype,
-            Layout((Factor(0, 1, held), Factor(1, pad=self._padding(keys, dtype)))),
+            Layout((Factor(0, 1, held), Factor(1, pad=pad))),
             role=Role.SCRATCH,
         )
         self.totals = Tensor(
@@ -67,8 +73,9 @@ class _Blocks:
 
     def _padding(self, keys: int, dtype: DType) -> int:
         """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
-        pad = -keys % self._lanes
-        return pad + (0 if (keys + pad) * dtype.bytes % _PAGE_PART else self._lanes)
+        pad, part = -keys % self._lanes, _PAGE_PART // dtype.bytes
+        beside = ((keys + pad) % part + part - 1) // part  # 0 if rows shared sets, else 1
+        return pad + (1 - beside) * self._lanes
 
     def score(self, part: Attention) -> Load:
         """One score of a segment."""
@@ -148,7 +155,7 @@ class _Lowering:
         ):
             block = [*self._products(part, scored), *softmax, *self._mix(part, ended)]
             body += nest(_over_rows(part, self._block), *block)
-        batch = sorted(found.batch, key=lambda axis: -axis.extent)
+        batch = sorted(found.batch, key=lambda axis: -typical(axis.extent))
         stage = parallel_stage("main", [LoopSpec(axis) for axis in batch], *body)
         problem = found.problem
         output = problem.output.tensor
@@ -200,7 +207,7 @@ class _Lowering:
             (store,),
             part.factor(part.query) * panel,
             Combiner.SUM,
-            reduce=(Tile(part.size, min(self._unroll, part.size.extent)),),
+            reduce=(Tile(part.size, _at_most(self._unroll, part.size.extent)),),
             unroll=(Tile(part.size), *_points(part), Tile(part.keys, self._lanes)),
             vector=part.keys,
         )
@@ -213,7 +220,7 @@ class _Lowering:
             (Store(part.problem.output, ended),),
             self._blocks.score(part) * part.factor(part.value),
             Combiner.SUM,
-            reduce=(Tile(part.keys, min(self._unroll, part.keys.extent)),),
+            reduce=(Tile(part.keys, _at_most(self._unroll, part.keys.extent)),),
             unroll=(Tile(part.keys), *_points(part), *elements),
             vector=part.lanes,
         )
@@ -222,9 +229,16 @@ class _Lowering:
 
     def _mixed_width(self) -> int:
         """Elements of a value in the register tile: `width`, or an even share of all."""
+        if is_open(extent(self._found.lanes)):
+            return self._width
         whole = -(-extent(self._found.lanes) // self._lanes)
         panels = -(-whole * self._lanes // self._width)
         return -(-whole // panels) * self._lanes
+
+
+def _at_most(step: int, extent: int) -> int:
+    """A step of no more than the extent, if that is known."""
+    return step if is_open(extent) else min(step, extent)
 
 
 def _row(part: Attention) -> Affine:

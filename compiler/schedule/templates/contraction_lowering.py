@@ -10,6 +10,8 @@ from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
 from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from compiler.loops.rewriting import reindex
+from compiler.schedule.edges import Part, edge_parts
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
@@ -26,7 +28,7 @@ from compiler.schedule.templates.contraction_analysis import (
     needs_static_taps,
 )
 from compiler.schedule.templates.contraction_split import joining_stage, split_sum
-from compiler.sizes import exact_quotient
+from compiler.sizes import exact_quotient, is_open
 from compiler.target import Target
 
 ENOUGH_ACCUMULATORS = 8
@@ -73,12 +75,60 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
 def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
-    tile, vectors = schedule.integer("tile"), schedule.integer("vectors")
-    unroll, width = schedule.integer("unroll"), vectors * lanes
-    static_taps = bool(found.window) and schedule.text("taps") == "unroll"
+    tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
     panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
     broadcast = _packed_broadcast(found, tile)
-    body = found.product(broadcast[0], panels.load)
+    packed = replace(found, broadcast=broadcast[0], streamed=panels.load)
+    if found.tile is not None and is_open(found.tile.extent) and needs_static_taps(found):
+        stages = tuple(
+            _part_stage(f"main{number}", packed, part, schedule, target)
+            for number, part in enumerate(edge_parts(problem, found.tile))
+        )
+    else:
+        static_taps = bool(found.window) and schedule.text("taps") == "unroll"
+        stages = (_stage("main", packed, schedule, target, tile, static_taps),)
+    output = problem.output.tensor
+    inputs = replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
+    shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
+    nest = LoopNest(
+        "kernel",
+        (*inputs, *shared, output),
+        (),
+        (*panels.stages, *stages, *halo_stage(output, lanes)),
+    )
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+def _part_stage(
+    name: str, found: Contraction, part: Part, schedule: Schedule, target: Target
+) -> Stage:
+    """The loops over a part of the outputs along the tile axis: one at a time if it is clipped."""
+    own = replace(
+        found,
+        problem=part.problem,
+        tile=part.axis,
+        broadcast=reindex(found.broadcast, part.places),
+        streamed=reindex(found.streamed, part.places),
+    )
+    if part.clipped:
+        return _stage(name, own, schedule, target, 1, False)
+    static_taps = schedule.text("taps") == "unroll"
+    return _stage(name, own, schedule, target, schedule.integer("tile"), static_taps)
+
+
+def _stage(
+    name: str,
+    found: Contraction,
+    schedule: Schedule,
+    target: Target,
+    tile: int,
+    static_taps: bool,
+) -> Stage:
+    """The loops over register tiles; the factors are as they are packed."""
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
+    vectors, unroll = schedule.integer("vectors"), schedule.integer("unroll")
+    body = found.product(found.broadcast, found.streamed)
     reduce, points = reduction_tiles(found, unroll, static_taps)
     if found.tile is not None:
         points.append(Tile(found.tile))
@@ -95,19 +145,8 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         dot=found.channel if found.group > 1 else None,
     )
     peel = static_taps and needs_static_taps(found)
-    stage = parallel_stage(
-        "main", loops_around(found, schedule.text("order"), tile, width, peel), compute
-    )
-    output = problem.output.tensor
-    inputs = replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
-    shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
-    nest = LoopNest(
-        "kernel",
-        (*inputs, *shared, output),
-        (),
-        (*panels.stages, stage, *halo_stage(output, lanes)),
-    )
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    loops = loops_around(found, schedule.text("order"), tile, vectors * lanes, peel)
+    return parallel_stage(name, loops, compute)
 
 
 def _partial(

@@ -190,7 +190,10 @@ def _combinations(found: Strassen) -> Transform:
 
 @lru_cache(maxsize=1024)
 def _sums_tensor(found: Strassen) -> Tensor:
-    rows = (found.rows.extent + found.has_last_row, *(a.extent for a in found.others))
+    rows = (
+        found.rows.extent + (1 if found.may_have_last else 0),
+        *(a.extent for a in found.others),
+    )
     shape = (len(_SUMS), *rows, found.depth.extent)
     *outer, last = map(Factor, range(len(shape)))
     layout = Layout((*outer, replace(last, pad=STAGGER)))
@@ -203,11 +206,13 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     stores = tuple(Store(_sum(found, left), _signed(left, _quadrants(found))) for left in _SUMS)
     loops = [LoopSpec(found.rows), *map(LoopSpec, found.others), LoopSpec(found.depth, 4 * lanes)]
     stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
-    if found.has_last_row:
+    if found.may_have_last:
         (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
         row = affine(found.rows.extent)
         store = Store(_sum(found, left, row), _signed(left[:2], _last_halves(found)))
-        stages.append(parallel_stage("last", loops[1:], _map(found, (store,), lanes)))
+        stages.append(
+            parallel_stage("last", [LoopSpec(found.last), *loops[1:]], _map(found, (store,), lanes))
+        )
     return tuple(stages)
 
 
@@ -272,9 +277,9 @@ def _products(
     products = []
     for number in range(len(PRODUCTS)):
         nodes = nest(loops, compute(_targets(found, number), _body(found, width, number), tile))
-        if found.has_last_row and number in LAST_ROW:
+        if found.may_have_last and number in LAST_ROW:
             last = compute(_last_targets(found, number), _last_body(found, width, number), row)
-            nodes = (*nodes, *nest(loops[1:], last))
+            nodes = (*nodes, *nest([LoopSpec(found.last), *loops[1:]], last))
         products.append(nodes)
     return tuple(products)
 

@@ -20,6 +20,7 @@ from compiler.schedule.problem import axes_of
 from compiler.schedule.structure import unit_stride
 from compiler.schedule.templates import contraction_analysis
 from compiler.schedule.templates.contraction_analysis import Contraction
+from compiler.sizes import always_less, typical
 from compiler.workload import Workload
 
 Quadrants = tuple[int, int, int, int]
@@ -104,9 +105,14 @@ class Strassen:
         return self.cut.extent * prod(a.extent for a in self.others)
 
     @property
-    def has_last_row(self) -> bool:
-        """Whether a value of the axis that is cut is in no quadrant."""
-        return self.cut.extent % 2 == 1
+    def last(self) -> Axis:
+        """The values of the axis that is cut that are in no quadrant: one or none."""
+        return Axis("last", self.cut.extent % 2)
+
+    @property
+    def may_have_last(self) -> bool:
+        """Whether there is such a value, or may be at run time."""
+        return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
         """An element of an operand of the whole product: in which row, and in which halves."""
@@ -144,15 +150,15 @@ def analyse(workload: Workload) -> Strassen | None:
         return None
     if not unit_stride(left, found.channel):
         return None
-    cut = max(found.outer, key=lambda a: a.extent, default=found.tile)
+    cut = max(found.outer, key=lambda a: typical(a.extent), default=found.tile)
     others = tuple(a for a in (*found.outer, found.tile) if a != cut)
-    if cut.extent < 2 or not {cut, *others} <= axes_of(left) - axes_of(right):
+    if not always_less(1, cut.extent) or not {cut, *others} <= axes_of(left) - axes_of(right):
         return None
     every = (*loads(found.problem.expr), found.problem.output)
     if any(load.dtype is not DType.FLOAT32 or load.indirect for load in every):
         return None
     halves = (found.lanes, found.channel)
-    if any(a.extent % 2 or not _halves(load, a) for a in halves for load in every):
+    if any(a.extent % 2 != 0 or not _halves(load, a) for a in halves for load in every):
         return None
     rows, columns, depth = (
         Axis(axis.name, axis.extent // 2) for axis in (cut, found.lanes, found.channel)

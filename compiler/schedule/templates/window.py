@@ -18,8 +18,9 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Role, Tensor, loads
 from compiler.loops.index import Axis, FloorDiv, affine
 from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile, dot_operands
+from compiler.loops.nest import Compute, LoopNest, Order, Stage, Store, Tile, dot_operands
 from compiler.loops.rewriting import rewrite
+from compiler.schedule.edges import edge_parts
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -38,6 +39,7 @@ from compiler.schedule.structure import (
     unit_stride,
     vector_axis,
 )
+from compiler.sizes import always_less, is_open
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -98,7 +100,7 @@ def analyse(workload: Workload) -> WindowReduction | None:
     padded = padded_axes(problem)
     if lanes in padded:
         lanes = None
-    spatial = [a for a in problem.axes if a != lanes and a.extent > 1]
+    spatial = [a for a in problem.axes if a != lanes and a.moves]
     tile = spatial[-1] if spatial else None
     rows = spatial[-2] if len(spatial) > 1 else None
     outer = tuple(a for a in spatial if a not in (tile, rows))
@@ -109,7 +111,7 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
     """The last window axis, where each lane has bytes of several taps, and none is padding."""
-    axes = [a for a in problem.reduction.axes if a.extent > 1]
+    axes = [a for a in problem.reduction.axes if a.moves]
     operands = dot_operands(problem.reduction.body)
     if operands is None or problem.reduction.dtype is not DType.INT32 or not axes or lanes is None:
         return None
@@ -208,13 +210,16 @@ def _has_static_row(found: WindowReduction) -> bool:
     loop over the taps can be clipped.
     """
     axes = _window_axes(found)
-    if not axes or (found.tile in found.padded and _taps(found) > _UNROLLED_TAPS):
+    few = always_less(_taps(found), _UNROLLED_TAPS + 1)
+    if not axes or (found.tile in found.padded and not few):
         return False
-    return axes[-1].extent <= _UNROLLED_TAPS and _padded_by(found, axes[-1]) <= {found.tile}
+    return always_less(axes[-1].extent, _UNROLLED_TAPS + 1) and _padded_by(found, axes[-1]) <= {
+        found.tile
+    }
 
 
 def _window_axes(found: WindowReduction) -> list[Axis]:
-    return [a for a in found.problem.reduction.axes if a.extent > 1]
+    return [a for a in found.problem.reduction.axes if a.moves]
 
 
 def _clips_tile(found: WindowReduction) -> bool:
@@ -225,7 +230,7 @@ def _clips_tile(found: WindowReduction) -> bool:
 
 
 def _can_unroll_rows(found: WindowReduction) -> bool:
-    return _taps(found) <= _UNROLLED_TAPS and found.padded <= {found.tile}
+    return always_less(_taps(found), _UNROLLED_TAPS + 1) and found.padded <= {found.tile}
 
 
 def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
@@ -296,13 +301,48 @@ def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> S
 def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel:
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
+    tile = found.tile
+    if tile is not None and tile in found.padded and is_open(tile.extent):
+        lowered = [
+            _stage(
+                f"main{number}",
+                replace(
+                    found, problem=part.problem, tile=part.axis, padded=padded_axes(part.problem)
+                ),
+                _CLIPPED if part.clipped else schedule,
+                target,
+            )
+            for number, part in enumerate(edge_parts(problem, tile))
+        ]
+    else:
+        lowered = [_stage("main", found, schedule, target)]
+    output = problem.output.tensor
+    by_name = {t.name: t for t in lowered[0][1]}
+    inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)
+    stages = (*(stage for stage, _ in lowered), *halo_stage(output, lanes))
+    nest = LoopNest("kernel", (*inputs, output), (), stages)
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+_CLIPPED = Schedule.of("window", tile=1, rows=1, taps="row", order="greedy")
+"""One output at a time, whose taps at the edges are left out by loops."""
+
+
+def _stage(
+    name: str, found: WindowReduction, schedule: Schedule, target: Target
+) -> tuple[Stage, tuple[Tensor, ...]]:
+    """The loops over all outputs, and the weights as they are packed for them."""
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
     axes = _window_axes(found)
     if schedule.text("taps") == "all":
+        if any(is_open(axis.extent) for axis in axes):
+            raise ScheduleError("a window of open extents is not written out")
         reduce: list[Tile] = []
         points = [*map(Tile, axes)]
     else:
-        static = _has_static_row(found)
+        static = _has_static_row(found) and schedule is not _CLIPPED
         reduce = [*map(Tile, axes[:-1] if static else axes)]
         points = [*map(Tile, axes[-1:])] if static else []
     dot = found.dot_on(target) if any(point.axis == found.dot for point in points) else None
@@ -329,16 +369,11 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
     if found.rows is not None:
         loops[found.rows] = LoopSpec(found.rows, schedule.integer("rows"))
     if found.tile is not None:
-        peel = found.tile in found.padded
+        peel = found.tile in found.padded and not is_open(found.tile.extent)
         loops[found.tile] = LoopSpec(found.tile, schedule.integer("tile"), peel=peel)
     # In the order of the output's axes, so that what neighbours read is still in the cache.
     ordered = [loops[a] for a in problem.axes if a in loops]
-    stage = parallel_stage("main", ordered, compute)
-    output = problem.output.tensor
-    by_name = {t.name: t for t in packed}
-    inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)
-    nest = LoopNest("kernel", (*inputs, output), (), (stage, *halo_stage(output, lanes)))
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return parallel_stage(name, ordered, compute), packed
 
 
 _ORDERS = {"greedy": Order.GREEDY, "program": Order.PROGRAM}

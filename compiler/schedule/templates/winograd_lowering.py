@@ -8,7 +8,8 @@ A block of tiles passes through three nests while V and M stay in the cache:
 
 Tiles are numbered through all images, rows and columns, so that a block has any number of them. If
 tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are clamped to
-the last ones: what overlaps is computed twice. A window that moves by `s` pixels is `s` windows
+the last ones: what overlaps is computed twice. Of an open number of images, the tiles that fill no
+block follow in a block of their own. A window that moves by `s` pixels is `s` windows
 that move by one, a phase each (polyphase decomposition): phases are more channels. Those that have
 one tap less than the others need no product at infinity.
 """
@@ -23,6 +24,7 @@ from itertools import product
 from math import prod
 
 from compiler.dtypes import DType
+from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
     Combiner,
@@ -50,6 +52,7 @@ from compiler.schedule.structure import (
     replace_tensors,
 )
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
+from compiler.sizes import is_open
 from compiler.target import Target
 
 _WEIGHT_PREFETCH = 2048
@@ -61,25 +64,40 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     """The kernel of a schedule."""
     lanes = target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
-    block = min(schedule.integer("block"), prod(found.tile_counts(outputs)))
-    blocks = _blocks(found, outputs, block, lanes)
-    panels = blocks.panels(schedule.integer("vectors") * lanes)
-    products = _products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile"))
+    counts, block = found.tile_counts(outputs), schedule.integer("block")
+    if any(map(is_open, counts[1:])):
+        raise ScheduleError("tiles are numbered through images of known sizes")
+    every = prod(counts)
+    if is_open(every):
+        blocks = _blocks(found, outputs, lanes, _Run(block, every // block))
+        rest = _Run(block, 1, every // block * block, every % block)
+        parts = [blocks] + ([_blocks(found, outputs, lanes, rest)] if rest.tiles != 0 else [])
+    else:
+        block = min(block, every)
+        blocks = _blocks(found, outputs, lanes, _Run(block, -(-every // block)))
+        parts = [blocks]
+    width = schedule.integer("vectors") * lanes
+    panels = blocks.panels(width)
     output = found.problem.output.tensor
-    stage = parallel_stage(
-        "main",
-        [LoopSpec(blocks.block)],
-        *blocks.input_transforms,
-        *products,
-        *blocks.output_transform,
-    )
+    stages = [
+        parallel_stage(
+            "main" if part is blocks else "rest",
+            [LoopSpec(part.block)],
+            *part.input_transforms,
+            *_products(
+                part, part.panels(width), schedule.integer("unroll"), schedule.integer("tile")
+            ),
+            *part.output_transform,
+        )
+        for part in parts
+    ]
     inputs = replace_tensors(found.problem.inputs, (panels.weights,))
     return Kernel(
         LoopNest(
             "kernel",
             (*inputs, output),
             (blocks.transformed, blocks.products),
-            (stage, *halo_stage(output, lanes)),
+            (*stages, *halo_stage(output, lanes)),
         ),
         tuple((t.name, i) for i, t in enumerate(inputs)),
         ((panels.weights.name, blocks.weight_transform),),
@@ -118,18 +136,31 @@ class _Panels:
     bodies: tuple[Expr, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """`blocks` blocks, with room for `room` tiles each; tiles are numbered from `first` on.
+
+    `tiles` is how many there are of them in the one block that is not full.
+    """
+
+    room: int
+    blocks: int
+    first: int = 0
+    tiles: int | None = None
+
+
 @lru_cache(maxsize=256)
-def _blocks(found: Winograd, outputs: int, tiles: int, lanes: int) -> _Blocks:
-    return _Blocks(found, outputs, tiles, lanes)
+def _blocks(found: Winograd, outputs: int, lanes: int, run: _Run) -> _Blocks:
+    return _Blocks(found, outputs, lanes, run)
 
 
 class _Blocks:
-    """Blocks of `tiles` tiles of `outputs` outputs, and all that no other knob changes.
+    """Blocks of tiles of `outputs` outputs, and all that no other knob changes.
 
     The axes and tensors that the nests share, and the nests before and after the products.
     """
 
-    def __init__(self, found: Winograd, outputs: int, tiles: int, lanes: int) -> None:
+    def __init__(self, found: Winograd, outputs: int, lanes: int, run: _Run) -> None:
         self.found = found
         self.lanes = lanes
         self.outputs = outputs
@@ -138,8 +169,9 @@ class _Blocks:
             filtering(self.outputs, s.reach, POINTS[self.outputs + s.reach - 2]) for s in self.sides
         ]
         self.counts = found.tile_counts(self.outputs)
-        self.tiles = tiles
-        self.block = Axis("tb", -(-prod(self.counts) // self.tiles))
+        self.run = run
+        self.tiles = run.room if run.tiles is None else run.tiles
+        self.block = Axis("tb", run.blocks)
         self.tile = Axis("bt", self.tiles)
         self.number = Axis("tile", prod(self.counts))
         self.starts = tuple(
@@ -151,7 +183,7 @@ class _Blocks:
         rank = len(alphas)
         self.transformed = Tensor(
             "V",
-            (*alphas, self.tiles, *phases, channels),
+            (*alphas, run.room, *phases, channels),
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
@@ -163,7 +195,7 @@ class _Blocks:
         )
         self.products = Tensor(
             "M",
-            (*alphas, self.tiles, filters),
+            (*alphas, run.room, filters),
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
@@ -222,13 +254,13 @@ class _Blocks:
 
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Loops over channels and the tiles of a block; the lets say where a tile starts."""
-        number = self.block * self.tiles + self.tile
+        number = self.block * self.run.room + self.tile + self.run.first
         lets = [Let(self.number, number, self.number.extent - 1)]
         inside = prod(self.counts)
         for count, start, step in zip(
             self.counts, self.starts, self.found.steps(self.outputs), strict=True
         ):
-            outside = inside < self.number.extent
+            outside = inside != self.number.extent
             size, inside = inside, inside // count
             if start.extent == 1:
                 continue

@@ -47,17 +47,12 @@ def heads(make: Maker, n: int) -> str:
     return make("relu", make("transpose", x, perm=(0, 2, 1, 3)))
 
 
-def merged(make: Maker, n: int, m: int) -> str:
-    return make("reshape", make("relu", make.input("x", n, m, 6)), shape=(n * m, 6))
-
-
 MAPS: dict[str, tuple[Build, tuple[Dimension, ...]]] = {
     "rows": (gelu, (N,)),
     "every extent": (gelu_of_all, (N, M)),
     "columns": (columns, (N,)),
     "transposed": (transposed, (N, M)),
     "heads": (heads, (N,)),
-    "dimensions as one": (merged, (N, M)),
 }
 
 

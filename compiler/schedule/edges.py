@@ -1,0 +1,65 @@
+"""An output axis of open extent cut where its windows reach over the edges of an image.
+
+    y[w] = max over k: 3 of x[2 w + k - 1], w in n:
+      w in 0..0: the loop over k is clipped, one output at a time
+      w in 1..n-2: no tap leaves the image, any tile
+      w in n-1..n-1: as the first
+
+Of a known extent the first and the last tile are static code instead (`For.peel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.rewriting import load_at, reindex
+from compiler.schedule.problem import Problem
+from compiler.schedule.structure import tile_edges
+from compiler.sizes import always_less
+
+
+@dataclass(frozen=True)
+class Part:
+    """A problem at a run of values of one of its axes, over an axis of its own.
+
+    `clipped` says that taps are left out at run time: windows reach over an edge. `places` gives
+    the index that stands for the whole axis.
+    """
+
+    problem: Problem
+    axis: Axis
+    clipped: bool
+    places: Mapping[Axis, Affine]
+
+
+def edge_parts(problem: Problem, axis: Axis) -> tuple[Part, ...]:
+    """The first outputs along an axis, those between, and the last ones.
+
+    All are one clipped part if there may be fewer than those at the edges.
+    """
+    first, last = tile_edges(problem.reduction, axis)
+    if not always_less(first + last - 1, axis.extent):
+        return (Part(problem, axis, True, {}),)
+    between = axis.extent - first - last
+    cuts = ((0, first, True), (first, between, False), (first + between, last, True))
+    return tuple(
+        _part(problem, axis, number, start, extent, clipped)
+        for number, (start, extent, clipped) in enumerate(cuts)
+        if extent != 0
+    )
+
+
+def _part(
+    problem: Problem, axis: Axis, number: int, start: int, extent: int, clipped: bool
+) -> Part:
+    own = Axis(f"{axis.name}e{number}", extent)
+    places = {axis: affine(own) + start}
+    restricted = replace(
+        problem,
+        axes=tuple(own if a == axis else a for a in problem.axes),
+        output=load_at(problem.output, places),
+        expr=reindex(problem.expr, places),
+    )
+    return Part(restricted, own, clipped, places)
