@@ -394,7 +394,7 @@ def always_less(a: int, b: int) -> bool:
 def exact_quotient(size: int, divisor: int) -> int | None:
     """`size / divisor` where that is whole for all sizes; None where it is not known to be."""
     try:
-        quotient = size // divisor
+        quotient = size // divisor if size != 0 else 0
     except OpenSizeError:
         return None
     return quotient if quotient * divisor == size else None
@@ -431,10 +431,6 @@ def bounds(size: int) -> tuple[float, float]:
     """
     if not isinstance(size, Size):
         return size, size
-    common = gcd(*(c for _, c in size.terms))
-    if common > 1:  # what is multiplied is whole
-        low, high = bounds(cast(int, Size(tuple((m, c // common) for m, c in size.terms))))
-        return low * common + size.constant, high * common + size.constant
     low, high = _interval(size)
     low = max(low, _relaxed(size, upward=False))
     high = min(high, _relaxed(size, upward=True))
@@ -521,25 +517,31 @@ def _decided(difference: int, what: str) -> bool:
 
 
 def _exact_quotient(size: Size, divisor: int) -> int:
-    """A size divided by one that is a factor of each of its terms: `(4*n*m) // (2*n)`."""
-    match divisor:
-        case Size(((factor, number),), 0) if not size.constant:
-            quotients = []
-            for monomial, coefficient in size.terms:
-                left = list(monomial)
-                if coefficient % number or any(atom not in left for atom in factor):
-                    break
-                for atom in factor:
-                    left.remove(atom)
-                quotients.append((tuple(left), coefficient // number))
-            else:
-                return _collect(quotients, 0)
-        case Size() if divisor == size:
-            return 1
-        case Size():
-            pass
-        case _:
-            raise TypeError(f"a size divided by {divisor!r}")
+    """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`.
+
+    Long division of polynomials: what is left has smaller and smaller terms.
+    """
+    if not isinstance(divisor, Size):
+        raise TypeError(f"a size divided by {divisor!r}")
+    atoms = sorted({a for part in (size, divisor) for m, _ in part.terms for a in m}, key=_factor)
+
+    def greatest(whole: Size) -> tuple[Monomial, int]:
+        return max(whole.terms, key=lambda term: (len(term[0]), [term[0].count(a) for a in atoms]))
+
+    factor, number = greatest(divisor)
+    quotient: int = 0
+    rest = cast(int, size)
+    while isinstance(rest, Size):
+        monomial, coefficient = greatest(rest)
+        left = list(monomial)
+        if coefficient % number or any(left.count(a) < factor.count(a) for a in factor):
+            break
+        for atom in factor:
+            left.remove(atom)
+        part = _collect([(tuple(left), coefficient // number)], 0)
+        quotient, rest = quotient + part, rest - part * divisor
+    if rest == 0:
+        return quotient
     size._asked(f"({size}) // ({divisor})")
 
 

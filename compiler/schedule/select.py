@@ -54,7 +54,8 @@ def untuned_schedules(
     found = _applicable(workload, target, threads, numerics)
     if any_rows or workload.dimensions:
         spaces = [*found]
-        yield from (space.any_rows for _, space in spaces if space.any_rows is not None)
+        first = (s.open_rows if workload.dimensions else s.any_rows for _, s in spaces)
+        yield from (schedule for schedule in first if schedule is not None)
         found = iter(spaces)
     for _, space in found:
         yield space.default

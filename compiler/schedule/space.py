@@ -51,6 +51,19 @@ class SubSpace:
     machine: Constraint = anything
     any_rows: Schedule | None = None
 
+    @property
+    def open_rows(self) -> Schedule | None:
+        """`any_rows` in the default's order of loops, for one kernel that takes any number of rows.
+
+        Rows outermost read all weights again for each tile; it is kernels of fixed sizes that are
+        equal so.
+        """
+        if self.any_rows is None:
+            return None
+        known = dict(self.any_rows.choices)
+        orders = {name: value for name, value in self.default.choices if name == "order"}
+        return Schedule.of(self.any_rows.algorithm, **(known | orders))
+
     def unconstrained(self) -> SubSpace:
         """The space without what is known of the machine."""
         return replace(self, machine=anything)

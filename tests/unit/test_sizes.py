@@ -188,6 +188,8 @@ def test_what_is_always_so_is_so(a: int, b: int, d: int, values: dict[str, int])
     quotient = exact_quotient(a, d)
     assert quotient is None or at(quotient, values) * d == x
     assert exact_quotient(a * d, d) == a
+    if is_open(b):
+        assert exact_quotient(a * b, b) == a
 
 
 def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:

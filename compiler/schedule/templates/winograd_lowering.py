@@ -35,7 +35,7 @@ from compiler.loops.expr import (
     Tensor,
     widened,
 )
-from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
 from compiler.loops.nest import Node as NestNode
@@ -52,7 +52,7 @@ from compiler.schedule.structure import (
     replace_tensors,
 )
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
-from compiler.sizes import is_open
+from compiler.sizes import always_less, is_open
 from compiler.target import Target
 
 _WEIGHT_PREFETCH = 2048
@@ -65,8 +65,8 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
     counts, block = found.tile_counts(outputs), schedule.integer("block")
-    if any(map(is_open, counts[1:])):
-        raise ScheduleError("tiles are numbered through images of known sizes")
+    if not all(always_less(0, starts) for starts in found.starts(outputs)):
+        raise ScheduleError("an image may be smaller than a tile")
     every = prod(counts)
     if is_open(every):
         blocks = _blocks(found, outputs, lanes, _Run(block, every // block))
@@ -256,17 +256,14 @@ class _Blocks:
         """Loops over channels and the tiles of a block; the lets say where a tile starts."""
         number = self.block * self.run.room + self.tile + self.run.first
         lets = [Let(self.number, number, self.number.extent - 1)]
-        inside = prod(self.counts)
-        for count, start, step in zip(
-            self.counts, self.starts, self.found.steps(self.outputs), strict=True
-        ):
-            outside = inside != self.number.extent
-            size, inside = inside, inside // count
+        steps = self.found.steps(self.outputs)
+        for dim, (start, step) in enumerate(zip(self.starts, steps, strict=True)):
+            size, inside = prod(self.counts[dim:]), prod(self.counts[dim + 1 :])
             if start.extent == 1:
                 continue
-            index = affine(self.number) // inside
-            if outside:
-                index = index - affine(self.number) // size * count
+            index = _quotient(self.number, inside)
+            if size != self.number.extent:
+                index = index - _quotient(self.number, size) * self.counts[dim]
             lets.append(Let(start, index * step, start.extent - 1))
         return [LoopSpec(channel, self.lanes), LoopSpec(self.tile, lets=tuple(lets))]
 
@@ -366,6 +363,11 @@ class _Blocks:
             return reindex(self.found.problem.epilogue, here)
 
         return nest(self._tile_loops(c), *_transform("A", factors, read, write, c, epilogue))
+
+
+def _quotient(number: Axis, divisor: int) -> Affine:
+    """A number divided by what may be known at run time only."""
+    return Affine(((FloorDiv(number, divisor), 1),)) if is_open(divisor) else number // divisor
 
 
 def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple[NestNode, ...]:

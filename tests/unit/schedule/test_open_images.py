@@ -11,7 +11,7 @@ from compiler.errors import ScheduleError
 from compiler.graph.ir import AttrValue
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
+from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.sizes import Dimension
 from compiler.workload import Halo
 from tests.graphs import Maker
@@ -131,6 +131,19 @@ def test_tiles_of_a_batch_fill_blocks_and_the_rest() -> None:
             )
             nest = assert_right(workload, schedule, BATCHES, tolerance=1e-4)
             assert {stage.name for stage in nest.stages} >= {"main"}
+
+
+def test_tiles_are_numbered_through_open_images() -> None:
+    dimensions = (B, Dimension("h", 7, 20), Dimension("w", 7, 20))
+    sizes = [{"b": b, "h": h, "w": w} for b, h, w in ((1, 7, 7), (2, 9, 20), (1, 20, 8))]
+    places = {"x": (BLOCKS, AROUND), "y": (BLOCKS, AROUND)}
+    for stride in (1, 2):
+        workload = open_workload(partial(conv, stride=stride), *dimensions, places=places)
+        schedule = Schedule.of("winograd", outputs=4, block=5, tile=3, vectors=2, unroll=2)
+        assert_right(workload, schedule, sizes, tolerance=1e-4)
+    small = open_workload(conv, B, H, W, places=places)
+    with pytest.raises(ScheduleError, match="smaller than a tile"):
+        lower_schedule(small, schedule, TARGET)
 
 
 @pytest.mark.parametrize("case", CASES)

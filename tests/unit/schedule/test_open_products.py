@@ -157,6 +157,16 @@ def test_an_odd_row_of_quadrants_is_computed_where_there_is_one(order: str) -> N
         lower_schedule(open_workload(rows, N), schedule, TARGET)
 
 
+def test_open_rows_take_the_tile_of_any_rows_and_keep_panels_in_the_cache() -> None:
+    workload = open_workload(rows, Dimension("n", 1, 512))
+    fixed = workload.at({"n": 128})
+    schedule = next(untuned_schedules(workload, TARGET))
+    of_any = next(untuned_schedules(fixed, TARGET, any_rows=True))
+    assert schedule["tile"] == of_any["tile"]
+    assert schedule["vectors"] == of_any["vectors"]
+    assert (schedule["order"], of_any["order"]) == ("lanes-outer", "lanes-inner")
+
+
 def test_an_open_sum_is_not_cut_into_parts() -> None:
     workload = open_workload(sums, Dimension("n", 1, 100_000))
     schedule = Schedule.of(
