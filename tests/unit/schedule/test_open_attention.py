@@ -92,8 +92,8 @@ def test_segments_of_open_rows_leave_out_keys(case: str, count: int) -> None:
     )
     nest = assert_right(workload, schedule, values)
     segments = {axis for axis in nest.axes if axis.name.startswith("js")}
-    assert len(segments) == (count if count > 1 else 0)
-    fewest = min((at(axis.extent, values[-1]) for axis in segments), default=0)
+    assert count // 2 < len(segments) <= count if count > 1 else not segments
+    fewest = min((at(axis.extent, values[-1]) for axis in segments), default=0)  # of keys
     assert fewest < sum(sizes[-1])
 
 
