@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 
+from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Combiner,
     Const,
@@ -119,7 +120,11 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
     0..31, and so on. Skipping the other keys is what makes causal attention half the work.
 
-    Of open rows the runs are equal but for a tile, and none if there are fewer tiles than runs.
+    Of open rows the runs are equal but for a tile, and some are empty if there are fewer tiles than
+    runs.
+
+    Raises:
+        ScheduleError: if open rows are to be cut into a number of runs that is no power of two.
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
@@ -128,8 +133,7 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
         # Whether the last row sees no more keys than there are.
         if count == 1 or not always_less(rows.extent + ahead - 1, found.keys.extent):
             return (found,)
-        tiles = rows.extent // tile
-        ends = [number * tiles // count * tile for number in range(count)] + [rows.extent]
+        ends = [0, *accumulate(_halved(rows.extent, count, tile))]
         return tuple(
             _restricted(found, rows, number, first, last - first, last + ahead)
             for number, (first, last) in enumerate(pairwise(ends))
@@ -143,6 +147,19 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
         keys = min(found.keys.extent, first + size + ahead)
         parts.append(_restricted(found, rows, first, first, size, keys))
     return tuple(parts)
+
+
+def _halved(extent: int, count: int, tile: int) -> list[int]:
+    """An open extent in `count` parts of whole tiles, but for the last one.
+
+    Halved again and again: so it is seen that none is shorter than 0.
+    """
+    if count == 1:
+        return [extent]
+    if count % 2:
+        raise ScheduleError("open rows are cut into segments whose number is a power of two")
+    first = extent // (2 * tile) * tile
+    return [part for half in (first, extent - first) for part in _halved(half, count // 2, tile)]
 
 
 def _restricted(
