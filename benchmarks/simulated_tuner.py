@@ -75,7 +75,12 @@ def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
     settle_process()
     storage = open_storage(settings_of(url, Path(folder)))
     threads = [
-        threading.Thread(target=_work, args=(storage, f"simulated-{number}", batches), daemon=True)
+        threading.Thread(
+            target=_work,
+            # the first one of each has a part left, as if they had begun at different times
+            args=(storage, f"simulated-{number}", batches * (number + 1) // at_a_time, batches),
+            daemon=True,
+        )
         for number in range(at_a_time)
     ]
     for thread in threads:
@@ -84,8 +89,9 @@ def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
         thread.join()
 
 
-def _work(storage: Storage, name: str, batches: int) -> None:
-    """One job after the other, until the process ends."""
+def _work(storage: Storage, name: str, left: int, batches: int) -> None:
+    """One job after the other, until the process ends; of the first one so many batches are
+    left."""
     while True:
         try:
             match_jobs(storage)
@@ -93,7 +99,8 @@ def _work(storage: Storage, name: str, batches: int) -> None:
             if claimed is None:
                 time.sleep(0.5)
             else:
-                run_job(storage, claimed[0], batches)
+                run_job(storage, claimed[0], left)
+                left = batches
         except StorageError:  # as a tuner does: the claim runs out
             time.sleep(1.0)
 

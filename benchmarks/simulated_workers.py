@@ -1,8 +1,11 @@
 """Workers that measure nothing: they claim, wait as long as a batch takes, report, and say that
-they live, as `service.worker` does. Thousands of them are coroutines of one process.
+they live, as `service.worker` does: all at the same time. Thousands of them are coroutines of one
+process.
 
-A worker keeps one connection for claims and results; heartbeats come on another one, as they do
-while a claim waits. Blobs are not fetched.
+What lies ready is measured together, and while that goes on the results before it are reported and
+the next leases claimed; nothing is claimed while a result is unreported. A worker keeps a
+connection for claims and one for results; heartbeats come on one of their own each. Blobs are not
+fetched.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from typing import Any
 
 from benchmarks.service_load_server import TARGET
 from service.worker.facts import registration_facts
+from service.worker.hand import PREFETCHED
+from tuner.measure.job_queue import MOST_TOGETHER
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
 
-PREFETCHED = 4
-"""Leases in hand, as a worker has them."""
+POLL_SECONDS, SHORT_POLL_SECONDS = 20.0, 1.0
+"""How long a claim waits with nothing in hand, and while something is measured."""
 
-POLL_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
 """A request that takes longer has failed, as for a worker."""
 
@@ -62,15 +66,29 @@ class _Connection:
         )
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                if self._streams is None or self._streams[0].at_eof():
-                    self.close()
-                    self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-                reader, writer = self._streams
-                writer.write(head.encode() + data)
-                return await _answer(reader)
+                kept = self._streams is not None
+                try:
+                    return await self._exchange(head.encode() + data)
+                except (ConnectionError, asyncio.IncompleteReadError):
+                    if not kept:
+                        raise
+                    # the service has closed what lay idle: whatever is asked is safe to repeat
+                    return await self._exchange(head.encode() + data)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            self.close()
             raise OSError(type(error).__name__) from error
+
+    async def _exchange(self, request: bytes) -> tuple[int, Any]:
+        """On the connection that is kept, or a new one."""
+        try:
+            if self._streams is None or self._streams[0].at_eof():
+                self.close()
+                self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = self._streams
+            writer.write(request)
+            return await _answer(reader)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._streams is not None:
@@ -85,6 +103,47 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
     return int(head.split(b" ", 2)[1]), json.loads(body) if body else None
 
 
+class _Hand:
+    """What a worker has in hand, as `service.worker.hand` has it.
+
+    Attributes:
+        leases: those that are not measured yet, with their payloads.
+        ready: their names, in the order in which they came.
+        spool: what is measured and not yet reported.
+    """
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Any] = {}
+        self.ready: asyncio.Queue[str] = asyncio.Queue()
+        self.spool: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._unreported = 0
+        self._changed = asyncio.Event()
+
+    async def room(self) -> int:
+        """How many leases may be claimed, once there is room for one."""
+        while self._unreported or len(self.leases) >= PREFETCHED:
+            self._changed.clear()
+            await self._changed.wait()
+        return PREFETCHED - len(self.leases)
+
+    def measured(self, names: Sequence[str]) -> None:
+        """What is still this worker's is reported."""
+        for name in names:
+            if name in self.leases:
+                self.spool.put_nowait((name, self.leases.pop(name)))
+                self._unreported += 1
+
+    def reported(self) -> None:
+        self._unreported -= 1
+        self._changed.set()
+
+    def lose(self, name: str) -> bool:
+        """Whether a lease was in hand that is another's now."""
+        lost = self.leases.pop(name, None) is not None
+        self._changed.set()
+        return lost
+
+
 class Crowd:
     """So many workers. `batch_seconds` is how long each measures a batch.
 
@@ -94,7 +153,6 @@ class Crowd:
 
     def __init__(self, port: int, token: str, workers: int, batch_seconds: float) -> None:
         self.told = Told()
-        self._requests: dict[str, Any] = {}  # payloads of what is in hand
         self._port = port
         self._token = token
         self._workers = workers
@@ -123,60 +181,71 @@ class Crowd:
         return [
             asyncio.create_task(work)
             for worker_id, pause in known
-            for held in [dict[str, str]()]
-            for work in (self._measure(worker_id, held), self._live(worker_id, held, pause))
+            for hand in [_Hand()]
+            for work in (
+                self._claim(worker_id, hand),
+                self._measure(hand),
+                self._report(worker_id, hand),
+                self._live(worker_id, hand, pause),
+            )
         ]
 
-    async def _measure(self, worker_id: str, held: dict[str, str]) -> None:
+    async def _claim(self, worker_id: str, hand: _Hand) -> None:
         connection = _Connection(self._port, self._token)
         await asyncio.sleep(random.random() * 2.0)  # they did not come in one moment
         try:
             while True:
-                for lease in await self._claim(connection, worker_id):
-                    held[lease["lease_id"]] = lease["request_id"]
-                for name in list(held):
-                    await asyncio.sleep(self._batch_seconds)
-                    if name in held:
-                        await self._report(connection, worker_id, name, held.pop(name))
+                limit = await hand.room()
+                body = {
+                    "worker_id": worker_id,
+                    "claim_id": uuid.uuid4().hex,
+                    "limit": limit,
+                    "wait_seconds": POLL_SECONDS if limit == PREFETCHED else SHORT_POLL_SECONDS,
+                }
+                began = time.perf_counter()
+                answer = await self._post(connection, "/v1/leases/claim", body)
+                leases: Sequence[Any] = answer["leases"] if answer else ()
+                if leases:
+                    self.told.claims.append(time.perf_counter() - began)
+                for lease in leases:
+                    hand.leases[lease["lease_id"]] = lease["payload"]
+                    hand.ready.put_nowait(lease["lease_id"])
         finally:
             connection.close()
 
-    async def _claim(self, connection: _Connection, worker_id: str) -> Sequence[Any]:
-        body = {
-            "worker_id": worker_id,
-            "claim_id": uuid.uuid4().hex,
-            "limit": PREFETCHED,
-            "wait_seconds": POLL_SECONDS,
-        }
-        began = time.perf_counter()
-        answer = await self._post(connection, "/v1/leases/claim", body)
-        leases: Sequence[Any] = answer["leases"] if answer else ()
-        if leases:
-            self.told.claims.append(time.perf_counter() - began)
-            for lease in leases:
-                self._requests[lease["request_id"]] = lease["payload"]
-        return leases
+    async def _measure(self, hand: _Hand) -> None:
+        while True:
+            together = [await hand.ready.get()]
+            while len(together) < MOST_TOGETHER and not hand.ready.empty():
+                together.append(hand.ready.get_nowait())
+            await asyncio.sleep(self._batch_seconds * len(together))
+            hand.measured(together)
 
-    async def _report(
-        self, connection: _Connection, worker_id: str, lease_id: str, request_id: str
-    ) -> None:
-        request = MeasureRequest.from_json(self._requests.pop(request_id))
-        body = {
-            "worker_id": worker_id,
-            "result_key": f"{worker_id}-{request_id}",
-            "result": measured(request, worker_id).to_json(),
-        }
-        began = time.perf_counter()
-        answer = await self._post(connection, f"/v1/leases/{lease_id}/result", body)
-        self.told.results.append(time.perf_counter() - began)
-        if answer and answer["completion"] == "accepted":
-            self.told.trials += len(request.candidates)
+    async def _report(self, worker_id: str, hand: _Hand) -> None:
+        connection = _Connection(self._port, self._token)
+        try:
+            while True:
+                lease_id, payload = await hand.spool.get()
+                request = MeasureRequest.from_json(payload)
+                body = {
+                    "worker_id": worker_id,
+                    "result_key": f"{worker_id}-{request.request_id}",
+                    "result": measured(request, worker_id).to_json(),
+                }
+                began = time.perf_counter()
+                answer = await self._post(connection, f"/v1/leases/{lease_id}/result", body)
+                self.told.results.append(time.perf_counter() - began)
+                hand.reported()
+                if answer and answer["completion"] == "accepted":
+                    self.told.trials += len(request.candidates)
+        finally:
+            connection.close()
 
-    async def _live(self, worker_id: str, held: dict[str, str], pause: float) -> None:
+    async def _live(self, worker_id: str, hand: _Hand, pause: float) -> None:
         await asyncio.sleep(random.random() * pause)
         while True:
             connection = _Connection(self._port, self._token)
-            leases = list(held)
+            leases = list(hand.leases)
             began = time.perf_counter()
             answer = await self._post(
                 connection, f"/v1/workers/{worker_id}/heartbeat", {"leases": leases}
@@ -185,9 +254,8 @@ class Crowd:
             self.told.heartbeats.append(time.perf_counter() - began)
             if answer:
                 for lease in leases:
-                    if lease not in answer["renewed"] and lease in held:
+                    if lease not in answer["renewed"] and hand.lose(lease):
                         self.told.lost += 1
-                        self._requests.pop(held.pop(lease), None)
             await asyncio.sleep(pause)
 
     async def _post(self, connection: _Connection, path: str, body: Mapping[str, Any]) -> Any:

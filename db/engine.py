@@ -138,14 +138,22 @@ def write_immediately(connection: sa.Connection) -> None:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that only reads: one snapshot on SQLite. Raises StorageError."""
+    """A transaction that only reads: one snapshot on SQLite. Raises StorageError.
+
+    On PostgreSQL each statement sees what is committed when it begins, within a transaction or
+    without one; so there is none, which would be two more ways to the server and back.
+    """
     joined = _joined_in(engine)
     if joined is not None:
         with translated_errors(engine):
             yield joined
         return
-    with translated_errors(engine), engine.connect() as connection, connection.begin():
-        yield connection
+    with translated_errors(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+        else:
+            with connection.begin():
+                yield connection
 
 
 class OwnConnection:

@@ -30,6 +30,28 @@ def test_a_transaction_commits_or_leaves_nothing(engine: sa.Engine) -> None:
         assert connection.execute(sa.select(targets.c.key)).scalars().all() == ["b"]
 
 
+def test_a_reader_of_a_server_holds_no_transaction_and_a_writer_after_it_has_one(
+    engine: sa.Engine,
+) -> None:
+    """To begin and end one would be two more ways to the server and back for each question."""
+    if engine.dialect.name != "postgresql":
+        pytest.skip("a file is read as of one moment")
+    process, state = "SELECT pg_backend_pid()", "SELECT state FROM pg_stat_activity WHERE pid = :p"
+    one = open_engine(engine.url.render_as_string(hide_password=False), pool_size=1)
+    with reading(one) as connection, engine.connect() as other:
+        reader = connection.execute(sa.text(process)).scalar_one()
+        assert other.execute(sa.text(state), {"p": reader}).scalar_one() == "idle"
+    with pytest.raises(RuntimeError), writing(one) as connection:
+        assert connection.execute(sa.text(process)).scalar_one() == reader, "the same connection"
+        connection.execute(sa.insert(targets), {**ROW, "key": "a"})
+        raise RuntimeError("dies")
+    assert keys(one) == []
+    one.dispose()
+
+
+ROW = {"name": "n", "description": {}, "created_at": 0.0}
+
+
 def keys(engine: sa.Engine) -> list[str]:
     with reading(engine) as connection:
         return sorted(connection.execute(sa.select(targets.c.key)).scalars())
