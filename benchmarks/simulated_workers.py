@@ -253,6 +253,7 @@ class Crowd:
             connection.close()
             self.told.heartbeats.append(time.perf_counter() - began)
             if answer:
+                pause = answer["heartbeat_seconds"]
                 for lease in leases:
                     if lease not in answer["renewed"] and hand.lose(lease):
                         self.told.lost += 1

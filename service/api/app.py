@@ -28,6 +28,7 @@ from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.planning import Planning
+from service.api.pulse import Pulse
 from service.api.request_ids import RequestIdMiddleware
 from service.api.results import most_bytes
 from service.api.served import ServedRecords
@@ -64,7 +65,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         claims = partial(opened.leases.claim_all, lease_seconds=settings.lease_seconds)
         room = WaitingRoom(notifier, claims, opened.leases.release)
         app.state.waiting_room = room
-        app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds)
+        app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds, _pulse(settings))
         tokens = TokenCache(opened.tokens)
         app.state.gate = Gate(settings, tokens, partial(most_bytes, opened))
         planning = Planning(settings, opened.blobs)
@@ -110,6 +111,13 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     app.include_router(probes.router)
     app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
+
+
+def _pulse(settings: Settings) -> Pulse:
+    """So rare that a first lease, which no heartbeat has renewed yet, does not run out, and that
+    who misses two heartbeats is not lost."""
+    rarest = min(settings.lease_seconds * 2, settings.worker_lost_seconds) / 3
+    return Pulse(settings.heartbeat_seconds, rarest)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

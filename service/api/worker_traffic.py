@@ -15,11 +15,15 @@ from db.stores.tokens import Scope, Token
 from db.stores.workers import Heartbeat, Presence
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import LARGE_BYTES
+from service.api.pulse import Pulse
 from service.api.results import ResultRefused, admit
 from service.api.together import Together
 
 MOST = 64
 """Requests of one call."""
+
+BEATS_OF_A_LEASE = 3
+"""Heartbeats that are to come within a lease: some may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a heartbeat is answered with: how the worker stands, and deadlines of its leases."""
+    """What a heartbeat is answered with: how the worker stands, deadlines of its leases, and when
+    it is to come again."""
 
     worker: Presence
     renewed: Mapping[str, float]
+    next_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +69,18 @@ class Asker:
 
 
 class WorkerTraffic:
-    """Heartbeats, results, and whose a worker is."""
+    """Heartbeats, results, and whose a worker is.
 
-    def __init__(self, storage: Storage, lease_seconds: float) -> None:
+    Args:
+        storage: the workers and their leases.
+        lease_seconds: for which a lease is renewed, or for longer where heartbeats are rare.
+        pulse: says how rare they are.
+    """
+
+    def __init__(self, storage: Storage, lease_seconds: float, pulse: Pulse) -> None:
         self._storage = storage
         self._lease_seconds = lease_seconds
+        self._pulse = pulse
         self._asked = Together(self._own, MOST)
         self._beats = Together(self._renew, MOST)
         self._results = Together(self._save, MOST)
@@ -78,7 +91,9 @@ class WorkerTraffic:
 
     async def heartbeat(self, beat: Beat) -> Heard:
         """Note that a worker lives, and renew its leases. Raises as `own`."""
-        return await self._beats.ask(beat)
+        heard = await self._beats.ask(beat)
+        self._pulse.hear(beat.worker_id)
+        return heard
 
     async def report(self, sent: Sent, size_bytes: int) -> Completion:
         """Save a result. Raises as `own`; also StaleLeaseError, and a 422 problem for a result that
@@ -99,18 +114,17 @@ class WorkerTraffic:
         allowed = self._own(beats)
         ours = [b for b, found in zip(beats, allowed, strict=True) if isinstance(found, Presence)]
         presences = iter(self._storage.workers.heartbeats([beat.sign for beat in ours]))
-        renewed = iter(
-            self._storage.leases.renew_all(
-                [(beat.worker_id, beat.leases) for beat in ours], self._lease_seconds
-            )
-        )
+        pause = self._pulse.seconds
+        named = [(beat.worker_id, beat.leases) for beat in ours]
+        lease_seconds = max(self._lease_seconds, BEATS_OF_A_LEASE * pause)
+        renewed = iter(self._storage.leases.renew_all(named, lease_seconds))
         for beat, found in zip(beats, allowed, strict=True):
             if isinstance(found, Exception):
                 told.append(found)
                 continue
             worker, deadlines = next(presences), next(renewed)
             unknown = NotFoundError("worker", beat.worker_id)  # forgotten in this very moment
-            told.append(unknown if worker is None else Heard(worker, deadlines))
+            told.append(unknown if worker is None else Heard(worker, deadlines, pause))
         return told
 
     def _save(self, sent: Sequence[Sent]) -> Sequence[Completion | Exception]:

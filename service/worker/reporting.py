@@ -165,6 +165,7 @@ class Reporter:
                 self._registration.register_again(worker_id)
             raise Unreachable(str(error)) from error
         renewed = field(answer, "renewed", dict)
+        self._registration.come_again(answer)
         draining = field(answer, "health", str) == "draining"
         if draining != self._draining:
             self._draining = draining

@@ -110,7 +110,11 @@ async def heartbeat(
     condition = None if body.condition is None else body.condition.model_dump()
     sign = Heartbeat(worker_id, body.device, speed, condition)
     heard = await traffic.heartbeat(Beat(sign, body.leases, token))
-    return HeartbeatView(renewed=dict(heard.renewed), health=heard.worker.health.value)
+    return HeartbeatView(
+        renewed=dict(heard.renewed),
+        health=heard.worker.health.value,
+        heartbeat_seconds=heard.next_seconds,
+    )
 
 
 @router.post("/workers/{worker_id}/drain")

@@ -177,3 +177,7 @@ class HeartbeatView(View):
         description="Until when, by lease", examples=[{SHOWN_ID: SHOWN_TIME}]
     )
     health: str = Field(examples=["healthy"])
+    heartbeat_seconds: float = Field(
+        description="When to come again: later than it was told, where there are many workers",
+        examples=[5.0],
+    )

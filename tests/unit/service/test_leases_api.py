@@ -18,6 +18,7 @@ from db.storage import Storage
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
 from db.stores.workers import Health, WorkerStore
+from service.api import pulse
 from service.api.app import create_app
 from service.api.schemas.workers import WorkerView
 from service.cli.view import worker_table
@@ -193,6 +194,25 @@ def test_a_heartbeat_renews_and_names_what_is_lost(
     storage.leases.cancel(request_ids=["b"])
     answer = client.post(f"/v1/workers/{worker}/heartbeat", json={"leases": leases}).json()
     assert list(answer["renewed"]) == leases[:1]
+
+
+def test_where_there_are_many_each_worker_says_less_often_that_it_lives(
+    client: TestClient, storage: Storage, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its leases last as long as it takes to miss some of that."""
+    path = f"/v1/workers/{worker}/heartbeat"
+    assert client.post(path, json={}).json()["heartbeat_seconds"] == 0.2, "as is set"
+    monkeypatch.setattr(pulse, "MOST_A_SECOND", 0.1)
+    queue(storage, "a")
+    (lease,) = claim(client, worker)
+    assert lease["deadline"] < storage.clock() + 31
+    answer = client.post(path, json={"leases": [lease["lease_id"]]}).json()
+    assert answer["heartbeat_seconds"] == 10.0
+    assert answer["renewed"][lease["lease_id"]] < storage.clock() + 31
+    monkeypatch.setattr(pulse, "MOST_A_SECOND", 0.001)
+    answer = client.post(path, json={"leases": [lease["lease_id"]]}).json()
+    assert answer["heartbeat_seconds"] == 20.0, "none is lost who misses two"
+    assert answer["renewed"][lease["lease_id"]] > lease["deadline"] + 29
 
 
 def test_a_worker_that_is_forgotten_in_this_very_moment_is_named(

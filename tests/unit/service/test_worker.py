@@ -16,6 +16,7 @@ from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
+from service.api.pulse import Pulse
 from service.signing import SigningKey
 from service.worker import measuring
 from service.worker.http import Api, Distrusted, Refused, Unreachable
@@ -84,6 +85,20 @@ def test_a_drained_worker_finishes_what_it_has(
     storage.workers.drain(worker.id, draining=False)
     until(lambda: state(storage, "c") is RequestState.DONE)
     until(lambda: "used again" in running.log)
+
+
+def test_a_worker_says_as_often_as_the_service_wants_that_it_lives(
+    start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    registration = running.worker._registration
+    until(lambda: registration.heartbeat_seconds == 0.2)
+    monkeypatch.setattr(Pulse, "seconds", 7.5)
+    until(lambda: registration.heartbeat_seconds == 7.5)
+    with pytest.raises(Unreachable, match="heartbeat_seconds"):
+        registration.come_again({"heartbeat_seconds": "often"})
+    registration.come_again({})  # of an earlier release
+    assert registration.heartbeat_seconds == 7.5
 
 
 def test_results_wait_in_the_spool_while_the_service_is_away(
