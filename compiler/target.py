@@ -112,6 +112,12 @@ class Target:
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
+    def masks(self, dtype: DType) -> bool:
+        """Whether vectors of this type are loaded and stored under a mask made at run time."""
+        return any(
+            self.has(feature) and least <= dtype.bytes for feature, least in self.family.masked
+        )
+
     @property
     def lookup(self) -> ByteLookup | None:
         """The instruction that looks up vectors of bytes in half a table of 256."""

@@ -199,6 +199,8 @@ class Family:
         conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
             float32 and back ("": every target has them); others are converted by integer
             arithmetic.
+        masked: features that load and store vectors under a mask made at run time, with the fewest
+            bytes of an element.
         syntax: of assembly text.
         scan_stack: finds accesses to the stack in object code; None where nothing does.
         elf_machine: `e_machine` of an ELF header; 0 where objects are none.
@@ -224,6 +226,7 @@ class Family:
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
     lookup: tuple[ByteLookup, ...] = ()
+    masked: tuple[tuple[str, int], ...] = ()
     syntax: AssemblySyntax = AssemblySyntax()
     scan_stack: Callable[[bytes], StackScan] | None = None
     elf_machine: int = 0

@@ -17,7 +17,7 @@ from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.dot_instructions import multiply_add
 from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
 from compiler.codegen.cpu.folds import join, join_lanes, start
-from compiler.codegen.cpu.loops import over
+from compiler.codegen.cpu.loops import over, tail_of
 from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
@@ -127,7 +127,8 @@ class ComputeLowering:
             return self._leaf(values, keys)
         tile = self.compute.reduce[level]
         granularity = next((t.step for t in self.compute.unroll if t.axis == tile.axis), 0)
-        inner = self.compute.reduce[level + 1 :]
+        is_split = any(t.axis == tile.axis for t in self.compute.reduce[level + 1 :])
+        is_vector = tile.axis == self.compute.vector
         return over(
             self.context,
             tile.axis,
@@ -136,7 +137,7 @@ class ComputeLowering:
             carried=values,
             unroll=tile.unroll,
             granularity=granularity,
-            is_split=any(t.axis == tile.axis for t in inner),
+            tail=tail_of(self.context, is_split=is_split, is_vector=is_vector, is_reduced=True),
             clip=None if tile.unroll else self._clip_loads(tile),
             padding=self.padding,
         )
@@ -194,7 +195,7 @@ class ComputeLowering:
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
         if not points.is_ragged:
-            if points.lanes_in_use < lanes:
+            if is_open(points.lanes_in_use) or points.lanes_in_use < lanes:
                 return self._masked_accumulator(combiner, accesses, points)
             return self._whole_accumulator(combiner, accesses, points)
         whole = self._whole_accumulator(combiner, accesses, points)
@@ -214,10 +215,10 @@ class ComputeLowering:
         items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)
 
         def accumulate(current: Partial, point: Point) -> Partial:
-            mask = memory.lane_mask(lanes, points.active(point))
+            mask = memory.lane_mask(emitter, lanes, points.active(point))
             values = tuple(
                 emitter.emit(
-                    v.dtype, lanes, f"select {mask}, {v.type} %s, {v.type} %s", v,
+                    v.dtype, lanes, f"select {mask.type} %s, {v.type} %s, {v.type} %s", mask, v,
                     emitter.splat(n, lanes),
                 )
                 for v, n in zip(same_lanes(emitter, items(point), lanes), neutral, strict=True)

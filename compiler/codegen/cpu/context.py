@@ -28,6 +28,7 @@ class Context:
         environment: what each axis stands for in the open scopes.
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: how often each tensor was stored to so far.
+        masks: whether tails of vectors get a mask that is made at run time.
     """
 
     emitter: Emitter
@@ -37,6 +38,7 @@ class Context:
     environment: dict[Axis, Bound] = field(default_factory=dict)
     registers: dict[tuple[object, ...], Value] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    masks: bool = False
 
     @property
     def lanes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
@@ -28,16 +29,34 @@ class Segment:
     width: int
 
 
-def segments(
-    extent: int, step: int, *, peel: bool, granularity: int, is_split: bool = False
-) -> tuple[Segment, ...]:
-    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest.
+class Tail(Enum):
+    """What follows the full tiles of an axis whose extent is known at run time."""
 
-    Of an extent that is known at run time the tail is one tile of run-time width where loops inside
-    split it further. Else it is tiles of static widths, the next half as wide, each there or not.
-    """
+    WHOLE = auto()
+    """One tile of run-time width: loops inside split it further."""
+    MASKED = auto()
+    """Whole vectors, then one under a mask."""
+    UNITS = auto()
+    """The register tile's steps, one by one: a sum goes on with fewer copies."""
+    HALVES = auto()
+    """Tiles of powers of two, the next half as wide, each there or not; after whole vectors."""
+
+
+def tail_of(context: Context, *, is_split: bool, is_vector: bool, is_reduced: bool) -> Tail:
+    """The tail of an axis, by what its loop's body does with it."""
+    if is_split:
+        return Tail.WHOLE
+    if is_vector:
+        return Tail.MASKED if context.masks else Tail.HALVES
+    return Tail.UNITS if is_reduced else Tail.HALVES
+
+
+def segments(
+    extent: int, step: int, *, peel: bool, granularity: int, tail: Tail = Tail.HALVES
+) -> tuple[Segment, ...]:
+    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest."""
     if is_open(extent):
-        return _open_segments(extent, step, peel, granularity, is_split)
+        return _open_segments(extent, step, peel, granularity or 1, tail)
     full, rest = divmod(extent, step)
     result = []
     if peel and full > 2:
@@ -59,7 +78,7 @@ def segments(
 
 
 def _open_segments(
-    extent: int, step: int, peel: bool, granularity: int, is_split: bool
+    extent: int, step: int, peel: bool, granularity: int, tail: Tail
 ) -> tuple[Segment, ...]:
     full, rest = divmod(extent, step)
     result = []
@@ -72,25 +91,30 @@ def _open_segments(
     else:
         result.append(Segment(0, full, step, step))
     offset = full * step
-    if is_split:
-        result.append(Segment(offset, (rest + step - 1) // step, step, rest))
-        return tuple(s for s in result if s.count != 0)
-    for width in _tail_widths(step, granularity or 1):
-        count = rest // width
-        result.append(Segment(offset, count, width, width))
-        offset, rest = offset + count * width, rest - count * width
+    if tail is Tail.MASKED and granularity == 1:  # the tile is the vector
+        tail = Tail.HALVES
+    if tail is not Tail.WHOLE:
+        for width in _tail_widths(step, granularity, tail):
+            count = rest // width
+            result.append(Segment(offset, count, width, width))
+            offset, rest = offset + count * width, rest - count * width
+    if rest != 0:
+        most = step if tail is Tail.WHOLE else granularity
+        result.append(Segment(offset, (rest + most - 1) // most, most, rest))
     return tuple(s for s in result if s.count != 0)
 
 
-def _tail_widths(step: int, granularity: int) -> Iterator[int]:
-    """Whole vectors, the next half as many, then powers of two: 48 by 16 is 32, 16, 8, 4, 2, 1."""
-    for unit, end in ((granularity, step), (1, min(granularity, step))):
-        width = unit
-        while width * 2 < end:
-            width *= 2
-        while unit <= width < end:
+def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
+    """Widths of tiles behind those of `step`; what they leave is under a mask."""
+    if granularity > 1 or tail is Tail.UNITS:
+        yield granularity
+    if tail is Tail.HALVES:
+        width = 1 << ((granularity if granularity > 1 else step) - 1).bit_length() >> 1
+        while width:
             yield width
-            width //= 2
+            width >>= 1
+    elif tail is Tail.UNITS and granularity > 1:
+        yield 1
 
 
 def over(
@@ -103,7 +127,7 @@ def over(
     peel: bool = False,
     unroll: bool = False,
     granularity: int = 0,
-    is_split: bool = False,
+    tail: Tail = Tail.HALVES,
     clip: Sequence[Load] | None = None,
     padding: Padding = Padding.READ,
 ) -> list[Value]:
@@ -113,9 +137,7 @@ def over(
     clipped = _clip(context, axis, outer, clip, padding) if clip else None
     if unroll and is_open(outer.extent):
         raise ScheduleError(f"axis {axis.name}: {outer.extent} values cannot be unrolled")
-    for segment in segments(
-        outer.extent, step, peel=peel, granularity=granularity, is_split=is_split
-    ):
+    for segment in segments(outer.extent, step, peel=peel, granularity=granularity, tail=tail):
         if unroll or (segment.count == 1 and clipped is None):
             for number in range(segment.count):
                 start = _moved(outer.start, segment.offset + number * segment.step)

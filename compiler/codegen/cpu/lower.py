@@ -11,19 +11,21 @@ that runs tiles [lo, hi) of its parallel loop.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, evaluate
 from compiler.codegen.cpu.compute import ComputeLowering
 from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.loops import Segment, over, segments, tile_body
+from compiler.codegen.cpu.loops import Segment, Tail, over, segments, tail_of, tile_body
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Load, Space, Tee, walk
 from compiler.loops.index import Axis
 from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
-from compiler.sizes import OpenSizeError, always_less, is_open
+from compiler.sizes import Dimension, OpenSizeError, always_less, is_open
 from compiler.target import Target
 
 _ALIGNMENT = 64
@@ -62,18 +64,21 @@ def lower_nest(nest: LoopNest, target: Target) -> str:
         ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if what is
             emitted depends on a size that is known at run time.
     """
+    sizes = nest.sizes
     try:
-        return _lower_nest(nest, target)
+        if sizes and target.masks(DType.FLOAT32):
+            with suppress(ScheduleError, OpenSizeError):
+                return _lower_nest(nest, target, sizes, masks=True)
+        return _lower_nest(nest, target, sizes, masks=False)
     except OpenSizeError as error:
         raise ScheduleError(f"kernel '{nest.name}': {error}") from error
 
 
-def _lower_nest(nest: LoopNest, target: Target) -> str:
-    sizes = nest.sizes
+def _lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension], *, masks: bool) -> str:
     declarations: set[str] = set()
     functions = []
     for number, stage in enumerate(nest.stages):
-        emitter = _lower_stage(nest, stage, Emitter(target, sizes))
+        emitter = _lower_stage(nest, stage, Emitter(target, sizes), masks=masks)
         declarations |= emitter.declarations
         body = "\n".join(emitter.lines)
         symbol = stage_symbol(nest.name, number)
@@ -94,13 +99,14 @@ def _lower_nest(nest: LoopNest, target: Target) -> str:
     )
 
 
-def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter) -> Emitter:
+def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool) -> Emitter:
     """The body of a stage's function."""
     context = Context(
         emitter,
         slots={buffer.name: 8 * number for number, buffer in enumerate(nest.buffers)},
         scratch=scratch_layout(nest)[0],
         written=_written(stage.body),
+        masks=masks,
     )
     match stage.body:
         case (For(binding=Binding.PARALLEL) as loop,):
@@ -126,7 +132,7 @@ def _lower(context: Context, node: Node) -> None:
                 peel=node.peel,
                 unroll=node.unroll,
                 granularity=0 if node.unroll else _granularity(node.body, node.axis),
-                is_split=_is_split(node.body, node.axis),
+                tail=_tail(context, node),
             )
         case For(binding=binding):
             raise ScheduleError(f"loop {node.axis.name}: {binding} is not at the top of a stage")
@@ -156,16 +162,24 @@ def _parallel(context: Context, loop: For) -> None:
         if segment is not parts[-1]:
             edge = emitter.size(first + segment.count)
             stop = emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edge)
-        body = tile_body(
-            context,
-            loop.axis,
-            outer,
-            segment,
-            lambda values: _body(context, loop, values),
-            first=first,
-        )
+        lowered = partial(_tail_tile if is_open(segment.width) else _body, context, loop)
+        body = tile_body(context, loop.axis, outer, segment, lowered, first=first)
         emitter.loop(start, stop, (), body, may_be_empty=True)
         first += segment.count
+
+
+def _tail_tile(context: Context, loop: For, values: list[Value]) -> list[Value]:
+    """The last tile of a parallel loop, of run-time width: one for the threads that share them."""
+    if _is_split(loop.body, loop.axis):
+        return _body(context, loop, values)
+    return over(
+        context,
+        loop.axis,
+        loop.step,
+        partial(_body, context, loop),
+        granularity=_granularity(loop.body, loop.axis),
+        tail=_tail(context, loop),
+    )
 
 
 def _body(context: Context, loop: For, values: list[Value]) -> list[Value]:
@@ -195,7 +209,7 @@ def _loop_segments(loop: For) -> tuple[Segment, ...]:
         loop.step,
         peel=loop.peel,
         granularity=_granularity(loop.body, loop.axis),
-        is_split=_is_split(loop.body, loop.axis),
+        tail=Tail.WHOLE,
     )
 
 
@@ -251,6 +265,30 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
         if step:
             return step
     return 0
+
+
+def _tail(context: Context, loop: For) -> Tail:
+    """What follows the full tiles of a loop over an open extent."""
+    unrolling = [
+        compute
+        for compute in _computes(loop.body)
+        if any(tile.axis == loop.axis for tile in compute.unroll)
+    ]
+    return tail_of(
+        context,
+        is_split=_is_split(loop.body, loop.axis),
+        is_vector=bool(unrolling) and all(c.vector == loop.axis for c in unrolling),
+        is_reduced=False,
+    )
+
+
+def _computes(body: Sequence[Node]) -> Iterator[Compute]:
+    for node in body:
+        match node:
+            case For():
+                yield from _computes(node.body)
+            case Compute():
+                yield node
 
 
 def _is_split(body: Sequence[Node], axis: Axis) -> bool:

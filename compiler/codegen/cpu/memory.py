@@ -24,10 +24,15 @@ from compiler.loops.expr import Operation, Role, Space
 from compiler.sizes import always_less, is_open
 
 
-def lane_mask(lanes: int, active: int) -> str:
-    """A constant mask operand with the first `active` lanes set."""
+def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
+    """A mask with the first `active` lanes set; a constant unless they are a size."""
+    if is_open(active):
+        numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
+        count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
+        text = f"icmp sgt {count.type} %s, <{numbers}>"
+        return emitter.emit(DType.BOOL, lanes, text, count)
     bits = ", ".join(f"i1 {'true' if i < active else 'false'}" for i in range(lanes))
-    return f"<{lanes} x i1> <{bits}>"
+    return Value(f"<{bits}>", DType.BOOL, lanes)
 
 
 class Loader:
@@ -73,6 +78,8 @@ class Loader:
         base = access.base
         assert base is not None
         depth, tag = _placement(context, self._budget, access, offset)
+        if is_open(active):  # what the lanes are used for stays in the tail
+            depth = emitter.depth
         stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
         lane_positions = None
         if positions:
@@ -223,13 +230,20 @@ def _vector_load(
     if active == lanes:
         text = f"load {vector}, ptr %s, align {align}{tag}"
         return emitter.emit(dtype, lanes, text, where, depth=depth)
+    _check_mask(emitter, dtype, active)
     name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
     emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
     text = (
-        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, {lane_mask(lanes, active)},"
+        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, <{lanes} x i1> %s,"
         f" {vector} zeroinitializer){tag}"
     )
-    return emitter.emit(dtype, lanes, text, where, depth=depth)
+    mask = lane_mask(emitter, lanes, active)
+    return emitter.emit(dtype, lanes, text, where, mask, depth=depth)
+
+
+def _check_mask(emitter: Emitter, dtype: DType, active: int) -> None:
+    if is_open(active) and not emitter.target.masks(dtype):
+        raise ScheduleError(f"target '{emitter.target.name}' does not mask {dtype} at run time")
 
 
 def _interleaved_load(
@@ -369,15 +383,17 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
             where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
             item = extract_lane(emitter, value, lane)
             emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
-    elif active < value.lanes:
+    elif is_open(active) or active < value.lanes:
+        _check_mask(emitter, dtype, active)
         where = emitter.offset(access.base, offset, depth)
         name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
         emitter.declarations.add(
             f"declare void @{name}({value.type}, ptr, i32, <{value.lanes} x i1>)"
         )
+        mask = lane_mask(emitter, value.lanes, active)
         emitter.effect(
             f"call void @{name}({value.type} {value.name}, ptr {where.name}, i32 {dtype.bytes},"
-            f" {lane_mask(value.lanes, active)})"
+            f" {mask.type} {mask.name})"
         )
     else:
         where = emitter.offset(access.base, offset, depth)

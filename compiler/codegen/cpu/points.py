@@ -11,7 +11,7 @@ from compiler.codegen.cpu.context import Context
 from compiler.errors import ScheduleError
 from compiler.loops.index import Axis
 from compiler.loops.nest import Tile
-from compiler.sizes import is_open
+from compiler.sizes import always_less, is_open
 
 Point = tuple[int, ...]
 
@@ -37,6 +37,7 @@ class Points:
         self.position: dict[Variable, int] = {}
         self.lanes = 1
         self._active = 1
+        self._masked: int | None = None
         self._ragged: tuple[int, int, int] | None = None
         self.is_ragged = False
         """Whether the last vector has fewer lanes in use than the others."""
@@ -46,11 +47,13 @@ class Points:
         self._saved = dict(context.environment)
         for tile in self._tiles:
             bound = context.environment[tile.axis]
-            if is_open(bound.extent):
-                raise ScheduleError(
-                    f"axis {tile.axis.name}: {bound.extent} values cannot be unrolled"
-                )
-            count, rest, step = bound.extent // tile.step, bound.extent % tile.step, tile.step
+            count, rest, step = 1, 0, tile.step
+            if not is_open(bound.extent):
+                count, rest = divmod(bound.extent, step)
+            elif tile.axis == self._vector and always_less(bound.extent, step + 1):
+                self._masked = bound.extent
+            else:
+                raise ScheduleError(f"axis {tile.axis.name}: {bound.extent} values are unrolled")
             if count == 0:
                 count, step = 1, bound.extent
             elif rest:
@@ -80,13 +83,13 @@ class Points:
             bound = Bound(Linear(), axis.extent)
         if is_open(bound.extent):
             raise ScheduleError(f"axis {axis.name}: {bound.extent} lanes are no vector")
-        self._active = bound.extent
+        self._active = bound.extent if self._masked is None else self._masked
         # The next power of two: any other width is a masked vector.
         self.lanes = 1 << (bound.extent - 1).bit_length()
         start = Linear(dict(bound.start.terms), bound.start.constant)
         if self.lanes > 1:
             # Bounds count the lanes of a ragged last vector that are used; divisions count all.
-            last = self._ragged[2] % self._ragged[1] if self._ragged else bound.extent
+            last = self._ragged[2] % self._ragged[1] if self._ragged else self._active
             start.add(Linear({Variable(Kind.LANE, last, lanes=bound.extent): 1}))
         self._context.environment[axis] = Bound(start, 1)
 
@@ -98,7 +101,7 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Lanes in use at every point, where none is ragged."""
+        """Lanes in use at every point, where none is ragged; a size under a run-time mask."""
         return self._active
 
     def active(self, point: Point) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.codegen.cpu.lower import lower_nest, stage_extent
 from compiler.dtypes import DType
+from compiler.errors import ScheduleError
 from compiler.loops import maths
 from compiler.loops.evaluate import pack_tensor, run_nest
 from compiler.loops.expr import Accumulator, Cast, Combiner, IndexValue, Role, Space, Tensor
@@ -18,8 +20,9 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
-from compiler.sizes import Dimension, open_size
-from tests.kernels import WIDTHS, NestCode, width
+from compiler.sizes import Dimension, at, open_size
+from compiler.target import Target, resolve_target
+from tests.kernels import HOST, WIDTHS, NestCode, width
 
 Array = np.ndarray[Any, Any]
 
@@ -30,13 +33,17 @@ LENGTHS = (0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 48, 49, 64, 95, 127, 199, 200)
 
 
 def check(
-    nest: LoopNest, bits: int, sizes: Sequence[Mapping[str, int]], tolerance: float = 0.0
+    nest: LoopNest, on: int | Target, sizes: Sequence[Mapping[str, int]], tolerance: float = 0.0
 ) -> None:
-    """Run one object at each of the sizes, in pieces, against the meaning of the nest."""
+    """Run one object at each of the sizes, in pieces, against the meaning of the nest.
+
+    It is for a target, or for vectors of so many bits of this machine.
+    """
+    target = width(on) if isinstance(on, int) else on
     verify_nest(nest)
     assert parse_nest(print_nest(nest)) == nest
     random = np.random.default_rng(1)
-    with NestCode(nest, width(bits)) as code:
+    with NestCode(nest, target) as code:
         for values in sizes:
             buffers = nest.at(values).buffers
             given = [t for t in buffers if t.role in (Role.INPUT, Role.WEIGHT)]
@@ -55,11 +62,11 @@ def check(
                 )
 
 
-def row_map(lanes: int) -> LoopNest:
+def row_map(lanes: int, dtype: DType = DType.FLOAT32) -> LoopNest:
     m, n = Axis("m", M), Axis("n", N)
-    x, y = Tensor("x", (M, N)), Tensor("y", (M, N), role=Role.OUTPUT)
+    x, y = Tensor("x", (M, N), dtype), Tensor("y", (M, N), dtype, role=Role.OUTPUT)
     body = Compute(
-        (Store(y[m, n], Accumulator()),), x[m, n] * 2.0 + 1.0, unroll=(Tile(n, lanes),), vector=n
+        (Store(y[m, n], Accumulator(dtype)),), x[m, n] + x[m, n], unroll=(Tile(n, lanes),), vector=n
     )
     loop = For(m, 3, (For(m, 1, (For(n, 2 * lanes, (body,)),)),), binding=Binding.PARALLEL)
     return LoopNest("row_map", (x, y), (), (Stage("main", (loop,)),))
@@ -69,6 +76,99 @@ def row_map(lanes: int) -> LoopNest:
 def test_a_map_over_rows(bits: int) -> None:
     sizes = [{"m": m, "n": n} for m, n in zip((1, 2, 3, 5, 64, 7), LENGTHS[::3], strict=True)]
     check(row_map(bits // 32), bits, sizes)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "masked"),
+    [
+        ("x86-64-v4", DType.FLOAT32, True),
+        ("x86-64-v4", DType.INT8, True),
+        ("x86-64-v3", DType.FLOAT32, True),
+        ("x86-64-v3", DType.INT8, False),
+        ("x86-64-v2", DType.FLOAT32, False),
+        ("neoverse-v1", DType.FLOAT32, False),
+    ],
+)
+def test_tails_of_vectors_are_masked_where_the_target_can(
+    target: str, dtype: DType, masked: bool
+) -> None:
+    found = resolve_target(target)
+    nest = row_map(8, dtype)
+    text = lower_nest(nest, found)
+    assert ("masked.store" in text) == masked
+    assert text.count("store <4 x") == (0 if masked else 2)  # of a full row tile, and of its tail
+    if found.runs_on(HOST):
+        check(nest, found, [{"m": m, "n": n} for m, n in ((4, 0), (7, 5), (3, 31), (64, 200))])
+
+
+def test_the_tiles_of_a_parallel_loop_are_those_of_the_extent_rounded_up() -> None:
+    flat = Axis("flat", N * M)
+    x, y = Tensor("x", (N * M,)), Tensor("y", (N * M,), role=Role.OUTPUT)
+    body = Compute(
+        (Store(y[flat], Accumulator()),), x[flat] * 3.0, unroll=(Tile(flat, 8),), vector=flat
+    )
+    loop = For(flat, 64, (body,), binding=Binding.PARALLEL)
+    nest = LoopNest("flat", (x, y), (), (Stage("main", (loop,)),))
+    extent = stage_extent(nest.stages[0])
+    for m, n in ((1, 0), (1, 63), (1, 64), (13, 5), (64, 200)):
+        assert at(extent, {"m": m, "n": n}) == -(-m * n // 64)
+    check(nest, 256, [{"m": m, "n": n} for m, n in ((1, 0), (1, 63), (1, 65), (13, 5), (64, 199))])
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        ({"unroll": True}, "n: n values cannot be unrolled"),
+        ({"peel": True}, "the first and the last of ((n)//2) tiles may be one"),
+    ],
+)
+def test_loops_that_a_size_decides_are_refused(axes: dict[str, bool], complaint: str) -> None:
+    n = Axis("n", N)
+    x, y = Tensor("x", (N,)), Tensor("y", (N,), role=Role.OUTPUT)
+    copy = Compute((Store(y[n], Accumulator()),), x[n] + 1.0, unroll=(Tile(n),))
+    nest = LoopNest("k", (x, y), (), (Stage("main", (For(n, 2, (copy,), **axes),)),))  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError) as caught:
+        lower_nest(nest, HOST)
+    assert complaint in str(caught.value)
+
+
+def test_edges_of_images_are_peeled_where_there_are_two_tiles_at_any_size() -> None:
+    wide = open_size(Dimension("wide", 2, 10, 4))
+    w, j = Axis("w", wide), Axis("j", 3)
+    x, y = Tensor("x", (wide,)), Tensor("y", (wide,), role=Role.OUTPUT)
+    window = Compute(
+        (Store(y[w], Accumulator()),), x[w + j - 1], Combiner.SUM, unroll=(Tile(w), Tile(j))
+    )
+    nest = LoopNest("k", (x, y), (), (Stage("main", (For(w, 4, (window,), peel=True),)),))
+    check(nest, 128, [{"wide": 4 * n} for n in (2, 3, 10)])
+
+
+def test_bounds_that_ranges_do_not_prove_are_refused() -> None:
+    n = Axis("n", N)
+    x, y = Tensor("x", (M,)), Tensor("y", (N,), role=Role.OUTPUT)
+    copy = Compute((Store(y[n], Accumulator()),), x[n] + 1.0)
+    nest = LoopNest("k", (x, y), (), (Stage("main", (For(n, 1, (copy,)),)),))
+    with pytest.raises(ScheduleError, match="'x' is accessed outside of its bounds at run time"):
+        lower_nest(nest, HOST)
+
+
+def test_scratch_of_a_size() -> None:
+    """Each thread's block holds two tensors, the second where the size of the first ends."""
+    m, n = Axis("m", M), Axis("n", N)
+    x, y = Tensor("x", (M, N)), Tensor("y", (M, N), role=Role.OUTPUT)
+    first, second = (Tensor(name, (N,), role=Role.SCRATCH) for name in ("first", "second"))
+    steps = [
+        (first[n], x[m, n] * 2.0),
+        (second[n], first[n] + 1.0),
+        (y[m, n], second[n] * first[n]),
+    ]
+    loops = tuple(
+        For(n, 8, (Compute((Store(to, Accumulator()),), value, unroll=(Tile(n, 4),), vector=n),))
+        for to, value in steps
+    )
+    rows = For(m, 1, loops, binding=Binding.PARALLEL)
+    nest = LoopNest("scratch", (x, y), (first, second), (Stage("main", (rows,)),))
+    check(nest, 128, [{"m": m, "n": n} for m, n in ((1, 1), (2, 17), (9, 200), (3, 0))])
 
 
 def matmul(rows: int, columns: int, depth: int, lanes: int, *, packed: bool = True) -> LoopNest:
