@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import gcd, inf, isqrt, prod
 from typing import Any, NoReturn, TypeVar, cast
 
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, InvalidArgumentError
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ class Dimension:
         if self.low < 0 or self.multiple < 1 or (self.high is not None and self.high < self.low):
             raise ValueError(f"dimension '{self.name}': no size lies in its range")
         if not self.name or not self.name.isprintable() or set(self.name) & set('"<>\\'):
-            raise ValueError(f"'{self.name}' cannot name a dimension")
+            raise InvalidArgumentError(f"'{self.name}' cannot name a dimension of many sizes")
 
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
@@ -292,6 +292,44 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
     if tuple(first) == tuple(second):
         return True
     return len(first) == len(second) and all(map(equal, first, second))
+
+
+def larger(first: int, second: int) -> int:
+    """The larger of two sizes; raises OpenSizeError if which one that is depends on the run.
+
+    `max` compares with `<`, which is not decided where two sizes may be equal.
+    """
+    if bounds(second - first)[0] >= 0:
+        return second
+    return first if first >= second else second
+
+
+def smaller(first: int, second: int) -> int:
+    """The smaller of two sizes; raises OpenSizeError if which one that is depends on the run."""
+    if bounds(second - first)[0] >= 0:
+        return first
+    return second if first >= second else first
+
+
+def solved(first: int, second: int) -> tuple[Dimension, int] | None:
+    """A dimension and the size that it must be for two sizes to be equal; None if none is found.
+
+    The size is of other dimensions, and never below the dimension's range; of several that will
+    do, one never above it either, if there is one.
+    """
+    difference = first - second
+    if not isinstance(difference, Size):
+        return None
+    found: list[tuple[Dimension, int]] = []
+    for monomial, coefficient in difference.terms:
+        match monomial:
+            case (Dimension(multiple=1) as dimension,) if abs(coefficient) == 1:
+                value = open_size(dimension) - difference * coefficient
+                if is_open(value) and dimension not in dimensions(value):
+                    found.append((dimension, value))
+    found = [(d, value) for d, value in found if bounds(value)[0] >= d.low]
+    found.sort(key=lambda pair: pair[0].high is not None and bounds(pair[1])[1] > pair[0].high)
+    return found[0] if found else None
 
 
 def dimensions(*sizes: int) -> tuple[Dimension, ...]:
@@ -578,26 +616,6 @@ def _atoms(size: int) -> Iterator[Atom]:
                 yield atom
                 if isinstance(atom, Quotient):
                     yield from _atoms(cast(int, atom.dividend))
-
-
-_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})?(?::(\d{1,18}))?")
-
-
-def parse_range(name: str, text: str) -> Dimension:
-    """Read what `range_text` prints: `1..512`, `32..640:32`, `1..`.
-
-    Raises:
-        ValueError: if the text is no range, or no size lies in it.
-    """
-    found = _RANGE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"dimension '{name}': '{text[:80]}' is no range, such as 1..512")
-    low, high, multiple = (None if part is None else int(part) for part in found.groups())
-    assert low is not None
-    step = 1 if multiple is None else multiple
-    if step == 0 or low % step or (high or 0) % step:
-        raise ValueError(f"dimension '{name}': the ends of {text} are no multiples of {step}")
-    return Dimension(name, low // step, None if high is None else high // step, step)
 
 
 _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')

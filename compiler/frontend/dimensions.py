@@ -9,7 +9,7 @@ from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 from compiler.errors import InvalidArgumentError
 from compiler.ranges import SizeRange, as_range
 from compiler.runtime.ports import Dims, OpenPorts
-from compiler.sizes import Dimension
+from compiler.sizes import Dimension, parse_size, substituted
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
@@ -42,6 +42,30 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
     """
     name: str = dim.dim_param
     return name if any(map(str.isalpha, name)) else ""
+
+
+def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
+    """The size that a dimension's text stands for: a name, or an expression of known names.
+
+    Exporters write `past_sequence_length + 1`; None if the text is no such expression.
+    """
+    if text in sizes:
+        return sizes[text]
+    known = {name: Dimension(name, 0) for name in sizes if name.isidentifier()}
+    try:
+        return substituted(parse_size(text, known), lambda dimension: sizes[dimension.name])
+    except ValueError:
+        return None
+
+
+def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
+    """The open dimensions of the inputs that need a size or a range, by name, in order.
+
+    What an expression of others' names states needs none.
+    """
+    names = model_ports(graph).open
+    plain = {name: 1 for name in names if name.isidentifier()}
+    return tuple(n for n in names if n in plain or stated_size(n, plain) is None)
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:

@@ -22,6 +22,7 @@ from compiler.ops.builder import GraphBuilder
 from compiler.ops.enclosed import Enclosure, Outside
 from compiler.ops.loops import branched, truth
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
+from compiler.sizes import asked_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,10 @@ class NodeImporter:
         attrs = self._attributes(proto, name, body)
         node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         try:
-            if any(v is not None and self._builder.trim(v) for v in inputs):
-                return carried(node, rule)
-            emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+            with asked_by(node.label):
+                if any(v is not None and self._builder.trim(v) for v in inputs):
+                    return carried(node, rule)
+                emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
         except UnsupportedOperatorError as error:
             found = self._expand(proto, name, body, inputs, outputs, error)
             if found is None:

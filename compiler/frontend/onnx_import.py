@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnx import ModelProto, ValueInfoProto
 
 from compiler.errors import InvalidModelError, ModelWarning
-from compiler.frontend.dimensions import check_dims, dim_name
+from compiler.frontend.dimensions import check_dims, dim_name, stated_size
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.message import UnusualError, split_message
 from compiler.frontend.nodes import NameScope, NodeImporter, domain_of
@@ -32,7 +32,14 @@ from compiler.ops.onnx_node import OnnxTensor
 from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Bytes
-from compiler.sizes import open_size
+from compiler.sizes import (
+    Dimension,
+    SizesDifferError,
+    is_open,
+    open_size,
+    solved,
+    substituted,
+)
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
@@ -65,22 +72,44 @@ ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
 
 
 def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
-    """Read a model as a graph with static shapes.
+    """Read a model as a graph, in whose shapes only dimensions with a range are open.
 
     Args:
         model: path of a file, its bytes, the message, or what `read_model` gave. External data is
             read from the file's folder only.
         dims: sizes of symbolic dimensions by their name (`batch`), or by the input and the
-            position of the dimension (`x[0]`) where they have none. One with a range stays open.
+            position of the dimension (`x[0]`) where they have none. One with a range stays open:
+            it is known at run time only. Where the model needs two open sizes to be equal (a mask
+            as long as past and new tokens together), one dimension is expressed by the others.
 
     Raises:
+        OpenSizeError: if what the model asks of an open size is not decided by its range.
         InvalidModelError: if the model is malformed or contradicts itself.
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
         InvalidArgumentError: if `dims` names what is no open dimension, or gives no number.
     """
     read = read_model(model)
     proto = inline_functions(read.proto)
-    return _Importer(replace(read, proto=proto), _check_header(proto), dims or {}).graph()
+    read, opsets = replace(read, proto=proto), _check_header(proto)
+    ranges = check_dims(proto.graph, dims or {})
+    sizes = {name: open_size(dimension) for name, dimension in ranges.items()}
+    while True:
+        try:
+            return _Importer(read, opsets, sizes).graph()
+        except SizesDifferError as error:
+            related = solved(*error.sizes)
+            if related is None:
+                raise
+            sizes = _with_relation(sizes, *related)
+
+
+def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -> dict[str, int]:
+    """The sizes with a dimension expressed by others."""
+
+    def of(other: Dimension) -> int:
+        return value if other == dimension else open_size(other) // other.multiple
+
+    return {name: substituted(size, of) for name, size in sizes.items()}
 
 
 def read_model(model: ModelSource) -> ReadModel:
@@ -195,14 +224,13 @@ class _Importer:
     """One import: ONNX names are mapped to values of the graph as nodes are met."""
 
     def __init__(
-        self, read: ReadModel, opsets: Mapping[str, int], dims: Mapping[str, SizeRange]
+        self, read: ReadModel, opsets: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
         self._graph = read.proto.graph
         self._folder = read.folder
         self._tensors = read.tensors
         self._opsets = opsets
-        self._given = dims
-        self._dims: dict[str, int] = {}
+        self._dims = sizes
         names = {name for node in self._graph.node for name in node.output}
         names |= {tensor.name for tensor in self._graph.initializer}
         names |= {info.name for info in self._graph.input}
@@ -211,8 +239,6 @@ class _Importer:
 
     def graph(self) -> Graph:
         self._constants()
-        ranges = check_dims(self._graph, self._given)
-        self._dims = {name: open_size(dimension) for name, dimension in ranges.items()}
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder)
         wanted = [info.name for info in self._graph.output]
@@ -265,7 +291,9 @@ class _Importer:
         for position, dim in enumerate(tensor.shape.dim):
             key = f"{info.name}[{position}]"
             stated = dim_name(dim)
-            size = self._dims.get(key, self._dims.get(stated))
+            size = self._dims.get(key)
+            if size is None and stated:
+                size = stated_size(stated, self._dims)
             if dim.HasField("dim_value"):
                 size = dim.dim_value
             if size is None:
@@ -315,7 +343,7 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
         return
     stated = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
     fits = len(stated) == len(kind.shape) and all(
-        s is None or s == extent or (dim == trimmed and s < extent)
+        s is None or s == extent or is_open(extent) or (dim == trimmed and s < extent)
         for dim, (s, extent) in enumerate(zip(stated, kind.shape, strict=True))
     )
     if not fits:

@@ -43,7 +43,8 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
-from compiler.sizes import Dimension, OpenSizeError, is_open, parse_range, parse_size
+from compiler.ranges import parse_range
+from compiler.sizes import Dimension, OpenSizeError, is_open, parse_size
 
 DEPTH_LIMIT = 64
 """Bodies within each other."""

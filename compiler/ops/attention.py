@@ -28,6 +28,7 @@ from compiler.ops.elementwise import floats_only
 from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, show
+from compiler.sizes import equal, same_extents
 
 _LOWEST = {
     DType.FLOAT16: -65504.0,
@@ -55,13 +56,13 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) != 4:
             raise InvalidModelError(f"{name} is {show(shape)}, expected four dimensions")
-    if key[3] != query[3]:
+    if not equal(key[3], query[3]):
         raise InvalidModelError(f"head size differs, query {query[3]} against key {key[3]}")
-    if value[:3] != key[:3] or key[0] != query[0]:
+    if not same_extents(value[:3], key[:3]) or not equal(key[0], query[0]):
         raise InvalidModelError(
             f"query {show(query)}, key {show(key)} and value {show(value)} do not fit"
         )
-    if 0 in key or query[1] % key[1]:
+    if 0 in key or not equal(query[1] % key[1], 0):
         raise InvalidModelError(f"{query[1]} heads share {show(key)} keys")
     scores = (*query[:3], key[2])
     if len(types) == 4 and broadcast(scores, types[3].shape) != scores:

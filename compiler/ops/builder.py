@@ -14,7 +14,9 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops import size_arithmetic
 from compiler.ops.attributes import axis_of
+from compiler.sizes import OpenSizeError, asked_by, bounds, is_open
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""
@@ -43,17 +45,21 @@ class GraphBuilder:
     """A graph under construction.
 
     Values get temporary names that are unique; `finish` gives each the name that it should have.
+    `sizes` are values known but for open sizes, as arrays of objects: shapes, and what is computed
+    of them. They become nodes where data are computed from them.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
         self.types: dict[str, TensorType] = {}
         self.constants: dict[str, np.ndarray] = {}
+        self.sizes: dict[str, np.ndarray] = {}
         self.narrow: set[str] = set()
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
         self._trims: dict[str, Trim] = {}
+        self._undecided: dict[str, OpenSizeError] = {}
         self._generated_bytes = 0
         self._folded_bytes = 0
         self._constant_bytes = 0
@@ -90,6 +96,16 @@ class GraphBuilder:
             self.narrow.add(name)
         return name
 
+    def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
+        """Add an array of integers, some of which may be open sizes."""
+        known = size_arithmetic.numbers(array, dtype)
+        if known is not None:
+            return self.constant(known, hint, dtype)
+        name = self._fresh(hint)
+        self.types[name] = TensorType(dtype, tuple(array.shape))
+        self.sizes[name] = array
+        return name
+
     def reserve(self, label: str, size: int) -> None:
         """Count a constant of `size` bytes that the model does not hold, before it is made.
 
@@ -123,14 +139,27 @@ class GraphBuilder:
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
         try:
-            kind = operator.infer([self.types[value] for value in inputs], pairs)
+            with asked_by(label or op):
+                kind = operator.infer([self.types[value] for value in inputs], pairs)
         except InvalidModelError as error:
             raise InvalidModelError(f"{label or op}: {error}") from error
         _check_size(label or op, kind)
         folded = None if keep else self._fold(operator, inputs, pairs, kind)
         if folded is not None:
             return self.constant(folded, f"{hint}.{op}", kind.dtype)
+        undecided = None
+        if self.sizes and not self.sizes.keys().isdisjoint(inputs):
+            try:
+                with asked_by(label or op):
+                    sizes = None if keep else self._fold_sizes(op, inputs, pairs)
+                if sizes is not None:
+                    return self.numbers(sizes.reshape(kind.shape), kind.dtype, f"{hint}.{op}")
+            except OpenSizeError as error:
+                undecided = error
+            inputs = [self._as_data(value) for value in inputs]
         name = self._fresh(f"{hint}.{op}")
+        if undecided is not None:
+            self._undecided[name] = undecided
         self.types[name] = kind
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
         if op == "trim":
@@ -142,10 +171,24 @@ class GraphBuilder:
         kind = self.types[value]
         empty = (
             None
-            if kind.elements or value in self._trims
+            if kind.elements != 0 or value in self._trims
             else np.zeros(kind.shape, kind.dtype.numpy)
         )
         return self.constants.get(value, empty)
+
+    def undecided(self, value: str) -> OpenSizeError | None:
+        """Why a value is not known, if it is computed of constants and open sizes alone."""
+        makers = {node.output: node for node in self._nodes}
+        seen, stack, reason = {value}, [value], self._undecided.get(value)
+        while stack:
+            node = makers.get(stack.pop())
+            if node is not None:
+                reason = reason or self._undecided.get(node.output)
+                stack += [v for v in node.inputs if v not in seen]
+                seen.update(node.inputs)
+        if not seen.isdisjoint(self._inputs):
+            return None
+        return reason or OpenSizeError("it is computed of sizes that are known at run time only")
 
     def trim(self, value: str) -> Trim | None:
         """What a value is trimmed from, if a dimension's extent is known only at run time.
@@ -184,6 +227,8 @@ class GraphBuilder:
             names: final names of values, where they should differ from the temporary ones.
             node_names: final names of nodes by the temporary name of their output.
         """
+        for value, _ in outputs:
+            self._as_data(value)
         renames = dict(names)
         made = {node.output for node in self._nodes}
         final_names = {final for _, final in outputs}
@@ -259,6 +304,8 @@ class GraphBuilder:
             return None  # a body may run for any time, or never end
         if prod(kind.shape) == 0 and operator.name != "trim":
             return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
+        if is_open(kind.elements):
+            return None
         known = [self.known(value) for value in inputs]
         arrays = [array for array in known if array is not None]
         if len(arrays) != len(inputs) or not arrays:
@@ -280,6 +327,44 @@ class GraphBuilder:
         self._folded_bytes += kind.bytes
         return to_memory(result, kind.dtype).reshape(kind.shape)
 
+    def _fold_sizes(
+        self, op: str, inputs: Sequence[str], attrs: tuple[tuple[str, AttrValue], ...]
+    ) -> np.ndarray | None:
+        """The result of shape arithmetic; raises OpenSizeError where it depends on the run."""
+        operands = []
+        for value in inputs:
+            array, kind = self.sizes.get(value), self.types[value]
+            if array is None:
+                known = self.known(value)
+                if known is None or known.size > size_arithmetic.ELEMENTS_LIMIT:
+                    return None
+                array = size_arithmetic.items(from_memory(known, kind.dtype))
+            operands.append(array)
+        return size_arithmetic.folded(op, operands, attrs, self.types[inputs[-1]].dtype)
+
+    def _as_data(self, value: str) -> str:
+        """The value, made by nodes where it holds open sizes."""
+        array = self.sizes.pop(value, None)
+        if array is None:
+            return value
+        kind = self.types[value]
+        parts = []
+        for item in array.flat if array.size > 1 else ():
+            parts.append(self.numbers(np.array([item], object), kind.dtype, f"{value}.part"))
+        if not parts:
+            (item,) = array.flat
+            attrs = {"dtype": kind.dtype.value, "shape": kind.shape, "start": item, "step": 0}
+            self._nodes.append(Node(value, "iota", (), (value,), tuple(attrs.items())))
+            return value
+        inputs = tuple(map(self._as_data, parts))
+        name = value if len(kind.shape) == 1 else self._fresh(f"{value}.flat")
+        self.types[name] = TensorType(kind.dtype, (len(parts),))
+        self._nodes.append(Node(name, "concat", inputs, (name,), (("axis", 0),)))
+        if name != value:
+            shape = (("shape", kind.shape),)
+            self._nodes.append(Node(value, "reshape", (name,), (value,), shape))
+        return value
+
     def _fresh(self, hint: str) -> str:
         name = hint
         while name in self.types or name in self._reserved:
@@ -289,7 +374,7 @@ class GraphBuilder:
 
 
 def _check_size(label: str, kind: TensorType) -> None:
-    if kind.bytes > VALUE_LIMIT_BYTES:
+    if bounds(kind.bytes)[0] > VALUE_LIMIT_BYTES:
         raise InvalidModelError(
             f"{label}: a value of type {kind} takes {kind.bytes} bytes, "
             f"more than the limit of {VALUE_LIMIT_BYTES}"

@@ -6,6 +6,7 @@ from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError
 from compiler.graph.ir import Graph
 from compiler.graph.verify import verify_graph
+from compiler.sizes import OpenSizeError
 
 
 def verify(graph: Graph) -> None:
@@ -24,6 +25,8 @@ def check_types(graph: Graph) -> None:
         try:
             operator = ops.get(node.op)
             kind = operator.infer([types[value] for value in node.inputs], node.attrs)
+        except OpenSizeError:
+            raise
         except CompilerError as error:
             raise InvalidModelError(f"{node.op} '{node.name}': {error}") from error
         if kind != types[node.output]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from compiler.ops.cast import cast_to
 from compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import OpenSizeError, is_open, larger
 
 
 def _onnx_constant(node: OnnxNode) -> str:
@@ -34,13 +36,16 @@ def _onnx_constant(node: OnnxNode) -> str:
 
 def _onnx_constant_of_shape(node: OnnxNode) -> str:
     shape = node.static_ints(0, "shape")
-    if shape is None or min(shape, default=0) < 0:
+    if shape is None or any(extent < 0 for extent in shape):
         raise node.invalid(f"shape {shape}")
     value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
     if value.narrow:
         raise node.unsupported("elements of 4 bits")
     if value.array.size != 1:
         raise node.invalid("attribute 'value' is not a tensor of one element")
+    if any(map(is_open, shape)):
+        filled = node.constant(value.array.reshape((1,) * len(shape)), value.dtype)
+        return node.emit("expand", [filled], shape=shape)
     node.reserve(f"shape {show(shape)}", prod(shape) * value.dtype.bytes)
     return node.constant(np.full(shape, value.array.reshape(())), value.dtype)
 
@@ -48,11 +53,11 @@ def _onnx_constant_of_shape(node: OnnxNode) -> str:
 def _onnx_shape(node: OnnxNode) -> str:
     shape = node.shape(node.input(0))
     start, end = node.integer("start", 0), node.integer("end", len(shape))
-    return node.constant(np.array(shape[start:end], np.int64))
+    return node.sizes(shape[start:end])
 
 
 def _onnx_size(node: OnnxNode) -> str:
-    return node.constant(np.array(node.type(node.input(0)).elements, np.int64))
+    return node.sizes(node.type(node.input(0)).elements)
 
 
 def _onnx_range(node: OnnxNode) -> str:
@@ -62,9 +67,22 @@ def _onnx_range(node: OnnxNode) -> str:
     start, limit, delta = (p.item() if p is not None and p.size == 1 else None for p in parts)
     if start is None or limit is None or delta is None or delta == 0:
         raise node.invalid("start, limit and delta are not three scalars, the last not 0")
+    if any(map(is_open, (start, limit, delta))):
+        return _open_range(node, start, limit, delta, dtype)
     count = max(0, ceil((limit - start) / delta))
     node.reserve(f"{count} elements", count * 8)
     return node.constant(to_memory(start + np.arange(count) * delta, dtype), dtype)
+
+
+def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType) -> str:
+    """Whole numbers, of which there are as many as the run's sizes say."""
+    parts = [part if is_open(part) else int(part) for part in (start, limit, delta)]
+    if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_open(delta):
+        raise OpenSizeError(f"how many numbers from {start} to {limit} are {delta} apart")
+    start, limit, delta = parts
+    distance = (limit - start) * (1 if delta > 0 else -1)
+    count = larger(0, -(-distance // abs(delta)))
+    return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=delta)
 
 
 def _onnx_identity(node: OnnxNode) -> str:

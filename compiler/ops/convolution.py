@@ -22,6 +22,7 @@ from compiler.ops.padding import resolve_pads
 from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Window, operand_count, pad, show
+from compiler.sizes import equal
 
 _IM2COL_CHANNELS = 16
 """Below as many channels a group, the reference unfolds windows into one matrix product."""
@@ -34,7 +35,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if len(x) != len(w) or not 3 <= len(x) <= 5:
         raise InvalidModelError(f"input {show(x)} and weight {show(w)} do not fit")
     group = integer(attrs, "group", 1)
-    if group < 1 or x[1] != w[1] * group or w[0] % group:
+    if group < 1 or not equal(x[1], w[1] * group) or not equal(w[0] % group, 0):
         raise InvalidModelError(
             f"channels differ: input {show(x)}, weight {show(w)}, {group} groups"
         )

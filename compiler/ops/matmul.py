@@ -17,6 +17,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+from compiler.sizes import equal
 
 
 def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -26,7 +27,7 @@ def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if not a or not b:
         raise InvalidModelError(f"operands {show(a)} and {show(b)}: a scalar is no matrix")
     inner = b[-2] if len(b) > 1 else b[0]
-    if a[-1] != inner:
+    if not equal(a[-1], inner):
         raise InvalidModelError(f"K differs, {a[-1]} against {inner}")
     rows = (a[-2],) if len(a) > 1 else ()
     columns = (b[-1],) if len(b) > 1 else ()
@@ -75,7 +76,7 @@ def _infer_gemm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError(f"operands {show(a)} and {show(b)} are not matrices")
     a = a[::-1] if integer(attrs, "trans_a", 0) else a
     b = b[::-1] if integer(attrs, "trans_b", 0) else b
-    if a[1] != b[0]:
+    if not equal(a[1], b[0]):
         raise InvalidModelError(f"K differs, {a[1]} against {b[0]}")
     shape = a[0], b[1]
     if len(types) == 3 and broadcast(shape, types[2].shape) != shape:

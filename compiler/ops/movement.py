@@ -15,6 +15,7 @@ from compiler.ops.attributes import ints
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
+from compiler.sizes import equal, is_open, larger, smaller
 
 
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -55,12 +56,21 @@ def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
     if not len(starts) == len(sizes) == len(steps) == rank:
         raise InvalidModelError(f"starts, steps and sizes must have {rank} entries each")
     for extent, start, step, size in zip(shape, starts, steps, sizes, strict=True):
-        last = start + (size - 1) * step
-        if step == 0 or size < 0 or (size and not (0 <= start < extent and 0 <= last < extent)):
+        if not _lies_within(extent, start, step, size):
             raise InvalidModelError(
                 f"start {start}, step {step} and size {size} leave {extent} elements"
             )
     return starts, steps, sizes
+
+
+def _lies_within(extent: int, start: int, step: int, size: int) -> bool:
+    """Whether every element read lies in the operand; none is read where the size is 0."""
+    if step == 0 or size < 0:
+        return False
+    if step == 1 and (is_open(size) or is_open(start)):  # the size may be 0 for some sizes
+        return start >= 0 and start + size <= extent
+    last = start + (size - 1) * step
+    return not size or (0 <= start < extent and 0 <= last < extent)
 
 
 def _infer_slice(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -108,6 +118,10 @@ def _onnx_slice(node: OnnxNode) -> str:
         if step == 0 or not -rank <= axis < rank:
             raise node.invalid(f"axis {axis}, step {step} for an input of {show(shape)}")
         dim = axis % rank
+        if is_open(start) or is_open(end) or is_open(shape[dim]):
+            full_steps[dim] = step
+            full_starts[dim], sizes[dim] = _open_part(shape[dim], start, end, step)
+            continue
         first = max(start, -shape[dim])  # before the first element is the first, backwards too
         picked = range(*slice(first, end, step).indices(shape[dim]))
         full_starts[dim] = picked.start if picked else 0
@@ -117,6 +131,30 @@ def _onnx_slice(node: OnnxNode) -> str:
     return node.emit(
         "slice", [x], starts=tuple(full_starts), steps=tuple(full_steps), sizes=tuple(sizes)
     )
+
+
+def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """Start and size of what ONNX's Slice reads; ends without a meaning of their own are the end.
+
+    Raises:
+        OpenSizeError: if the ranges do not decide where an end lies.
+    """
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+
+    def place(position: int) -> int:
+        if not is_open(position) and abs(position) >= _ENDLESS:
+            return high if position > 0 else low
+        if position < 0:
+            position = position + extent
+        return larger(low, smaller(position, high))
+
+    first, last = place(start), place(end)
+    distance = (last - first) * (1 if step > 0 else -1)
+    return first, larger(0, -(-distance // abs(step)))
+
+
+_ENDLESS = (1 << 31) - 1
+"""Exporters write the largest number of a type for the end, or for the start."""
 
 
 def _onnx_split(node: OnnxNode) -> list[str]:
@@ -133,7 +171,11 @@ def _onnx_split(node: OnnxNode) -> list[str]:
         count = node.integer("num_outputs", count)
         size = -(-extent // max(count, 1))
         parts = tuple(min(size, extent - size * i) for i in range(count))
-    if sum(parts) != extent or min(parts, default=0) < 0 or len(parts) != len(node.outputs):
+    if (
+        not equal(sum(parts), extent)
+        or any(p < 0 for p in parts)
+        or len(parts) != len(node.outputs)
+    ):
         raise node.invalid(f"parts {parts} of {extent} elements for {len(node.outputs)} outputs")
     results, start = [], 0
     for part in parts:
@@ -151,7 +193,7 @@ def _onnx_split(node: OnnxNode) -> list[str]:
 def _infer_expand(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     shape = ints(attrs, "shape")
-    if min(shape, default=0) < 0 or broadcast(shape, types[0].shape) != shape:
+    if any(extent < 0 for extent in shape) or broadcast(shape, types[0].shape) != shape:
         raise InvalidModelError(f"{show(types[0].shape)} does not expand to {show(shape)}")
     return TensorType(types[0].dtype, shape)
 
@@ -183,7 +225,7 @@ def _onnx_tile(node: OnnxNode) -> str:
     x = node.input(0)
     shape = node.shape(x)
     repeats = node.static_ints(1, "repeats")
-    if repeats is None or len(repeats) != len(shape) or min(repeats, default=1) < 1:
+    if repeats is None or len(repeats) != len(shape) or any(r < 1 for r in repeats):
         raise node.invalid(f"repeats {repeats} for an input of {show(shape)}")
     if all(r == 1 for r in repeats):
         return x

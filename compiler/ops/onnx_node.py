@@ -64,12 +64,24 @@ class OnnxNode:
         return self.builder.types[value].shape
 
     def static(self, position: int, what: str) -> np.ndarray | None:
-        """An operand that must be known at import; None where it is left out."""
+        """An operand that must be known at import; None where it is left out.
+
+        An array of objects where open sizes are among its elements.
+
+        Raises:
+            UnsupportedOperatorError: if it depends on the run.
+            OpenSizeError: if it depends on open sizes in a way that their ranges do not decide.
+        """
         value = self.optional(position)
         if value is None:
             return None
         array = self.builder.known(value)
         if array is None:
+            array = self.builder.sizes.get(value)
+        if array is None:
+            undecided = self.builder.undecided(value)
+            if undecided is not None:
+                raise undecided
             raise UnsupportedOperatorError(
                 self.name,
                 self.op_type,
@@ -170,6 +182,12 @@ class OnnxNode:
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
         """Add a constant."""
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
+
+    def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
+        """Add integers, of which some may be open sizes: a list of them, or one of shape ()."""
+        array: np.ndarray = np.empty(len(items) if isinstance(items, Sequence) else (), object)
+        array[...] = items
+        return self.builder.numbers(array, dtype, f"{self._hint()}.constant")
 
     def reserve(self, what: str, size: int) -> None:
         """Count a constant of `size` bytes that the node makes, before it is made.

@@ -15,6 +15,7 @@ from compiler.ops.attributes import axis_of, dimension, ints, number
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
 from compiler.ops.shapes import operand_count, same_dtype, show
+from compiler.sizes import same_extents
 
 
 def _no_expression(
@@ -36,7 +37,7 @@ def _infer_concat(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     axis = axis_of(attrs, len(first))
     for kind in types[1:]:
         rest = kind.shape[:axis] + kind.shape[axis + 1 :]
-        if len(kind.shape) != len(first) or rest != first[:axis] + first[axis + 1 :]:
+        if not same_extents(rest, first[:axis] + first[axis + 1 :]):
             raise InvalidModelError(
                 f"{show(first)} and {show(kind.shape)} differ outside axis {axis}"
             )
@@ -49,7 +50,7 @@ def _concat_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ..
     pieces, start = [], 0
     for position, kind in enumerate(types):
         offset = tuple(start if dim == axis else 0 for dim in range(len(kind.shape)))
-        if kind.shape[axis]:
+        if kind.shape[axis] != 0:
             pieces.append(Piece(position, offset, kind.shape))
         start += kind.shape[axis]
     return tuple(pieces)
@@ -64,14 +65,14 @@ def _onnx_concat(node: OnnxNode) -> str:
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     # Shape arithmetic often concatenates empty constants.
-    full = [v for v in values if node.type(v).elements or len(node.shape(v)) != rank]
+    full = [v for v in values if node.type(v).elements != 0 or len(node.shape(v)) != rank]
     values = full or values[:1]
     return values[0] if len(values) == 1 else node.emit("concat", values, axis=axis % rank)
 
 
 def _pads(attrs: Attrs, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     pads = ints(attrs, "pads")
-    if len(pads) != 2 * rank or min(pads, default=0) < 0:
+    if len(pads) != 2 * rank or any(pad < 0 for pad in pads):
         raise InvalidModelError(f"pads {pads} for rank {rank}")
     return pads[:rank], pads[rank:]
 
@@ -95,7 +96,7 @@ def _pad_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ...]:
     low, extents = [0] * len(shape), list(full)
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
         for start, size in ((0, b), (full[dim] - a, a)):
-            if size:
+            if size != 0:
                 offset, box = list(low), list(extents)
                 offset[dim], box[dim] = start, size
                 pieces.append(Piece(None, tuple(offset), tuple(box)))
@@ -120,12 +121,12 @@ def _onnx_pad(node: OnnxNode) -> str:
     sizes = tuple(
         extent - start - max(-a, 0) for extent, start, a in zip(shape, starts, after, strict=True)
     )
-    if min(sizes, default=1) < 1:
+    if any(size < 1 for size in sizes):
         raise node.invalid(f"pads {pads} leave nothing of {show(shape)}")
     if sizes != shape:
         x = node.emit("slice", [x], starts=starts, steps=(1,) * rank, sizes=sizes)
     before, after = (tuple(max(p, 0) for p in part) for part in (before, after))
-    if not any((*before, *after)):
+    if all(pad == 0 for pad in (*before, *after)):
         return x
     mode = node.word("mode", "constant")
     if mode != "constant":

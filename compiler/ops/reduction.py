@@ -11,12 +11,13 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import semantics
-from compiler.loops.expr import Combiner, Const, Expr, Operation, Reduce, op
+from compiler.loops.expr import Cast, Combiner, Const, Expr, IndexValue, Operation, Reduce, op
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import dimensions, integer, ints
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count
+from compiler.sizes import is_open
 
 
 def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -78,6 +79,10 @@ def _reduction(
 
 
 def _mean(total: Expr, count: int) -> Expr:
+    if is_open(count):
+        return op(
+            Operation.DIV, total, Cast(IndexValue(Affine((), count), DType.INT64), total.dtype)
+        )
     if total.dtype.is_float:
         return total * Const(1.0 / count, total.dtype)
     return op(Operation.DIV, total, Const(count, total.dtype))

@@ -14,12 +14,13 @@ from compiler.ops.attributes import ints
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import equal
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     shape = ints(attrs, "shape")
-    if any(extent < 0 for extent in shape) or prod(shape) != types[0].elements:
+    if any(extent < 0 for extent in shape) or not equal(prod(shape), types[0].elements):
         raise InvalidModelError(
             f"{show(types[0].shape)} has {types[0].elements} elements, {show(shape)} {prod(shape)}"
         )
@@ -62,11 +63,11 @@ def _onnx_reshape(node: OnnxNode) -> str:
                         f"shape {show(wanted)} copies dimension {dim} of {show(old)}"
                     )
                 shape[dim] = old[dim]
-    if shape.count(-1) > 1 or min(shape, default=0) < -1:
+    if shape.count(-1) > 1 or any(extent < -1 for extent in shape):
         raise node.invalid(f"shape {show(wanted)} is ambiguous")
     if -1 in shape:
         rest = prod(extent for extent in shape if extent != -1)
-        if rest == 0 or prod(old) % rest:
+        if rest == 0 or not equal(prod(old) % rest, 0):
             raise node.invalid(f"{show(old)} does not fit in {show(wanted)}")
         shape[shape.index(-1)] = prod(old) // rest
     return node.reshape(x, shape)
@@ -89,7 +90,7 @@ def _onnx_squeeze(node: OnnxNode) -> str:
     if axes is None:
         axes = tuple(dim for dim, extent in enumerate(shape) if extent == 1)
     for axis in axes:
-        if not -len(shape) <= axis < len(shape) or shape[axis] != 1:
+        if not -len(shape) <= axis < len(shape) or not equal(shape[axis], 1):
             raise node.invalid(f"axis {axis} of {show(shape)} cannot be dropped")
     dropped = {axis % len(shape) for axis in axes}
     return node.reshape(x, [e for dim, e in enumerate(shape) if dim not in dropped])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops.index import Affine
 from compiler.ops.attributes import ints
+from compiler.sizes import equal
 
 Shape = tuple[int, ...]
 
@@ -21,14 +23,17 @@ Shape = tuple[int, ...]
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape under NumPy's rules.
 
+    An open size is not taken to be 1: where another extent but 1 meets it, both are that.
+
     Raises:
         InvalidModelError: if there is none.
+        OpenSizeError: if there is one for some sizes only.
     """
     rank = max(map(len, shapes))
     result = []
     for dim in range(-rank, 0):
         extents = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
-        if len(extents) > 1:
+        if len(extents) > 1 and not all(starmap(equal, pairwise(extents))):
             names = " and ".join(show(shape) for shape in shapes)
             raise InvalidModelError(f"shapes {names} do not broadcast")
         result.append(extents.pop() if extents else 1)

@@ -224,9 +224,9 @@ def test_open_sizes_state_their_ranges() -> None:
     ("change", "message"),
     [
         (("size n 1..512\n", ""), "line 4"),
-        (("1..512", "1..512:3"), "line 2: dimension 'n': the ends"),
-        (("1..512", "9..2"), "line 2: dimension 'n': no size lies in its range"),
-        (("1..512", "many"), "line 2: dimension 'n': 'many' is no range"),
+        (("1..512", "1..512:3"), "line 2: dimension 'n': 1 is no multiple of 3"),
+        (("1..512", "9..2"), "line 2: dimension 'n': 9..2 has no sizes"),
+        (("1..512", "many"), "line 2: dimension 'n': 'many' is no size"),
         (("size n 1..512", "size n 1..512\nsize n 1..4"), "line 3: size 'n' is stated twice"),
         (("<past>", "<past-1>"), "line 4"),
         (("<past>", "<past+>"), "line 4"),

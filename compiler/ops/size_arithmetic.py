@@ -1,0 +1,150 @@
+"""Arithmetic of shapes on sizes that are known at run time: what folds at import although no number
+is known.
+
+Values are object arrays of integers, sizes, truth values and integral floats. What the ranges of
+the sizes do not decide is refused with `OpenSizeError`, and stays a node of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.graph.ir import Attrs
+from compiler.ops.attributes import word
+from compiler.sizes import OpenSizeError, equal, exact_quotient, is_open, larger, smaller
+
+ELEMENTS_LIMIT = 1 << 10
+"""Shapes have few elements; what has more is data."""
+
+Item = Any
+"""A number, a truth value or a size."""
+
+
+def folded(
+    op: str, operands: Sequence[np.ndarray], attrs: Attrs, dtype: DType
+) -> np.ndarray | None:
+    """The result of an operator on values of sizes; None where it is none of shape arithmetic.
+
+    `dtype` is that of the last operand.
+
+    Raises:
+        OpenSizeError: if the result depends on the numbers that the sizes will be.
+    """
+    if any(array.size > ELEMENTS_LIMIT for array in operands):
+        return None
+    if op in _MOVES:
+        moved = list(operands)
+        if op == "gather":
+            if any(map(is_open, moved[1].flat)):
+                return None
+            moved[1] = moved[1].astype(np.int64)
+        result: np.ndarray = ops.get(op).reference(moved, attrs)
+        return np.asarray(result, object)
+    if op == "cast":
+        dtype = DType(word(attrs, "to"))
+        return _each(lambda item: _cast(item, dtype), operands)
+    function = _fraction if op == "div" and dtype.is_float else _POINTWISE.get(op)
+    return None if function is None else _each(function, operands)
+
+
+def items(array: np.ndarray) -> np.ndarray:
+    """A known array as objects, its whole floats as integers."""
+    whole = np.frompyfunc(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x, 1, 1)
+    return np.asarray(whole(array.astype(object)), object)
+
+
+def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
+    """An object array as one of its type; None if an element is known at run time only."""
+    return None if any(map(is_open, array.flat)) else array.astype(dtype.numpy)
+
+
+def _each(function: Callable[..., Item], operands: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(np.frompyfunc(function, len(operands), 1)(*operands), object)
+
+
+def _product(a: Item, b: Item) -> Item:
+    for size, factor in ((a, b), (b, a)):
+        if is_open(size) and isinstance(factor, float):
+            fraction = Fraction(factor)
+            return _fraction(size * fraction.numerator, fraction.denominator)
+    return a * b
+
+
+def _fraction(a: Item, b: Item) -> Item:
+    """Raises OpenSizeError unless a quotient of sizes is whole for all of them."""
+    if not is_open(a) and not is_open(b):
+        return a / b
+    if isinstance(b, float):
+        return _product(a, 1 / b)
+    found = exact_quotient(a, b)
+    if found is None:
+        raise OpenSizeError(f"({a}) / ({b}) may be a fraction")
+    return found
+
+
+def _quotient(a: Item, b: Item) -> Item:
+    """Integers are rounded towards zero, as C and ONNX do."""
+    negative = (a < 0) != (b < 0)
+    return -(abs(a) // abs(b)) if negative else abs(a) // abs(b)
+
+
+def _cast(item: Item, dtype: DType) -> Item:
+    if dtype is DType.BOOL:
+        return bool(item)
+    if is_open(item):
+        return item
+    return float(item) if dtype.is_float else int(item)
+
+
+def _whole(item: Item, rounded: Callable[[float], float]) -> Item:
+    return item if is_open(item) else rounded(item)
+
+
+_MOVES = frozenset(
+    {
+        "concat",
+        "expand",
+        "gather",
+        "identity",
+        "reduce_max",
+        "reduce_min",
+        "reduce_prod",
+        "reduce_sum",
+        "reshape",
+        "slice",
+        "transpose",
+    }
+)
+"""Operators whose references compute on any objects."""
+
+_POINTWISE: Mapping[str, Callable[..., Item]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": _product,
+    "div": _quotient,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "abs": abs,
+    "max": larger,
+    "min": smaller,
+    "floor": lambda item: _whole(item, np.floor),
+    "ceil": lambda item: _whole(item, np.ceil),
+    "round": lambda item: _whole(item, np.rint),
+    "equal": equal,
+    "less": operator.lt,
+    "less_or_equal": operator.le,
+    "greater": operator.gt,
+    "greater_or_equal": operator.ge,
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_xor": operator.xor,
+    "logical_not": operator.not_,
+    "where": lambda condition, chosen, other: chosen if condition else other,
+}
