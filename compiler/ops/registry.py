@@ -36,7 +36,7 @@ class OpKind(StrEnum):
     """The kinds of operators that fusion and the schedule templates tell apart."""
 
     ELEMENTWISE = "elementwise"
-    """One to three operands with NumPy broadcasting; any of them may be read in place."""
+    """At most three operands with NumPy broadcasting; any of them may be read in place."""
     CONTRACTION = "contraction"
     WINDOW = "window"
     REDUCTION = "reduction"
