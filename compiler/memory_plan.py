@@ -63,7 +63,7 @@ class MemoryPlan:
 
 
 @dataclass(slots=True)
-class _Buffer:
+class Buffer:
     """A span of memory, from the step that writes it first to the one that reads it last."""
 
     bytes: int
@@ -88,42 +88,78 @@ def plan_memory(
     Raises:
         ValueError: if the plan's views contradict each other.
     """
-    allowed = may_alias or (lambda step, operand: may_overwrite(plan, step, operand))
-    regions = _regions(plan)
-    external = _external(plan, regions)
-    _reuse_operands(plan, regions, external, allowed)
-    buffers: dict[Region, _Buffer] = {}
-    last = _last_uses(plan)
-    roots: dict[str, str] = {}
-    for position, step in enumerate(plan.steps):
-        region = regions.of(step.output)
-        if region in external:
-            continue
-        end = max(position, last.get(step.output, position))
-        buffer = buffers.setdefault(region, _Buffer(region.bytes, position, end))
-        buffer.last = max(buffer.last, end)
     bodies = {
         position: tuple(plan_memory(body, shared_bytes) for body in bodies_of(step))
         for position, step in enumerate(plan.steps)
         if bodies_of(step)
     }
-    temporary = {
-        position: [
-            _Buffer(size, position, position)
-            for size in _temporary(step, bodies.get(position, ()), shared_bytes)
-        ]
-        for position, step in enumerate(plan.steps)
-    }
-    arena = _place([*buffers.values(), *(b for each in temporary.values() for b in each)])
-    shared = {p: tuple(b.offset for b in each) for p, each in temporary.items() if each}
+    found = collect_buffers(plan, shared_bytes, may_alias, bodies)
+    buffers = found.buffers
+    arena = place(buffers)
+    offsets = {value: buffers[n].offset + after for value, (n, after) in found.starts.items()}
+    shared = {p: tuple(buffers[n].offset for n in each) for p, each in found.temporary.items()}
+    return MemoryPlan(arena, offsets, found.roots, shared, bodies)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """What of a plan lies in the arena.
+
+    `starts` says in which buffer (by position) a value lies, and how many bytes after its start;
+    `temporary` holds the buffers that live only while a step runs, in the order of
+    `MemoryPlan.shared`.
+    """
+
+    buffers: list[Buffer]
+    starts: dict[str, tuple[int, int]]
+    roots: dict[str, str]
+    temporary: dict[int, list[int]]
+
+
+def collect_buffers(
+    plan: GraphPlan,
+    shared_bytes: SharedBytes | None,
+    may_alias: MayAlias | None,
+    bodies: Mapping[int, tuple[MemoryPlan, ...]] | None = None,
+) -> Buffers:
+    """The buffers of a plan with their lives, without their places; arguments as in `plan_memory`.
+
+    `bodies` are the plans of the bodies that steps run.
+
+    Raises:
+        ValueError: if the plan's views contradict each other.
+    """
+    allowed = may_alias or (lambda step, operand: may_overwrite(plan, step, operand))
+    regions = _regions(plan)
+    external = _external(plan, regions)
+    _reuse_operands(plan, regions, external, allowed)
+    numbers: dict[Region, int] = {}
+    buffers: list[Buffer] = []
+    last = _last_uses(plan)
+    for position, step in enumerate(plan.steps):
+        region = regions.of(step.output)
+        if region in external:
+            continue
+        end = max(position, last.get(step.output, position))
+        if region not in numbers:
+            numbers[region] = len(buffers)
+            buffers.append(Buffer(region.bytes, position, end))
+        buffer = buffers[numbers[region]]
+        buffer.last = max(buffer.last, end)
+    temporary: dict[int, list[int]] = {}
+    for position, step in enumerate(plan.steps):
+        for size in _temporary(step, (bodies or {}).get(position, ()), shared_bytes):
+            temporary.setdefault(position, []).append(len(buffers))
+            buffers.append(Buffer(size, position, position))
     names = dict(external)
-    offsets: dict[str, int] = {}
+    starts: dict[str, tuple[int, int]] = {}
+    roots: dict[str, str] = {}
     for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
         region = regions.of(value)
         roots[value] = names.setdefault(region, value)
-        if region in buffers:
-            offsets[value] = buffers[region].offset + regions.start(value)
-    return MemoryPlan(arena, offsets, roots, shared, bodies)
+        if region in numbers:
+            starts[value] = numbers[region], regions.start(value)
+    return Buffers(buffers, starts, roots, temporary)
 
 
 def _temporary(
@@ -241,7 +277,7 @@ def _reuse_operands(
                 break
 
 
-def _place(buffers: Sequence[_Buffer]) -> int:
+def place(buffers: Sequence[Buffer]) -> int:
     """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
     # Those placed, in the order of their offsets: first step, last step, offset, end.
     placed = np.zeros((4, len(buffers)), np.int64)

@@ -231,7 +231,8 @@ class _Partition:
                 crossing |= {*cut.inputs, cut.output}
             else:
                 made = cut_workload(graph, *cut)
-                steps.append(KernelStep(made.workload, made.inputs, made.output))
+                sizes = tuple(old.name for _, old in sorted(made.dimensions))
+                steps.append(KernelStep(made.workload, made.inputs, made.output, sizes))
                 crossing |= {*made.inputs, made.output}
         places = {v: self._places[v] for v in self._types if v in crossing and v in self._places}
         return GraphPlan(graph, tuple(steps), places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,9 @@ from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph, Node
 from compiler.graph.text import digest, parse_graph, print_graph
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.open_distance import open_distance
 from compiler.ops.control import branch_slots, loop_form
+from compiler.sizes import Dimension, at, is_open, parse_size, replaced
 from compiler.workload import Halo, Workload
 
 PLAN_SCHEMA = 2
@@ -34,11 +36,22 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """Run a workload's kernel: `inputs[i]` of the graph enters as the workload's input i."""
+    """Run a workload's kernel: `inputs[i]` of the graph enters as the workload's input i.
+
+    `sizes` are the graph's names of the workload's open dimensions, in the order of
+    `workload.dimensions`.
+    """
 
     workload: Workload
     inputs: tuple[str, ...]
     output: str
+    sizes: tuple[str, ...] = ()
+
+    def at(self, values: Mapping[str, int]) -> KernelStep:
+        """The step at these sizes of the graph's dimensions, by name."""
+        own = (dimension.name for dimension in self.workload.dimensions)
+        known = {name: values[outer] for name, outer in zip(own, self.sizes, strict=True)}
+        return KernelStep(self.workload.at(known), self.inputs, self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +193,35 @@ class GraphPlan:
                 times = expected_runs(step)
                 yield from ((inner, times * count) for inner, count in body.walk())
 
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The open dimensions, by name."""
+        return self.graph.dimensions
+
+    def at(self, values: Mapping[str, int]) -> GraphPlan:
+        """The plan with a number in place of each open size, for dimensions by name."""
+        if not self.dimensions:
+            return self
+
+        def number(size: int) -> int:
+            return at(size, values)
+
+        def step_at(step: Step) -> Step:
+            match step:
+                case KernelStep():
+                    return step.at(values)
+                case LoopStep():
+                    bare = replaced(replace(step, body=_EMPTY), number)
+                    return replace(bare, body=step.body.at(values))
+                case BranchStep():
+                    split = replaced(replace(step, then=_EMPTY, otherwise=_EMPTY), number)
+                    then, otherwise = step.then.at(values), step.otherwise.at(values)
+                    return replace(split, then=then, otherwise=otherwise)
+                case _:
+                    return replaced(step, number)
+
+        return GraphPlan(self.graph.at(values), tuple(map(step_at, self.steps)), self.placements)
+
     def counted(self, output: str) -> int | None:
         """The dimension of a graph output whose extent is known only at run time; None without one.
 
@@ -218,26 +260,25 @@ class GraphPlan:
         for step in self.steps:
             match step:
                 case KernelStep():
-                    steps.append(
-                        {
-                            "kernel": step.workload.key,
-                            "inputs": list(step.inputs),
-                            "output": step.output,
-                        }
-                    )
+                    kernel = {
+                        "kernel": step.workload.key,
+                        "inputs": list(step.inputs),
+                        "output": step.output,
+                    }
+                    steps.append(kernel | ({"sizes": list(step.sizes)} if step.sizes else {}))
                 case ViewStep():
                     steps.append(
                         {
                             "view": list(step.inputs),
                             "output": step.output,
-                            "offsets": list(step.offsets),
+                            "offsets": list(map(_size_to_json, step.offsets)),
                         }
                     )
                 case NativeStep():
                     steps.append(
                         {
                             "native": step.function,
-                            "parameters": list(step.parameters),
+                            "parameters": list(map(_size_to_json, step.parameters)),
                             "inputs": list(step.inputs),
                             "output": step.output,
                         }
@@ -275,6 +316,11 @@ class GraphPlan:
             workloads = {key: Workload.parse(text) for key, text in data["workloads"].items()}
             graph = parse_graph(data["graph"], constants)
             steps: list[Step] = []
+            known = {dimension.name: dimension for dimension in graph.dimensions}
+
+            def whole(size: int | str) -> int:
+                return parse_size(size, known) if isinstance(size, str) else int(size)
+
             for step in data["steps"]:
                 if "bodies" in step:
                     node = graph.producer(step["output"])
@@ -283,15 +329,18 @@ class GraphPlan:
                     plans = [GraphPlan.from_json(body, constants) for body in step["bodies"]]
                     steps.append(control_step(node, plans[:: 1 if node.op == "loop" else -1]))
                 elif "view" in step:
-                    offsets = tuple(map(int, step["offsets"]))
+                    offsets = tuple(map(whole, step["offsets"]))
                     steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
                 elif "native" in step:
-                    parameters = tuple(map(int, step["parameters"]))
+                    parameters = tuple(map(whole, step["parameters"]))
                     inputs = tuple(step["inputs"])
                     steps.append(NativeStep(step["native"], parameters, inputs, step["output"]))
                 else:
+                    inputs, sizes = tuple(step["inputs"]), tuple(step.get("sizes", ()))
                     workload = workloads[step["kernel"]]
-                    steps.append(KernelStep(workload, tuple(step["inputs"]), step["output"]))
+                    if len(sizes) != len(workload.dimensions) or not set(sizes) <= set(known):
+                        raise ValueError(f"sizes {sizes} of the kernel of '{step['output']}'")
+                    steps.append(KernelStep(workload, inputs, step["output"], sizes))
             placements = {
                 value: Placement(
                     Layout.parse(place["layout"]),
@@ -302,6 +351,13 @@ class GraphPlan:
             return GraphPlan(graph, tuple(steps), placements)
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"graph plan: malformed: {error}") from error
+
+
+_EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
+
+
+def _size_to_json(size: int) -> int | str:
+    return str(size) if is_open(size) else size
 
 
 def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
@@ -330,6 +386,10 @@ def distance(
     it does not. A range of channels of an NCHW16c value of batch 1 is such a box where it starts at
     a whole block. An address is a sum over dimensions, so each dimension is compared alone.
     """
+    if any(map(is_open, (*whole_shape, *shape, *start))):
+        return open_distance(
+            whole_shape, (whole.layout, whole.halo), shape, (part.layout, part.halo), start
+        )
     total = 0
     addresses = zip(_addresses(whole_shape, whole), _addresses(shape, part), start, strict=True)
     for outer, inner, first in addresses:

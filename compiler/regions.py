@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from compiler.sizes import larger, smaller
+
 ALIGNMENT_BYTES = 64
 """Every value starts at a multiple of this: kernels load whole vectors."""
 
@@ -40,7 +42,7 @@ class Regions:
     def add(self, value: str, size: int, *, written: bool = True) -> None:
         """A value of `size` bytes in a region of its own; `written` says that a kernel writes it.
         If it is not, the value is a view of others that are."""
-        spans = [(0, size)] if written and size else []
+        spans = [(0, size)] if written and size != 0 else []
         self._regions[value] = Region({value: 0}, 0, size, spans)
 
     def __contains__(self, value: str) -> bool:
@@ -57,7 +59,11 @@ class Regions:
 
     def can_join(self, first: str, second: str, apart: int) -> bool:
         """Whether `second` may start `apart` bytes after `first`: no byte has two writers, and two
-        values that share a region already are that far apart."""
+        values that share a region already are that far apart.
+
+        Raises:
+            OpenSizeError: if that depends on the run.
+        """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]
         if one is other:
@@ -83,7 +89,8 @@ class Regions:
         for value, start in other.members.items():
             one.members[value] = start + shift
             self._regions[value] = one
-        one.low, one.high = min(one.low, other.low + shift), max(one.high, other.high + shift)
+        one.low = smaller(one.low, other.low + shift)
+        one.high = larger(one.high, other.high + shift)
         for a, b in other.spans:
             insort(one.spans, (a + shift, b + shift))
 

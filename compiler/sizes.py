@@ -121,7 +121,7 @@ class Size:
             return _collect((*self.terms, *other.terms), self.constant + other.constant)
         if isinstance(other, int):
             return cast(int, Size(self.terms, self.constant + other))
-        return NotImplemented
+        return self._asked(f"({self}) + {other}") if isinstance(other, float) else NotImplemented
 
     def __mul__(self, other: int) -> int:
         if isinstance(other, Size):
@@ -133,7 +133,7 @@ class Size:
             return _collect(products, 0)
         if isinstance(other, int):
             return _collect(((m, c * other) for m, c in self.terms), self.constant * other)
-        return NotImplemented
+        return self._asked(f"({self}) * {other}") if isinstance(other, float) else NotImplemented
 
     def __floordiv__(self, divisor: int) -> int:
         if not isinstance(divisor, int):
@@ -174,7 +174,7 @@ class Size:
         return cast(int, self)
 
     def __sub__(self, other: int) -> int:
-        return self + -other if isinstance(other, int | Size) else NotImplemented
+        return self + -other if isinstance(other, int | float | Size) else NotImplemented
 
     def __rsub__(self, other: int) -> int:
         return self * -1 + other
@@ -222,13 +222,13 @@ class Size:
     # ---- the number, which is not known
 
     def __index__(self) -> int:
-        return self._asked(f"the number that {self} is")
+        return self._asked(f"the value of {self}")
 
     def __int__(self) -> int:
-        return self._asked(f"the number that {self} is")
+        return self._asked(f"the value of {self}")
 
     def __float__(self) -> float:
-        return self._asked(f"the number that {self} is")
+        return self._asked(f"the value of {self}")
 
     def __truediv__(self, _: object) -> float:
         return self._asked(f"a fraction of {self}")

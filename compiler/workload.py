@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from compiler import ops
 from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node
+from compiler.graph.ir import Graph, Node, open_sizes
 from compiler.graph.text import parse_graph, print_graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
-from compiler.sizes import Dimension, at, dimensions, open_size, replaced, substituted
+from compiler.sizes import Dimension, at, dimensions, open_size, replaced, substituted, typical
 
 WORKLOAD_SCHEMA = 1
 """Part of every key: raise it when the meaning of the text form changes."""
@@ -103,7 +103,7 @@ class Workload:
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
-        return dimensions(*(n for kind in self.graph.types.values() for n in kind.shape))
+        return self.graph.dimensions
 
     @property
     def structure(self) -> str:
@@ -233,12 +233,7 @@ def cut_workload(
         types={names[v]: graph.types[v] for v in names},
         constants={names[v]: graph.constants[v] for v in names if v in inline},
     )
-    met = dict.fromkeys(
-        dimension
-        for value in names
-        for extent in graph.types[value].shape
-        for dimension in dimensions(extent)
-    )
+    met = dict.fromkeys(d for size in open_sizes(body) for d in dimensions(size))
     own = {old: replace(old, name=f"s{number}") for number, old in enumerate(met)}
     workload = Workload(body, tuple(bounds[v] for v in entering), bounds[results[0]])
     if own:
@@ -283,9 +278,7 @@ def _canonical_order(
     """Nodes in depth-first order from the output; operands of commutative ones in a fixed order."""
 
     def rank(value: str) -> tuple[int, int]:
-        elements = 1
-        for extent in graph.types[value].shape:
-            elements *= extent
+        elements = typical(graph.types[value].elements)
         if value in made:
             return 0, 0
         if value in inline:

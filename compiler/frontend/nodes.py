@@ -22,7 +22,7 @@ from compiler.ops.builder import GraphBuilder
 from compiler.ops.enclosed import Enclosure, Outside
 from compiler.ops.loops import branched, truth
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from compiler.sizes import asked_by
+from compiler.sizes import OpenSizeError, asked_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,8 @@ class NodeImporter:
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if self._builder.is_open(inputs):
+                raise OpenSizeError(f"{node.label}: {error}") from error
             # The node breaks ONNX's rules in a way that no rule of ours foresees.
             raise node.invalid(f"malformed: {error}") from error
         return [emitted] if isinstance(emitted, str) else list(emitted)

@@ -10,7 +10,15 @@ from typing import Self, Union, cast
 import numpy as np
 
 from compiler.graph.types import TensorType
-from compiler.sizes import Dimension, at, dimensions, is_open, replaced
+from compiler.sizes import (
+    Dimension,
+    at,
+    dimensions,
+    is_open,
+    open_size,
+    replaced,
+    typical_sizes,
+)
 
 AttrValue = Union[int, float, str, bool, tuple[int, ...], tuple[float, ...], "Graph"]
 """A graph is the body of a node of control flow."""
@@ -129,6 +137,11 @@ class Graph:
         """The graph with a number in place of each open size, for dimensions by name."""
         return replaced(self, lambda size: at(size, values))
 
+    def typical(self) -> Self:
+        """The graph at the sizes by which choices of speed are made; itself if none is open."""
+        dimensions = self.dimensions
+        return self.at(typical_sizes(*map(open_size, dimensions))) if dimensions else self
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
             return NotImplemented
@@ -144,17 +157,16 @@ class Graph:
         return hash((self.name, self.inputs, self.outputs, self.nodes))
 
 
-def open_sizes(graph: Graph) -> set[int]:
-    """The sizes in types and attributes that are known at run time only."""
-    found = {extent for kind in graph.types.values() for extent in kind.shape if is_open(extent)}
-    for node in graph.nodes:
-        for _, value in node.attrs:
-            if isinstance(value, Graph):
-                found |= open_sizes(value)
-            else:
-                items = value if isinstance(value, tuple) else (value,)
-                found.update(cast(int, item) for item in items if is_open(item))
-    return found
+def open_sizes(graph: Graph) -> tuple[int, ...]:
+    """The sizes in types and attributes that are known at run time only, as they are met."""
+    found = {n: None for kind in graph.types.values() for n in kind.shape if is_open(n)}
+    for value in (value for node in graph.nodes for _, value in node.attrs):
+        if isinstance(value, Graph):
+            found.update(dict.fromkeys(open_sizes(value)))
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            found.update({cast(int, item): None for item in items if is_open(item)})
+    return tuple(found)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -197,6 +197,11 @@ class GraphBuilder:
         """
         return self._trims.get(value)
 
+    def is_open(self, values: Sequence[str | None]) -> bool:
+        """Whether a shape, or an element, of one of the values is known at run time only."""
+        given = [value for value in values if value is not None]
+        return any(v in self.sizes or any(map(is_open, self.types[v].shape)) for v in given)
+
     def is_made(self, value: str) -> bool:
         """Whether a node makes the value: it is no input and no constant."""
         return value not in self.constants and value not in self._inputs
@@ -320,8 +325,11 @@ class GraphBuilder:
             from_memory(array, self.types[value].dtype)
             for value, array in zip(inputs, arrays, strict=True)
         ]
-        with np.errstate(all="ignore"):
-            result = np.asarray(operator.reference(operands, attrs))
+        try:
+            with np.errstate(all="ignore"):
+                result = np.asarray(operator.reference(operands, attrs))
+        except OpenSizeError:  # an attribute is known at run time only
+            return None
         if operator.name == "trim" and result.shape != kind.shape:
             return None
         self._folded_bytes += kind.bytes

@@ -19,6 +19,7 @@ from compiler.ops.cast import cast_to
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Shape, show
+from compiler.sizes import OpenSizeError, exact_quotient, is_open
 
 Floats = np.ndarray
 
@@ -161,10 +162,56 @@ def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
     if np.array_equal(positions, np.arange(extent)):
         return x
     if times and np.array_equal(positions, np.repeat(np.arange(extent), times)):
-        column = node.reshape(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
-        wide = node.emit("expand", [column], shape=(*shape[: dim + 1], times, *shape[dim + 1 :]))
-        return node.reshape(wide, (*shape[:dim], extent * times, *shape[dim + 1 :]))
+        return _repeated(node, x, dim, times)
     return node.emit("gather", [x, node.constant(positions)], axis=dim)
+
+
+def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
+    """Each place along a dimension so many times."""
+    shape = node.shape(x)
+    column = node.reshape(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+    wide = node.emit("expand", [column], shape=(*shape[: dim + 1], times, *shape[dim + 1 :]))
+    return node.reshape(wide, (*shape[:dim], shape[dim] * times, *shape[dim + 1 :]))
+
+
+_PROBE = 8
+"""Places of a dimension that tell those of all, where a place does not depend on the extent."""
+
+
+def _open_applied(node: OnnxNode, mode: str, x: str, dim: int, line: _Line) -> str:
+    """A dimension, of an extent that is known at run time only, a whole number of times as long.
+
+    Raises:
+        OpenSizeError: if a place is read other than so many times.
+    """
+    times = exact_quotient(line.outputs, line.inputs)
+    depends = ("align_corners", "tf_crop_and_resize")
+    whole = mode == "nearest" and times is not None and not is_open(times)
+    if whole and node.attrs.get("coordinate_transformation_mode") not in depends:
+        assert times is not None
+        probe = _Line(_PROBE, _PROBE * times, float(times), line.start, line.end)
+        places = _taps(node, mode, probe).positions[0]
+        if np.array_equal(places, np.repeat(np.arange(_PROBE), times)):
+            return _repeated(node, x, dim, times)
+    raise OpenSizeError(f"which of {line.inputs} places each of {line.outputs} reads")
+
+
+def _scaled(extent: int, scale: float) -> int:
+    """The extent times the scale, rounded down."""
+    if not is_open(extent):
+        return floor(extent * scale)
+    if scale != int(scale):
+        raise OpenSizeError(f"{extent} times {scale}, rounded down")
+    return extent * int(scale)
+
+
+def _ratio(size: int, extent: int) -> float:
+    if not is_open(size) and not is_open(extent):
+        return size / extent
+    times = exact_quotient(size, extent)
+    if times is None:
+        raise OpenSizeError(f"({size}) / ({extent})")
+    return float(times)
 
 
 def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
@@ -182,7 +229,7 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
         wanted = _fitted(node, tuple(shape[dim] for dim in dims), sizes)
     elif scales is not None and scales.size == len(dims) and float(scales.min()) > 0:
         wanted = [
-            (floor(shape[dim] * float(s)), float(s)) for dim, s in zip(dims, scales, strict=True)
+            (_scaled(shape[dim], float(s)), float(s)) for dim, s in zip(dims, scales, strict=True)
         ]
     else:
         raise node.invalid(f"neither sizes nor {len(dims)} positive scales are given")
@@ -203,7 +250,7 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
     """Extents and scales for the sizes asked for; a policy may ask for one scale of all."""
     if len(sizes) != len(extents):
         raise node.invalid(f"{len(sizes)} sizes for {len(extents)} dimensions")
-    ratios = [size / extent for size, extent in zip(sizes, extents, strict=True)]
+    ratios = [_ratio(size, extent) for size, extent in zip(sizes, extents, strict=True)]
     policy = node.word("keep_aspect_ratio_policy", "stretch")
     match policy:
         case "stretch":
@@ -223,13 +270,16 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
         raise node.invalid(f"mode is '{mode}'")
     lines = _lines(node, shape, scale_position)
     full = tuple(line.outputs for line in lines)
-    node.reserve(f"shape {show(full)}", sum(full) * 8)
+    node.reserve(f"shape {show(full)}", sum(n for n in full if not is_open(n)) * 8)
     value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
     outside = np.zeros((1,) * len(shape), bool)
     # Dimensions that shrink come first, which leaves less work for the others.
-    for dim in sorted(range(len(shape)), key=lambda d: lines[d].outputs / lines[d].inputs):
+    for dim in sorted(range(len(shape)), key=lambda d: _ratio(lines[d].outputs, lines[d].inputs)):
         line = lines[dim]
         if line == _Line(line.inputs, line.inputs, 1.0, 0.0, 1.0):
+            continue
+        if is_open(line.inputs) or is_open(line.outputs):
+            value = _open_applied(node, mode, value, dim, line)
             continue
         taps = _taps(node, mode, line)
         value = _applied(node, value, dim, taps)

@@ -8,8 +8,8 @@ Before:                                         After:
     %5 = softmax(%4)
     %7 = matmul(%5, %v)
 
-A constant mask that hides the keys after each query becomes `causal`; `c tanh(x / c)` under the
-mask becomes `softcap`. Leading dimensions become batch and heads.
+A mask that hides the keys after each query, constant or counted, becomes `causal`;
+`c tanh(x / c)` under the mask becomes `softcap`. Leading dimensions become batch and heads.
 
 A query that sees no key at all (a mask of -inf) gets zeros, where softmax alone would give NaN.
 ONNX's Attention and PyTorch write a `where` for that, and the operator takes it in.
@@ -28,6 +28,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.ops.attributes import integer, ints
+from compiler.passes.counted_masks import hides_the_future
 from compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
@@ -265,8 +266,12 @@ def _emit(
         known = rewriter.array(mask.value)
         if known is not None and not known.any():
             continue
-        if mask.factor > 0 and _hides_the_future(known, past):
-            attrs |= {"causal": 1, "past": past}
+        if mask.factor > 0 and (
+            _hides_the_future(known, past)
+            or hides_the_future(rewriter, mask.value, past, HIDDEN / mask.factor)
+        ):
+            if rewriter.shape(query)[-2] != 1:  # a single query is the last and sees all keys
+                attrs |= {"causal": 1, "past": past}
             continue
         given = _mask_in_heads(rewriter, mask, heads)
         if given is None:

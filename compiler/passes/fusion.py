@@ -27,6 +27,7 @@ from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.registry import Effort, OpKind
 from compiler.passes.merge_matmuls import INDEX_MAPS
 from compiler.passes.narrow_values import READERS, widening
+from compiler.sizes import OpenSizeError, typical
 
 EPILOGUE_LIMIT = 40
 """Nodes that an epilogue, or an elementwise group, may hold."""
@@ -89,7 +90,7 @@ class _Fusion:
         self._taken = {
             node.name
             for node in graph.nodes
-            if not graph.types[node.output].elements and node.op != "trim"
+            if graph.types[node.output].elements == 0 and node.op != "trim"
         }
         self._outputs = {*graph.outputs, *kept}
 
@@ -324,8 +325,9 @@ class _Fusion:
         if _is_cheap(node):
             return False
         types = self._graph.types
-        largest = max(types[root.output].elements, *(types[v].elements for v in root.inputs))
-        return types[node.output].elements < largest
+        known = (root.output, *root.inputs)
+        largest = max(typical(types[value].elements) for value in known)
+        return typical(types[node.output].elements) < largest
 
 
 def _kind(node: Node) -> OpKind:
@@ -367,6 +369,6 @@ def _index_of_operand(
 
     try:
         ops.get(node.op).expression([read], [kind], node.attrs, index, Axis)
-    except ValueError:
+    except (ValueError, OpenSizeError):
         return None
     return found[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import inf
 from typing import Protocol
 
 from compiler import ops
@@ -25,6 +26,7 @@ from compiler.passes.fusion import Group
 from compiler.passes.narrow_values import narrow_source
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES
+from compiler.sizes import OpenSizeError, bounds, is_open, larger
 from compiler.workload import Halo
 
 BLOCKED_RANKS = (3, 4, 5)
@@ -113,7 +115,8 @@ class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
     `weight_macs` is the core's (`compiler.targets.CoreModel`). The concatenations and slices in
-    `copied` never lie in place: they move their elements in any layout.
+    `copied` never lie in place: they move their elements in any layout. What an option costs is
+    counted at typical sizes; that it is one holds for all sizes.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Options:
         weight_macs: float = costs.WEIGHT_MACS,
     ) -> None:
         self._graph = graph
+        self._typical = graph.typical()
         self._lanes = lanes
         self._weight_macs = weight_macs
         self._copied = copied
@@ -151,10 +155,15 @@ class Options:
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
         """The layouts that a value may have, row-major first."""
         kind = self._graph.types[value]
-        if len(kind.shape) not in BLOCKED_RANKS:
+        if len(kind.shape) not in BLOCKED_RANKS or is_open(kind.shape[1]):
             return (ROW_MAJOR,)
         together = kind.dtype.bytes == 1 and kind.shape[1] == GROUP
         return _layouts(len(kind.shape), kind.shape[1], groups, self._lanes, together)
+
+    def _at_typical(self, node: Node) -> Node:
+        found = self._typical.node(node.name)
+        assert found is not None
+        return found
 
     def _rows(self, group: Group) -> LayoutChoice:
         return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
@@ -162,7 +171,7 @@ class Options:
     def _option(self, choice: LayoutChoice, work: float, output: str = "") -> Option:
         """The option with the traffic added; `output` is what the choice writes."""
         traffic = 0.0
-        types = self._graph.types
+        types = self._typical.types
         for value, wish in choice.demands.items():
             if value not in self._graph.constants:
                 traffic += costs.moved(types[value], wish.layout or ROW_MAJOR, wish.halo)
@@ -194,7 +203,12 @@ class Options:
                     continue  # groups are cut out of source and output in the same way
                 taken = {x: Demand(source, halo), **constants}
                 work = costs.convolution(
-                    self._graph, anchor, source, output, self._lanes, self._weight_macs
+                    self._typical,
+                    self._at_typical(anchor),
+                    source,
+                    output,
+                    self._lanes,
+                    self._weight_macs,
                 )
                 choice = self._operands(group, output, taken)
                 found.append(self._option(choice, work, group.output))
@@ -207,7 +221,7 @@ class Options:
         return [
             self._option(
                 self._operands(group, layout, {x: Demand(layout), **rows}),
-                costs.window(self._graph, anchor, layout, self._lanes),
+                costs.window(self._typical, self._at_typical(anchor), layout, self._lanes),
                 group.output,
             )
             for layout in self.layouts(x)
@@ -226,7 +240,7 @@ class Options:
         return [
             self._option(
                 self._operands(group, layout if keeps else ROW_MAJOR, {x: Demand(layout)}),
-                costs.reduction(self._graph, anchor, layout),
+                costs.reduction(self._typical, self._at_typical(anchor), layout),
                 group.output,
             )
             for layout in self.layouts(x)
@@ -357,5 +371,8 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
     halo = [(0, 0), (0, 0)]
     for dim in range(spatial):
         last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]
-        halo.append((max(pads[dim], 0), max(last - shape[2 + dim] + 1, 0)))
+        beyond = bounds(last - shape[2 + dim] + 1)[1]  # for any size: zeros may be left over
+        if beyond == inf:
+            raise OpenSizeError(f"conv '{node.name}': how many zeros its windows read")
+        halo.append((int(bounds(larger(pads[dim], 0))[1]), max(int(beyond), 0)))
     return tuple(halo) if any(any(pair) for pair in halo) else ()

@@ -64,6 +64,7 @@ class Assignment:
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
         self._graph = graph
+        self._types = graph.typical().types
         self._inputs = frozenset(graph.inputs)
         self._groups = groups
         self._costs = costs
@@ -101,7 +102,7 @@ class Assignment:
             for i, group in enumerate(self._groups)
         }
         for value, readers in self._readers.items():
-            kind, source = self._graph.types[value], written.get(value, ROW_MAJOR)
+            kind, source = self._types[value], written.get(value, ROW_MAJOR)
             wanted = {self.options[i][numbers[i]].choice.demands[value].layout for i in readers}
             total += sum(self._copy(kind, source, layout) for layout in wanted)
         return total
@@ -111,7 +112,7 @@ class Assignment:
 
         These add a halo to an input of the graph, and make an output of the graph row-major.
         """
-        types, group = self._graph.types, self._groups[number]
+        types, group = self._types, self._groups[number]
         cost = self._costs.kernel(group, option)
         if self._graph.returns(group.output):
             cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
@@ -133,7 +134,7 @@ class Assignment:
         If several groups read it, a node of its own chooses the set of layouts that copies provide.
         A reader that wants a layout outside the set pays more than such a copy costs.
         """
-        kind = self._graph.types[value]
+        kind = self._types[value]
         made = [ROW_MAJOR]
         if maker is not None:
             made = [option.choice.output for option in self.options[maker]]

@@ -4,12 +4,14 @@ Before -> after, where shapes allow:
     slice of the whole, expand to the same shape, pad by nothing, concat of one     x
     slice(slice(x))  (positive steps)                                               slice(x)
     add(expand(x), y) and other elementwise operators that broadcast by themselves  add(x, y)
-    gather(x, one constant index or a run of them)                                  slice(x)
+    gather(x, one constant index or a run of them, also of an open size)            slice(x)
     reduce over dimensions of extent 1                                              reshape(x)
     pad(x) by zeros before a convolution                                            its own pads
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +19,9 @@ from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import integer, ints, number
 from compiler.ops.registry import OpKind
+from compiler.ops.shapes import broadcast
 from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import is_open
 
 
 def no_ops(graph: Graph) -> Graph:
@@ -71,19 +75,64 @@ def _slice(rewriter: Rewriter, node: Node) -> str | None:
 def _gather(rewriter: Rewriter, node: Node) -> str | None:
     """Constant indices `first, first + step, ...` make a slice; a reshape drops or adds axes."""
     value = node.inputs[0]
+    counted = _counted_indices(rewriter, node)
+    if counted is not None:
+        return counted
     indices = rewriter.array(node.inputs[1])
     shape = rewriter.shape(value)
     if indices is None or indices.size == 0 or rewriter.array(value) is not None:
         return None
     axis = integer(node.attrs, "axis", 0) % len(shape)
+    if is_open(shape[axis]):
+        return _gathered_from_open(rewriter, node, axis, indices.reshape(-1).tolist())
     run = indices.reshape(-1).astype(np.int64)
     run = np.where(run < 0, run + shape[axis], run)
     step = int(run[1] - run[0]) if run.size > 1 else 1
     if step < 1 or run.min() < 0 or run.max() >= shape[axis] or np.any(np.diff(run) != step):
         return None
-    starts = tuple(int(run[0]) if dim == axis else 0 for dim in range(len(shape)))
+    return _run_of(rewriter, node, axis, int(run[0]), step, run.size)
+
+
+def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
+    """`first, first + 1, ...`, as many as is known at run time: an iota, or a slice of a constant
+    range."""
+    axis = integer(node.attrs, "axis", 0) % len(rewriter.shape(node.inputs[0]))
+    (*_, count), made = rewriter.shape(node.inputs[1]) or (1,), rewriter.producer(node.inputs[1])
+    if made is None or not is_open(count) or len(rewriter.shape(node.inputs[1])) != 1:
+        return None
+    if made.op == "iota" and integer(made.attrs, "step") == 1:
+        first = integer(made.attrs, "start")
+    elif made.op == "slice" and ints(made.attrs, "steps") == (1,):
+        table = rewriter.array(made.inputs[0])
+        if table is None or table.size == 0 or (np.diff(table) != 1).any():
+            return None
+        first = ints(made.attrs, "starts")[0] + int(table[0])
+    else:
+        return None
+    if not (first >= 0 and first + count <= rewriter.shape(node.inputs[0])[axis]):
+        return None
+    return _run_of(rewriter, node, axis, first, 1, count)
+
+
+def _gathered_from_open(
+    rewriter: Rewriter, node: Node, axis: int, indices: Sequence[int]
+) -> str | None:
+    """As `_gather`, of one place along a dimension whose extent is known at run time only."""
+    extent = rewriter.shape(node.inputs[0])[axis]
+    if len(indices) != 1:
+        return None
+    first = indices[0] + extent if indices[0] < 0 else indices[0]
+    return _run_of(rewriter, node, axis, first, 1, 1) if 0 <= first < extent else None
+
+
+def _run_of(
+    rewriter: Rewriter, node: Node, axis: int, first: int, step: int, count: int
+) -> str | None:
+    value = node.inputs[0]
+    shape = rewriter.shape(value)
+    starts = tuple(first if dim == axis else 0 for dim in range(len(shape)))
     steps = tuple(step if dim == axis else 1 for dim in range(len(shape)))
-    sizes = tuple(run.size if dim == axis else extent for dim, extent in enumerate(shape))
+    sizes = tuple(count if dim == axis else extent for dim, extent in enumerate(shape))
     part = rewriter.emit("slice", [value], {"starts": starts, "steps": steps, "sizes": sizes})
     return rewriter.emit("reshape", [part], {"shape": rewriter.shape(node.outputs[0])})
 
@@ -104,9 +153,7 @@ def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
         if producer is None:
             continue
         trial = [*inputs[:position], producer.inputs[0], *inputs[position + 1 :]]
-        if np.broadcast_shapes(*(rewriter.shape(v) for v in trial)) == rewriter.shape(
-            node.outputs[0]
-        ):
+        if broadcast(*map(rewriter.shape, trial)) == rewriter.shape(node.outputs[0]):
             inputs = trial
     return rewriter.emit(node.op, inputs, node.attrs) if inputs != list(node.inputs) else None
 

@@ -16,6 +16,7 @@ from math import prod
 from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import integer, ints
 from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import typical
 
 
 def pool_first(graph: Graph) -> Graph:
@@ -70,4 +71,4 @@ def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
     pixels, pooled = prod(before[2:]), prod(after[2:])
     taps = prod(ints(node.attrs, "kernel")) if node.op == "average_pool" else pixels // pooled
     more = rewriter.shape(conv.inputs[0])[1] - filters
-    return filters * channels * (pixels - pooled) > more * pooled * taps
+    return typical(filters * channels * (pixels - pooled) - more * pooled * taps) > 0

@@ -2,7 +2,8 @@
 
 A rule sees the node with its operands already rewritten, and may look back at their producers. It
 returns the value that takes the place of the node's output, or None to keep the node. A value of
-another type is not taken. Unused nodes are dropped at the end, so a rule never deletes.
+another type is not taken. Unused nodes are dropped at the end, so a rule never deletes. A rule that
+asks of an open size what its range does not decide keeps the node: it must hold for all sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.sizes import OpenSizeError
 
 Rule = Callable[["Rewriter", Node], str | None]
 
@@ -110,7 +112,10 @@ class Rewriter:
                 inputs = tuple(self._replaced.get(v, v) for v in node.inputs)
                 node = Node(node.name, node.op, inputs, node.outputs, node.attrs)
             self._emitted.clear()
-            result = rule(self, node)
+            try:
+                result = rule(self, node)
+            except OpenSizeError:  # whether it applies is known at run time only
+                result = None
             output = node.outputs[0]
             # Patterns ignore the rank of numbers: one of higher rank would widen the result.
             if result is None or self._types[result] != self._types[output]:

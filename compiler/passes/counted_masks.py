@@ -1,0 +1,155 @@
+"""Masks that are counted, not stored: which keys a query sees, compared by their positions.
+
+    %1 = reshape(iota() {start=0}) {shape=(1, <keys>)}
+    %2 = reshape(iota() {start=<past>}) {shape=(<queries>, 1)}
+    %3 = greater(%1, %2)
+    %4 = where(%3, -3.4e38, 0)
+
+A model whose sizes are known at run time computes its causal mask so. `attention` hides the future
+by itself where it knows that this is what the mask does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.graph.ir import Node
+from compiler.ops.attributes import integer, ints
+from compiler.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """`start + i`, i the position along a dimension, which counts from the last one (-1)."""
+
+    dim: int
+    start: int
+
+
+def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
+    """Whether a value is at most `hidden` where key j is after query i (j > i + past), and else 0.
+
+    It has the shape (queries, keys), or ones before these.
+    """
+    node, shape = rewriter.producer(_unexpanded(rewriter, mask), "where"), rewriter.shape(mask)
+    if node is None or len(shape) < 2 or any(extent != 1 for extent in shape[:-2]):
+        return False
+    condition, chosen, other = node.inputs
+    first, second = _number(rewriter, chosen), _number(rewriter, other)
+    if first is None or second is None:
+        return False
+    hides = _is_ahead(rewriter, condition, past, single=shape[-2] == 1)
+    if hides is None:
+        return False
+    low, seen = (first, second) if hides else (second, first)
+    return low <= hidden and seen == 0.0
+
+
+def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) -> bool | None:
+    """True if a condition holds where j > i + past, False where j <= i + past; else None.
+
+    The position of a `single` query is a number.
+    """
+    node = rewriter.producer(_unexpanded(rewriter, condition))
+    if node is None:
+        return None
+    if node.op == "logical_not":
+        inner = _is_ahead(rewriter, node.inputs[0], past, single=single)
+        return None if inner is None else not inner
+    if node.op not in _COMPARED:
+        return None
+    swapped, strict = _COMPARED[node.op]
+    small, large = reversed(node.inputs) if swapped else node.inputs
+    # small < large, or <= without `strict`
+    first, second = (_placed(rewriter, value, single=single) for value in (small, large))
+    if first is None or second is None or {first.dim, second.dim} != {-1, -2}:
+        return None
+    if first.dim == -2:  # i + s < j + t: j > i + (s - t), or j > i + (s - t) - 1
+        return True if first.start - second.start - (not strict) == past else None
+    # j + s < i + t: j <= i + (t - s) - 1, or j <= i + (t - s)
+    return False if second.start - first.start - strict == past else None
+
+
+_COMPARED: Mapping[str, tuple[bool, bool]] = {
+    "less": (False, True),
+    "less_or_equal": (False, False),
+    "greater": (True, True),
+    "greater_or_equal": (True, False),
+}
+"""Comparisons as `small < large`: whether their operands are swapped, and whether it is strict."""
+
+
+def _placed(rewriter: Rewriter, value: str, *, single: bool) -> _Count | None:
+    number = _whole(rewriter, value) if single else None
+    return _counted(rewriter, value) if number is None else _Count(-2, number)
+
+
+def _counted(rewriter: Rewriter, value: str) -> _Count | None:
+    node = rewriter.producer(value)
+    if node is None:
+        return None
+    match node.op:
+        case "iota":
+            counts = len(ints(node.attrs, "shape")) == 1 and integer(node.attrs, "step") == 1
+            return _Count(-1, integer(node.attrs, "start")) if counts else None
+        case "cast":
+            whole = not rewriter.type(value).dtype.is_float
+            return _counted(rewriter, node.inputs[0]) if whole else None
+        case "expand":
+            return _counted(rewriter, node.inputs[0])
+        case "reshape":
+            return _reshaped(rewriter, node)
+        case "add" | "sub":
+            return _moved(rewriter, node)
+    return None
+
+
+def _reshaped(rewriter: Rewriter, node: Node) -> _Count | None:
+    """Dimensions of extent 1 come and go around the one that is counted along."""
+    inner = _counted(rewriter, node.inputs[0])
+    shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
+    if inner is None or any(sum(extent != 1 for extent in shape) != 1 for shape in shapes):
+        return None
+    (dim,) = (d for d, extent in enumerate(shapes[1]) if extent != 1)
+    return _Count(dim - len(shapes[1]), inner.start)
+
+
+def _moved(rewriter: Rewriter, node: Node) -> _Count | None:
+    """A count and a size or number added to it or, behind it, subtracted."""
+    left, right = node.inputs
+    pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
+    for value, other in pairs:
+        count, amount = _counted(rewriter, value), _whole(rewriter, other)
+        if count is not None and amount is not None:
+            sign = 1 if node.op == "add" else -1
+            return _Count(count.dim, count.start + sign * amount)
+    return None
+
+
+def _whole(rewriter: Rewriter, value: str) -> int | None:
+    """The one integer or size that a value holds."""
+    if any(extent != 1 for extent in rewriter.shape(value)):
+        return None
+    array = rewriter.array(value)
+    if array is not None:
+        return int(array.reshape(-1)[0]) if array.dtype.kind in "iu" else None
+    node = rewriter.producer(value)
+    if node is not None and node.op == "reshape":
+        return _whole(rewriter, node.inputs[0])
+    return integer(node.attrs, "start") if node is not None and node.op == "iota" else None
+
+
+def _number(rewriter: Rewriter, value: str) -> float | None:
+    return rewriter.scalar(_unexpanded(rewriter, value))
+
+
+def _unexpanded(rewriter: Rewriter, value: str) -> str:
+    """The value before what adds and repeats dimensions of extent 1 in front of it."""
+    while (node := rewriter.producer(value)) is not None:
+        inner, shape = rewriter.shape(node.inputs[0]) if node.inputs else (), rewriter.shape(value)
+        leads = node.op == "reshape" and (1,) * (len(shape) - len(inner)) + inner == shape
+        if not leads and node.op != "expand":
+            break
+        value = node.inputs[0]
+    return value

@@ -1,0 +1,261 @@
+"""Plans of open sizes: at given sizes they are plans, and compute what ONNX Runtime does there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.convolutional import mobilenet_v2, yolo_nano
+from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
+from compiler.driver import make_plan, optimise
+from compiler.frontend.onnx_import import import_model
+from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.memory_plan import plan_memory, value_bytes
+from compiler.ops.interpret import run_graph
+from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, distance, same_bytes
+from compiler.sizes import Dimension, at, open_size, typical_sizes
+from compiler.stacked_memory import stack_memory
+from compiler.target import resolve_target
+from compiler.workload import Workload
+
+TARGET = resolve_target("x86-64-v3")
+SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 50}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the ranges of its dimensions, sizes to try, and kernels that an import at a fixed
+    size does not need."""
+
+    build: Callable[[], Any]
+    dims: Mapping[str, str]
+    sizes: tuple[Mapping[str, int], ...]
+    more: int = 0
+
+
+CASES = {
+    "bert": Case(
+        partial(open_bert, intermediate=64, **SMALL),
+        {"batch": "1..8", "sequence": "1..512"},
+        ({"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 17}, {"batch": 2, "sequence": 64}),
+        more=1,  # the rows of a table of positions, which are a constant at a fixed size
+    ),
+    "gpt2": Case(
+        partial(open_gpt2, **SMALL),
+        {"sequence": "1..128", "past": "0..512"},
+        ({"sequence": 1, "past": 37}, {"sequence": 5, "past": 0}, {"sequence": 16, "past": 3}),
+        more=1,
+    ),
+    "llama": Case(
+        partial(open_llama, cached=2, intermediate=48, **SMALL),
+        {"sequence": "1..128", "past": "0..512"},
+        ({"sequence": 5, "past": 0}, {"sequence": 1, "past": 37}, {"sequence": 16, "past": 3}),
+        more=2,
+    ),
+    "llama, a token": Case(
+        lambda: opened(open_llama(cached=2, intermediate=48, **SMALL), {"input_ids": [1, 1]}),
+        {"past": "0..512"},
+        ({"past": 0}, {"past": 511}, {"past": 37}),
+        more=2,
+    ),
+    "mobilenet": Case(
+        lambda: opened(mobilenet_v2(size=32), {"x": ["batch", 3, 32, 32]}),
+        {"batch": "1..32"},
+        ({"batch": 1}, {"batch": 3}),
+    ),
+    "detector": Case(
+        lambda: opened(yolo_nano(size=32), {"x": [1, 3, "height", "width"]}),
+        {"height": "32..640:32", "width": "32..640:32"},
+        ({"height": 32, "width": 64}, {"height": 96, "width": 32}),
+    ),
+}
+
+
+@cache
+def model(name: str) -> Any:
+    return CASES[name].build()
+
+
+@cache
+def planned(name: str) -> GraphPlan:
+    return make_plan(optimise(import_model(model(name), CASES[name].dims), TARGET), TARGET)
+
+
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_plans_at_sizes_compute_what_the_model_does(name: str) -> None:
+    plan = planned(name)
+    assert {dimension.name for dimension in plan.dimensions} == set(CASES[name].dims)
+    session = onnxruntime.InferenceSession(model(name).SerializeToString())
+    for values in CASES[name].sizes:
+        graph = plan.at(values).graph
+        random = np.random.default_rng(0)
+        inputs = {}
+        for value in graph.inputs:
+            kind = graph.types[value]
+            whole = kind.dtype.numpy.kind == "i"
+            drawn = random.integers(0, 2, kind.shape) if whole else random.normal(size=kind.shape)
+            inputs[value] = np.asarray(drawn, kind.dtype.numpy)
+        if "attention_mask" in inputs:
+            inputs["attention_mask"][:, 0] = 1
+        expected = session.run(None, inputs)
+        for ours, theirs in zip(run_graph(graph, inputs), expected, strict=True):
+            assert ours.shape == theirs.shape
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+def test_open_sizes_cost_no_kernels_but_those_that_constants_save(name: str) -> None:
+    values = CASES[name].sizes[-1]
+    fixed = make_plan(optimise(import_model(model(name), values), TARGET), TARGET)
+    assert len(planned(name).kernels) <= len(fixed.kernels) + CASES[name].more
+
+
+def test_kernels_at_sizes_are_those_of_the_graph(name: str) -> None:
+    """Types at the border of each kernel are those of the graph's values; texts read back."""
+    plan = planned(name)
+    for step in plan.kernels:
+        assert Workload.parse(step.workload.text()) == step.workload
+        names = [dimension.name for dimension in step.workload.dimensions]
+        assert names == sorted(f"s{number}" for number in range(len(step.sizes)))
+    fixed = plan.at(CASES[name].sizes[0])
+    for kernel in fixed.kernels:
+        assert not kernel.sizes and not kernel.workload.dimensions
+        for boundary, value in zip(kernel.workload.inputs, kernel.inputs, strict=True):
+            assert boundary.type == fixed.graph.types[value]
+        assert kernel.workload.output.type == fixed.graph.types[kernel.output]
+
+
+def test_views_lie_where_they_would_at_each_size(name: str) -> None:
+    for values in CASES[name].sizes:
+        plan = planned(name).at(values)
+        for step in plan.steps:
+            node = plan.graph.producer(step.output)
+            if not isinstance(step, ViewStep) or node is None or node.op != "slice":
+                continue
+            (whole,), starts = step.inputs, node.attr("starts")
+            apart = distance(
+                plan.graph.types[whole].shape,
+                plan.placements[whole],
+                plan.graph.types[step.output].shape,
+                plan.placements[step.output],
+                starts,  # type: ignore[arg-type]
+            )
+            assert apart is not None
+            assert step.offsets == (-apart * plan.graph.types[whole].dtype.bytes,)
+
+
+def test_plans_read_back(name: str) -> None:
+    plan = planned(name)
+    data = json.loads(json.dumps(plan.to_json()))
+    assert GraphPlan.from_json(data, plan.constants()) == plan
+
+
+def test_buffers_never_overlap_while_they_live(name: str) -> None:
+    plan = planned(name)
+    memory = stack_memory(plan)
+    for values in CASES[name].sizes:
+        fixed = plan.at(values)
+        arena = memory.at(values)
+        assert arena.roots == plan_memory(fixed).roots
+        lives: dict[str, tuple[int, int]] = {}
+        for position, step in enumerate(fixed.steps):
+            for value in (*step.inputs, step.output):
+                if value in arena.offsets:
+                    root = arena.roots[value]
+                    first, last = lives.get(root, (position, position))
+                    lives[root] = min(first, position), max(last, position)
+        spans: dict[str, tuple[int, int]] = {}
+        for value, offset in arena.offsets.items():
+            assert offset % 64 == 0
+            end = offset + value_bytes(fixed, value)
+            assert end <= arena.arena_bytes
+            low, high = spans.get(arena.roots[value], (offset, end))
+            spans[arena.roots[value]] = min(low, offset), max(high, end)
+        for one, other in combinations(lives, 2):
+            if lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]:
+                assert spans[one][1] <= spans[other][0] or spans[other][1] <= spans[one][0]
+
+
+def test_where_sizes_are_typical_the_arena_is_as_planned(name: str) -> None:
+    plan = planned(name)
+    values = typical_sizes(*map(open_size, plan.dimensions))
+    assert stack_memory(plan).at(values).arena_bytes <= plan_memory(plan.at(values)).arena_bytes
+
+
+N, M = Dimension("n", 1, 9), Dimension("m", 0, 4)
+PLACEMENTS = st.sampled_from(
+    [
+        Placement(),
+        Placement(blocked(4, 1, 8)),
+        Placement(ROW_MAJOR, ((0, 0), (0, 0), (1, 1), (1, 2))),
+        Placement(blocked(4, 1, 8), ((0, 0), (0, 0), (1, 1), (1, 2))),
+        Placement(Layout.parse("0 2 3 1")),
+    ]
+)
+n_open, m_open = open_size(N), open_size(M)
+EXTENTS = st.sampled_from([1, 2, 8, 16, n_open, n_open * 8, n_open + m_open])
+
+
+@given(
+    st.lists(st.tuples(EXTENTS, EXTENTS), min_size=4, max_size=4),
+    PLACEMENTS,
+    PLACEMENTS,
+    st.integers(0, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_distances_hold_at_every_size(
+    parts: list[tuple[int, int]], whole: Placement, part: Placement, cut: int
+) -> None:
+    """A box of a tensor, behind `start` elements of one dimension, is where its numbers say."""
+    shape = tuple(extent for extent, _ in parts)
+    start = tuple(first if dim == cut else 0 for dim, (_, first) in enumerate(parts))
+    full = tuple(a + b for a, b in zip(shape, start, strict=True))
+    found = distance(full, whole, shape, part, start)
+    same = same_bytes(shape, whole, part)
+    for n, m in [(1, 0), (1, 2), (2, 0), (3, 1), (9, 4)]:
+        values = {"n": n, "m": m}
+
+        def numbers(sizes: tuple[int, ...], values: Mapping[str, int] = values) -> tuple[int, ...]:
+            return tuple(at(size, values) for size in sizes)
+
+        expected = distance(numbers(full), whole, numbers(shape), part, numbers(start))
+        if found is not None:
+            assert at(found, values) == expected
+        if same:
+            assert same_bytes(numbers(shape), whole, part)
+
+
+def test_rows_behind_others_are_at_a_distance_of_open_sizes() -> None:
+    n, m = n_open, m_open
+    row = Placement()
+    assert distance((n + m, 64), row, (n, 64), row, (m, 0)) == 64 * m
+    assert distance((4, n, 64), row, (1, n, 64), row, (3, 0, 0)) == 192 * n
+    assert distance((4, n + m, 64), row, (4, n, 64), row, (0, m, 0)) is None
+    blocks = Placement(blocked(4, 1, 16))
+    assert distance((1, 48, n, m), blocks, (1, 16, n, m), blocks, (0, 32, 0, 0)) == 32 * n * m
+    assert same_bytes((n, 32, 1, 1), blocks, row)
+    assert not same_bytes((n, 32, m, 1), blocks, row)
+
+
+def test_equal_kernels_of_different_names_are_one() -> None:
+    graphs = [
+        import_model(opened(mobilenet_v2(size=32), {"x": [dim, 3, 32, 32]}), {dim: "1..32"})
+        for dim in ("batch", "images")
+    ]
+    plans = [make_plan(optimise(graph, TARGET), TARGET) for graph in graphs]
+    keys = [[step.workload.key for step in plan.kernels] for plan in plans]
+    assert keys[0] == keys[1]
+    assert {step.sizes for step in plans[1].steps if isinstance(step, KernelStep)} == {("images",)}
