@@ -10,6 +10,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.cast import cast_to
+from compiler.ops.iota import counted
 from compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
@@ -82,7 +83,7 @@ def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType
     start, limit, delta = parts
     distance = (limit - start) * (1 if delta > 0 else -1)
     count = larger(0, -(-distance // abs(delta)))
-    return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=delta)
+    return counted(node, count, start, delta, dtype)
 
 
 def _onnx_identity(node: OnnxNode) -> str:

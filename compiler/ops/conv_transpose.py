@@ -118,7 +118,7 @@ def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tupl
             raise node.invalid(f"pads {pads} for {rank} spatial dimensions")
         before = pads[:rank]
         output = tuple(f - b - a for f, b, a in zip(full, before, pads[rank:], strict=True))
-    if min(output) < 1:
+    if any(extent < 1 for extent in output):
         raise node.invalid(f"padding leaves nothing of {show(full)}")
     return before, output
 

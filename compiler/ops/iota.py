@@ -13,17 +13,20 @@ from compiler.graph.types import TensorType
 from compiler.loops.expr import Cast, Expr, IndexValue
 from compiler.loops.index import Affine
 from compiler.loops.semantics import compute_type
-from compiler.ops.attributes import integer, ints, word
+from compiler.ops.attributes import axis_of, integer, ints, word
+from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Effort, Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count
+from compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """`start + i * step` along the last dimension of `shape`; a scalar is `start`."""
+    """`start + i * step`, i the position along dimension `axis` of `shape`; a scalar is `start`."""
     operand_count(types, 0)
     name, shape = word(attrs, "dtype"), ints(attrs, "shape")
-    if name not in set(DType) or len(shape) > 1 or any(extent < 0 for extent in shape):
-        raise InvalidModelError(f"numbers of type '{name}' in {len(shape)} dimensions")
+    if name not in set(DType) or any(extent < 0 for extent in shape):
+        raise InvalidModelError(f"numbers of type '{name}' in shape {show(shape)}")
+    if shape:
+        axis_of(attrs, len(shape), -1)
     integer(attrs, "start")
     integer(attrs, "step")
     return TensorType(DType(name), shape)
@@ -31,9 +34,13 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 def _reference(_arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     shape = ints(attrs, "shape")
-    steps = np.arange(shape[0]) if shape else np.zeros((), np.int64)
-    values = integer(attrs, "start") + steps * integer(attrs, "step")
-    return np.asarray(values, compute_type(DType(word(attrs, "dtype"))))
+    dtype = compute_type(DType(word(attrs, "dtype")))
+    if not shape:
+        return np.asarray(integer(attrs, "start"), dtype)
+    axis = axis_of(attrs, len(shape), -1)
+    values = integer(attrs, "start") + np.arange(shape[axis]) * integer(attrs, "step")
+    column = values.reshape((-1, *(1,) * (len(shape) - 1 - axis)))
+    return np.broadcast_to(column, shape).astype(dtype)
 
 
 def _expression(
@@ -43,10 +50,19 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    place = index[-1] * integer(attrs, "step") if index else Affine()
+    place = Affine()
+    if index:
+        place = index[axis_of(attrs, len(index), -1)] * integer(attrs, "step")
     value = IndexValue(place + integer(attrs, "start"), DType.INT64)
     dtype = DType(word(attrs, "dtype"))
     return value if dtype is DType.INT64 else Cast(value, dtype)
+
+
+def counted(
+    node: OnnxNode, count: int, start: int = 0, step: int = 1, dtype: DType = DType.INT64
+) -> str:
+    """`start`, `start + step`, ...: as many numbers as `count`, which may be an open size."""
+    return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=step)
 
 
 OPERATORS = (

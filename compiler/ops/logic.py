@@ -14,9 +14,11 @@ from compiler.graph.types import TensorType
 from compiler.loops import maths
 from compiler.loops.expr import Expr, Operation, op
 from compiler.ops.elementwise import pointwise, same
+from compiler.ops.iota import counted
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Effort, OnnxRule, Operator
 from compiler.ops.shapes import broadcast, operand_count, same_dtype
+from compiler.sizes import is_open
 
 
 def _infer_comparison(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -86,11 +88,23 @@ def _onnx_trilu(node: OnnxNode) -> str:
     if len(shape) < 2:
         raise node.invalid(f"the input has rank {len(shape)}, not 2 or more")
     diagonal = node.static(1, "k")
-    offset = 0 if diagonal is None else int(diagonal.item())
-    upper = np.triu(np.ones(shape[-2:], bool), offset)
-    lower = np.tril(np.ones(shape[-2:], bool), offset)
-    mask = node.constant(upper if node.integer("upper", 1) else lower)
+    offset = 0 if diagonal is None else diagonal.item()
+    if any(map(is_open, shape[-2:])):
+        mask = _counted_triangle(node, shape[-2:], offset)
+    else:
+        upper = np.triu(np.ones(shape[-2:], bool), offset)
+        lower = np.tril(np.ones(shape[-2:], bool), offset)
+        mask = node.constant(upper if node.integer("upper", 1) else lower)
     return node.emit("where", [mask, x, node.scalar(0, dtype)])
+
+
+def _counted_triangle(node: OnnxNode, shape: tuple[int, ...], offset: int) -> str:
+    """Where column j is at or after row i + offset, or for the lower part at or before it."""
+    rows, columns = shape
+    row = node.reshape(counted(node, columns), (1, columns))
+    column = node.reshape(counted(node, rows, start=offset), (rows, 1))
+    op_name = "greater_or_equal" if node.integer("upper", 1) else "less_or_equal"
+    return node.emit(op_name, [row, column])
 
 
 RULES = (OnnxRule("Trilu", _onnx_trilu),)

@@ -15,7 +15,7 @@ from compiler.ops.attributes import ints
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
-from compiler.sizes import equal, is_open, larger, smaller
+from compiler.sizes import equal, is_open, larger, same_extents, smaller
 
 
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ def _onnx_tile(node: OnnxNode) -> str:
 def _onnx_depth_to_space(node: OnnxNode) -> str:
     x, block = node.input(0), node.integer("blocksize")
     shape = node.shape(x)
-    if len(shape) != 4 or block < 1 or shape[1] % (block * block):
+    if len(shape) != 4 or block < 1 or not equal(shape[1] % (block * block), 0):
         raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
     n, c, h, w = shape
     channels = c // (block * block)
@@ -253,7 +253,7 @@ def _onnx_depth_to_space(node: OnnxNode) -> str:
 def _onnx_space_to_depth(node: OnnxNode) -> str:
     x, block = node.input(0), node.integer("blocksize")
     shape = node.shape(x)
-    if len(shape) != 4 or block < 1 or shape[2] % block or shape[3] % block:
+    if len(shape) != 4 or block < 1 or not same_extents([e % block for e in shape[2:]], (0, 0)):
         raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
     n, c, h, w = shape
     split = (n, c, h // block, block, w // block, block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compiler.ops.onnx_node import OnnxNode
+from compiler.sizes import larger, smaller
 
 
 def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
@@ -18,14 +19,14 @@ def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> s
     rank = len(shape)
     starts, sizes, before, after = [0] * rank, list(shape), [0] * rank, [0] * rank
     for dim, (start, size) in kept.items():
-        first, last = max(start, 0), min(start + size, shape[dim])
-        starts[dim], sizes[dim] = first, max(last - first, 0)
-        before[dim] = min(max(-start, 0), size)
+        first, last = larger(start, 0), smaller(start + size, shape[dim])
+        starts[dim], sizes[dim] = first, larger(last - first, 0)
+        before[dim] = smaller(larger(-start, 0), size)
         after[dim] = size - sizes[dim] - before[dim]
     if tuple(sizes) != shape:
         attrs = {"starts": tuple(starts), "steps": (1,) * rank, "sizes": tuple(sizes)}
         value = node.emit("slice", [value], **attrs)
-    if not any((*before, *after)):
+    if all(pad == 0 for pad in (*before, *after)):
         return value
     return node.emit("pad", [value], pads=(*before, *after), value=0.0)
 
@@ -33,7 +34,7 @@ def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> s
 def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
     """The value with the order along some dimensions reversed."""
     shape = node.shape(value)
-    turned = [dim for dim in dims if shape[dim] > 1]
+    turned = [dim for dim in dims if shape[dim] not in (0, 1)]
     if not turned:
         return value
     starts = tuple(extent - 1 if dim in turned else 0 for dim, extent in enumerate(shape))

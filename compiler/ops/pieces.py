@@ -15,7 +15,7 @@ from compiler.ops.attributes import axis_of, dimension, ints, number
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
 from compiler.ops.shapes import operand_count, same_dtype, show
-from compiler.sizes import same_extents
+from compiler.sizes import larger, same_extents
 
 
 def _no_expression(
@@ -117,15 +117,16 @@ def _onnx_pad(node: OnnxNode) -> str:
     pads = _onnx_pads(node, len(shape))
     rank = len(shape)
     before, after = pads[:rank], pads[rank:]
-    starts = tuple(max(-b, 0) for b in before)
+    starts = tuple(larger(-b, 0) for b in before)
     sizes = tuple(
-        extent - start - max(-a, 0) for extent, start, a in zip(shape, starts, after, strict=True)
+        extent - start - larger(-a, 0)
+        for extent, start, a in zip(shape, starts, after, strict=True)
     )
     if any(size < 1 for size in sizes):
         raise node.invalid(f"pads {pads} leave nothing of {show(shape)}")
     if sizes != shape:
         x = node.emit("slice", [x], starts=starts, steps=(1,) * rank, sizes=sizes)
-    before, after = (tuple(max(p, 0) for p in part) for part in (before, after))
+    before, after = (tuple(larger(p, 0) for p in part) for part in (before, after))
     if all(pad == 0 for pad in (*before, *after)):
         return x
     mode = node.word("mode", "constant")
@@ -158,7 +159,7 @@ def _gathered(
     if mode not in ("reflect", "edge", "wrap"):
         raise node.invalid(f"mode is '{mode}'")
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
-        if not b and not a:
+        if b == 0 and a == 0:
             continue
         positions = np.arange(node.shape(x)[dim], dtype=np.int64)
         if mode == "reflect" and max(b, a) >= positions.size:

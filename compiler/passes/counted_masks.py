@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.graph.ir import Node
-from compiler.ops.attributes import integer, ints
+from compiler.ops.attributes import axis_of, integer, ints
 from compiler.passes.rewrite import Rewriter
 
 
@@ -91,8 +91,10 @@ def _counted(rewriter: Rewriter, value: str) -> _Count | None:
         return None
     match node.op:
         case "iota":
-            counts = len(ints(node.attrs, "shape")) == 1 and integer(node.attrs, "step") == 1
-            return _Count(-1, integer(node.attrs, "start")) if counts else None
+            rank = len(ints(node.attrs, "shape"))
+            if rank == 0 or integer(node.attrs, "step") != 1:
+                return None
+            return _Count(axis_of(node.attrs, rank, -1) - rank, integer(node.attrs, "start"))
         case "cast":
             whole = not rewriter.type(value).dtype.is_float
             return _counted(rewriter, node.inputs[0]) if whole else None

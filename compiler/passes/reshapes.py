@@ -6,13 +6,15 @@ Before:                                     After:
     %3 = reshape(%2) {shape=(2, 16)}
 
 A reshape is a view and costs nothing, but it keeps an elementwise operator out of the kernel before
-it. So reshapes sink below elementwise operators that follow a kernel.
+it. So reshapes sink below elementwise operators that follow a kernel, and counting (iota) goes
+along the dimension that it is reshaped to.
 """
 
 from __future__ import annotations
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import axis_of, ints
 from compiler.ops.registry import OpKind
 from compiler.passes.rewrite import Rewriter, rewrite
 
@@ -46,7 +48,22 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
         value = inner.inputs[0]
     if rewriter.shape(value) == shape:
         return value
+    counted = rewriter.producer(value, "iota")
+    if counted is not None:
+        return _counted(rewriter, counted, shape)
     return rewriter.emit("reshape", [value], {"shape": shape}) if inner is not None else None
+
+
+def _counted(rewriter: Rewriter, iota: Node, shape: tuple[int, ...]) -> str | None:
+    """Positions along another dimension, where all others have one place."""
+    before = ints(iota.attrs, "shape")
+    long = [[dim for dim, e in enumerate(each) if e != 1] for each in (before, shape)]
+    if [len(each) for each in long] != [1, 1] or not shape:
+        return None
+    if axis_of(iota.attrs, len(before), -1) != long[0][0]:
+        return None
+    attrs = dict(iota.attrs) | {"shape": shape, "axis": long[1][0]}
+    return rewriter.emit("iota", [], attrs)
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:

@@ -87,7 +87,7 @@ class Rewriter:
     ) -> str:
         """Add a node; its output's type is inferred, its name comes from its first operand."""
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
-        output = self._fresh(f"{inputs[0]}.{op}")
+        output = self._fresh(f"{inputs[0]}.{op}" if inputs else op)
         node = Node(
             name=output, op=op, inputs=tuple(inputs), outputs=(output,), attrs=tuple(sorted(pairs))
         )

@@ -1,0 +1,76 @@
+"""Every ONNX rule with an open dimension: it holds for all sizes, or says what it cannot decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from compiler.errors import CompilerError
+from compiler.frontend.onnx_import import import_model
+from compiler.ops.interpret import run_graph
+from compiler.sizes import Dimension, OpenSizeError
+from tests.unit.ops.rule_case import Case
+from tests.unit.ops.test_onnx_rules import CASES
+
+
+def opened(proto: ModelProto, extent: int) -> ModelProto:
+    """The model with every dimension of its inputs that has this extent called n."""
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    for info in copy.graph.input:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value == extent:
+                dim.dim_param = "n"
+    for info in copy.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    return copy
+
+
+def open_forms(case: Case) -> Iterator[tuple[ModelProto, dict[str, np.ndarray], int]]:
+    """The case with each of its extents open, its inputs, and the extent."""
+    proto, feeds = case.model()
+    for extent in sorted({extent for array in feeds.values() for extent in array.shape}):
+        yield opened(proto, extent), feeds, extent
+
+
+def outcome(proto: ModelProto, n: int, feeds: dict[str, np.ndarray]) -> Any:
+    """What the import at a fixed size computes; None if the model means nothing there."""
+    try:
+        return run_graph(import_model(proto, {"n": n}), feeds)
+    except CompilerError:
+        return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rule_holds_for_all_sizes_or_refuses(case: Case) -> None:
+    for proto, feeds, extent in open_forms(case):
+        try:
+            graph = import_model(proto, {"n": Dimension("n", min(extent, 1), 2 * extent + 1)})
+        except OpenSizeError as error:
+            assert case.op_type in str(error) or "'" in str(error)
+            continue
+        except CompilerError:
+            assert outcome(proto, 2 * extent + 1, feeds) is None  # no model for other sizes
+            continue
+        for n in (extent, 1, extent + 1):
+            if n != extent and any(array.dtype != np.float32 for array in feeds.values()):
+                continue
+            random = np.random.default_rng(n)
+            inputs = {
+                name: array
+                if n == extent
+                else random.uniform(
+                    0.1, 2, [n if size == extent else size for size in array.shape]
+                ).astype(np.float32)
+                for name, array in feeds.items()
+            }
+            expected = outcome(proto, n, inputs)
+            if expected is None:
+                continue
+            for ours, theirs in zip(run_graph(graph.at({"n": n}), inputs), expected, strict=True):
+                assert ours.shape == theirs.shape
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
