@@ -148,7 +148,8 @@ def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
             position = position + extent
         return larger(low, smaller(position, high))
 
-    first, last = place(start), place(end)
+    # Before the first element is the first, backwards too.
+    first, last = larger(0, place(start)), place(end)
     distance = (last - first) * (1 if step > 0 else -1)
     return first, larger(0, -(-distance // abs(step)))
 

@@ -88,7 +88,7 @@ def _onnx_squeeze(node: OnnxNode) -> str:
     shape = node.shape(x)
     axes = node.ints_or_input("axes", 1)
     if axes is None:
-        axes = tuple(dim for dim, extent in enumerate(shape) if extent == 1)
+        axes = tuple(dim for dim, extent in enumerate(shape) if equal(extent, 1))
     for axis in axes:
         if not -len(shape) <= axis < len(shape) or not equal(shape[axis], 1):
             raise node.invalid(f"axis {axis} of {show(shape)} cannot be dropped")
