@@ -3,7 +3,7 @@
 Values that are never alive at the same time share memory. Views and in-place results share the
 region of the values that they come from (`compiler.regions`), and a region is one buffer. Graph
 inputs and outputs are the caller's buffers, and constants are the artifact's: neither is in the
-arena. Buffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee,
+arena. ArenaBuffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee,
 "Efficient Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
 """
 
@@ -63,7 +63,7 @@ class MemoryPlan:
 
 
 @dataclass(slots=True)
-class Buffer:
+class ArenaBuffer:
     """A span of memory, from the step that writes it first to the one that reads it last."""
 
     bytes: int
@@ -102,7 +102,7 @@ def plan_memory(
 
 
 @dataclass(slots=True)
-class Buffers:
+class ArenaBuffers:
     """What of a plan lies in the arena.
 
     `starts` says in which buffer (by position) a value lies, and how many bytes after its start;
@@ -110,7 +110,7 @@ class Buffers:
     `MemoryPlan.shared`.
     """
 
-    buffers: list[Buffer]
+    buffers: list[ArenaBuffer]
     starts: dict[str, tuple[int, int]]
     roots: dict[str, str]
     temporary: dict[int, list[int]]
@@ -121,7 +121,7 @@ def collect_buffers(
     shared_bytes: SharedBytes | None,
     may_alias: MayAlias | None,
     bodies: Mapping[int, tuple[MemoryPlan, ...]] | None = None,
-) -> Buffers:
+) -> ArenaBuffers:
     """The buffers of a plan with their lives, without their places; arguments as in `plan_memory`.
 
     `bodies` are the plans of the bodies that steps run.
@@ -134,7 +134,7 @@ def collect_buffers(
     external = _external(plan, regions)
     _reuse_operands(plan, regions, external, allowed)
     numbers: dict[Region, int] = {}
-    buffers: list[Buffer] = []
+    buffers: list[ArenaBuffer] = []
     last = _last_uses(plan)
     for position, step in enumerate(plan.steps):
         region = regions.of(step.output)
@@ -143,14 +143,14 @@ def collect_buffers(
         end = max(position, last.get(step.output, position))
         if region not in numbers:
             numbers[region] = len(buffers)
-            buffers.append(Buffer(region.bytes, position, end))
+            buffers.append(ArenaBuffer(region.bytes, position, end))
         buffer = buffers[numbers[region]]
         buffer.last = max(buffer.last, end)
     temporary: dict[int, list[int]] = {}
     for position, step in enumerate(plan.steps):
         for size in _temporary(step, (bodies or {}).get(position, ()), shared_bytes):
             temporary.setdefault(position, []).append(len(buffers))
-            buffers.append(Buffer(size, position, position))
+            buffers.append(ArenaBuffer(size, position, position))
     names = dict(external)
     starts: dict[str, tuple[int, int]] = {}
     roots: dict[str, str] = {}
@@ -159,7 +159,7 @@ def collect_buffers(
         roots[value] = names.setdefault(region, value)
         if region in numbers:
             starts[value] = numbers[region], regions.start(value)
-    return Buffers(buffers, starts, roots, temporary)
+    return ArenaBuffers(buffers, starts, roots, temporary)
 
 
 def _temporary(
@@ -277,7 +277,7 @@ def _reuse_operands(
                 break
 
 
-def place(buffers: Sequence[Buffer]) -> int:
+def place(buffers: Sequence[ArenaBuffer]) -> int:
     """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
     # Those placed, in the order of their offsets: first step, last step, offset, end.
     placed = np.zeros((4, len(buffers)), np.int64)

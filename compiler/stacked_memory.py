@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.memory_plan import (
-    Buffer,
+    ArenaBuffer,
     MayAlias,
     MemoryPlan,
     SharedBytes,
@@ -79,7 +79,7 @@ def stack_memory(
     found = collect_buffers(plan, shared_bytes, may_alias)
     sizes = [-(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for buffer in found.buffers]
     trial = [
-        Buffer(typical(size), buffer.first, buffer.last)
+        ArenaBuffer(typical(size), buffer.first, buffer.last)
         for size, buffer in zip(sizes, found.buffers, strict=True)
     ]
     place(trial)
