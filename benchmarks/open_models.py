@@ -205,7 +205,7 @@ def open_gpt2(
         mixed = blocks.mixed(query, key, presents[1], mask)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
         inner = writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden)
-        x = writer.node("Add", x, writer.linear(blocks.gelu_tanh(inner), 4 * hidden, hidden))
+        x = writer.node("Add", x, writer.linear(writer.gelu_tanh(inner), 4 * hidden, hidden))
     x = blocks.normalise(x, 1e-5)
     logits = writer.node("MatMul", x, writer.node("Transpose", words, perm=[1, 0]), output="logits")
     return writer.finish([*outputs, (logits, (1, "sequence", vocabulary))])
