@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.models.base import Base, Json
 from db.types import SerialId
 
-_WEAK = "state = 'confirmed' AND backing IN ('once', 'one-worker', 'one-owner')"
+_WEAK = "state IN ('confirmed', 'provisional') AND backing IN ('once', 'one-worker', 'one-owner')"
 
 
 class TrialRow(Base):
@@ -80,7 +80,7 @@ class RecordRow(Base):
         sa.Index(None, "target_key"),
         sa.Index(None, "job_id"),
         sa.Index(None, "worker"),
-        # what an idle tuner looks for: what is served on one owner's word, and whose that is
+        # what an idle tuner looks for: what rests on one owner's word, and whose that is
         sa.Index(
             "ix_records_weak",
             "target_key",

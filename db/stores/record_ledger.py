@@ -195,8 +195,11 @@ class RecordLedger:
         but: Collection[str] = (),
         limit: int,
     ) -> Sequence[StoredRecord]:
-        """Records of a target and a code generation that are served on one owner's word, and would
-        rest on more if one of the others agreed; the newest first, without those that are named."""
+        """Records of a target and a code generation that rest on one owner's word, and would rest
+        on more if one of the others agreed; the newest first, without those that are named.
+
+        They are served, or provisional though their job has ended, and the last of their key.
+        """
         query = weak_records(target_key, codegen_version, others, but).limit(limit)
         with reading(self._engine) as connection:
             return [_stored(row) for row in connection.execute(query)]

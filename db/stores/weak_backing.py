@@ -1,17 +1,23 @@
-"""Which records are served on one owner's word, and could be backed better."""
+"""Which records rest on one owner's word, and could be backed better: those that are served, and
+those that nobody has measured again for the job that made them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
 from itertools import groupby, islice
 
 import sqlalchemy as sa
 
-from db.models import RecordRow
+from db.job_states import JobState
+from db.models import JobRow, RecordRow
 from db.standing import Backing, Standing, Witness
+from db.stores.records import KEY
 from db.stores.statements import table_of
 
 _records = table_of(RecordRow)
+_later = _records.alias("later")
+_jobs = table_of(JobRow)
 
 
 def weak_records(
@@ -25,6 +31,7 @@ def weak_records(
         sa.select(_records)
         .where(
             _WEAK,
+            sa.or_(_records.c.state == Standing.CONFIRMED.value, _left_behind()),
             _records.c.target_key == target_key,
             _records.c.codegen_version == codegen_version,
             sa.or_(sa.false(), *map(_better, _telling(others))),
@@ -34,8 +41,8 @@ def weak_records(
     )
 
 
-def _text(backings: Iterable[Backing]) -> str:
-    return ", ".join(f"'{one.value}'" for one in backings)
+def _text(values: Iterable[StrEnum]) -> str:
+    return ", ".join(f"'{one.value}'" for one in values)
 
 
 def _below(backing: Backing) -> sa.ColumnElement[bool]:
@@ -44,9 +51,28 @@ def _below(backing: Backing) -> sa.ColumnElement[bool]:
 
 # as the index has it: for bound values, no planner knows that it applies
 _WEAK = sa.and_(
-    sa.text(f"state = '{Standing.CONFIRMED.value}'"),
-    sa.text(f"backing IN ({_text(b for b in Backing if b.weak)})"),
+    sa.text(f"records.state IN ({_text([Standing.CONFIRMED, Standing.PROVISIONAL])})"),
+    sa.text(f"records.backing IN ({_text(b for b in Backing if b.weak)})"),
 )
+
+
+def _left_behind() -> sa.ColumnElement[bool]:
+    """A record is provisional, though its job has ended, and none was made of its key since.
+
+    While the job is open it sees to that itself. To confirm a record makes it the one that is
+    served: not in the place of a later one.
+    """
+    open_job = sa.exists().where(
+        _jobs.c.id == _records.c.job_id,
+        _jobs.c.state.not_in([state.value for state in JobState if state.final]),
+    )
+    later = sa.exists().where(
+        *(_later.c[name] == _records.c[name] for name in KEY),
+        _later.c.state.in_([Standing.CONFIRMED.value, Standing.PROVISIONAL.value]),
+        _later.c.serial > _records.c.serial,
+    )
+    provisional = _records.c.state == Standing.PROVISIONAL.value
+    return sa.and_(provisional, sa.not_(open_job), sa.not_(later))
 
 
 def _better(other: Witness) -> sa.ColumnElement[bool]:

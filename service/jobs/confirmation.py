@@ -112,9 +112,14 @@ class SecondMeasurements:
         What is contradicted is not served any more, and jobs that were built with it are told.
         Raises what `confirm` does.
         """
+        served = self.storage.ledger.served([task.key for task in tasks])
+        return self.back(tasks, list(served.values()))
+
+    def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Confirmed:
+        """Measure those of these records of the tasks again that rest on one owner's word, where
+        another's can measure. Raises what `confirm` does."""
         by_key = {task.key: task for task in tasks}
-        served = self.storage.ledger.served(list(by_key)).values()
-        weak = [one for one in served if one.backing.weak]
+        weak = [one for one in records if one.backing.weak]
         worth = {one: self.device.worth(one) for one in {each.witness for each in weak}}
         doubtful = [
             one

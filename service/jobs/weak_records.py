@@ -1,4 +1,5 @@
-"""A tuner without a job measures again what is served on one owner's word.
+"""A tuner without a job measures again what rests on one owner's word: what is served, and what
+the job that made it left provisional.
 
 Jobs come first: a few records at a time are measured, by workers that have nothing in hand, behind
 whatever a job asks for, and no longer than until a job comes.
@@ -139,7 +140,7 @@ class WeakRecords:
         again = SecondMeasurements(storage, builder, device, name, references, token)
         try:
             with device:
-                found = again.doubt(tasks)
+                found = again.back(tasks, due)
         except (Interrupted, JobCancelled):
             return
         finally:

@@ -18,6 +18,7 @@ from db.errors import NotFoundError
 from db.models import RecordRow
 from db.standing import Backing, Standing, Witness
 from db.stores import record_ledger
+from db.stores.jobs import JobStore
 from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
 from db.stores.records import SqlRecordStore, record_id, serve
 from db.stores.workers import WorkerStore
@@ -338,8 +339,9 @@ def test_weak_records_are_those_that_somebody_could_back_better(
         with writing(engine) as connection:
             update = sa.update(RecordRow).where(RecordRow.id == id_of(made))
             connection.execute(update.values(**values))
-    served = [one for one in ledger.list(limit=1000) if one.state is Standing.CONFIRMED]
-    assert len(served) == len(kinds) / len(Standing)
+    open_ = (Standing.CONFIRMED, Standing.PROVISIONAL)
+    served = [one for one in ledger.list(limit=1000) if one.state in open_]
+    assert len(served) == 2 * len(kinds) / len(Standing)
     for count in (*range(7), len(WITNESSES)):
         others = chance.sample(WITNESSES, count)
         better = [
@@ -354,6 +356,31 @@ def test_weak_records_are_those_that_somebody_could_back_better(
         assert [one.id for one in found] == better[::2][:3]
     assert not ledger.weak(KEY.target_key, "cg2", WITNESSES, limit=1)
     assert not ledger.weak("another", "cg1", WITNESSES, limit=1)
+
+
+def test_what_a_job_left_provisional_is_weak_once_the_job_is_over(
+    ledger: RecordLedger, jobs: JobStore, model_digest: str
+) -> None:
+    """Not before, and not where a later record of the key is served or may be."""
+
+    def weak() -> list[str]:
+        return [one.id for one in ledger.weak(KEY.target_key, "cg1", WITNESSES, limit=9)]
+
+    job = jobs.create(model_digest, "host")
+    first, later = record(2e-3, worker="a0"), record(1e-3, worker="b0")
+    ledger.propose(first, job.id)
+    assert weak() == [], "the job sees to that"
+    jobs.cancel(job.id)
+    assert weak() == [id_of(first)]
+    ledger.propose(later, "forgotten")
+    assert weak() == [id_of(later)]
+    assert ledger.confirm(id_of(later), measured(1e-3, "c0"))
+    assert ledger.get(id_of(later)).backing is Backing.ONE_OWNER, "tokens of nobody"
+    assert weak() == [id_of(later)]
+    assert ledger.dispute(id_of(later), measured(9e-3, "a1"), "it is slower")
+    assert weak() == [id_of(first)]
+    assert ledger.confirm(id_of(first), measured(2e-3, "a0"))
+    assert ledger.get(id_of(first)).state is Standing.CONFIRMED
 
 
 def test_weak_records_are_found_in_their_order_by_an_index(

@@ -154,6 +154,34 @@ def test_only_what_is_served_on_one_owners_word_and_holds_is_due(site: Site, tas
     assert site.look() == due[:1]
 
 
+@needs_linker
+@pytest.mark.parametrize("true", [True, False])
+def test_what_a_job_left_provisional_is_measured_again(
+    site: Site, task: Task, builder: ProcessBuilder, true: bool
+) -> None:
+    """Its worker was the only one, and went away. Once it waited for the next job."""
+    schedule, storage = task.space.default(), site.storage
+    said = Measurement(
+        Status.OK, samples_seconds=(1e-3 if true else 1e-6,), worker=site.first, checks=3
+    )
+    record = TuningRecord(task.key, schedule, said, "t", CODEGEN_VERSION, "0")
+    storage.ledger.propose(record, "a job that is over")
+    (left,) = storage.ledger.provisional("a job that is over")
+    assert storage.records.best_record(task.key) is None
+    site.clock.now += LOOK_SECONDS
+    due = site.weak.due()
+    assert [one.id for one in due] == [left.id]
+    with answering(site, lambda request: 1e-3):
+        site.weak.measure(due, builder, ReferenceCache(), CancelToken())
+    found = storage.ledger.get(left.id)
+    if true:
+        assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
+        assert storage.records.best_record(task.key) == record
+    else:
+        assert found.state is Standing.DISPUTED
+        assert storage.records.best_record(task.key) is None
+
+
 def test_records_of_one_target_are_measured_together(site: Site, task: Task) -> None:
     elsewhere = "e" * 64
     for owner in "ab":
