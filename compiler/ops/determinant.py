@@ -30,7 +30,8 @@ def _onnx_det(node: OnnxNode) -> str:
     for left in range(size, 0, -1):
         pivot_row = node.reshape(part(node, rest, 1, 0, 1), (batch, 1, left))
         if left > 1:
-            chosen = _largest(node, rest, left)
+            size_of = node.emit("abs", [part(node, rest, 2, 0, 1)])
+            chosen = first_largest(node, size_of, left)
             first, picked = pivot_row, node.emit("where", [chosen, rest, nothing])
             pivot_row = node.emit("reduce_sum", [picked], axes=(1,), keepdims=1)
             rest = node.emit("where", [chosen, first, rest])
@@ -51,9 +52,8 @@ def _onnx_det(node: OnnxNode) -> str:
     return node.reshape(result, shape[:-2])
 
 
-def _largest(node: OnnxNode, rows: str, count: int) -> str:
-    """(batch, rows, 1): true at the first row whose first element is the largest."""
-    size = node.emit("abs", [part(node, rows, 2, 0, 1)])
+def first_largest(node: OnnxNode, size: str, count: int) -> str:
+    """Sizes (batch, count, 1) -> the same shape: true at the first one that is the largest."""
     largest = node.emit("reduce_max", [size], axes=(1,), keepdims=1)
     numbers = node.constant(np.arange(count, dtype=np.int32).reshape(count, 1))
     equal = node.emit("equal", [size, largest])

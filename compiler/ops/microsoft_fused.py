@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import numpy as np
 
@@ -117,6 +118,36 @@ def _embed_layer_norm(node: OnnxNode) -> list[str]:
     return [*made, total][: max(len(node.outputs), 1)]
 
 
+def _bias_add(node: OnnxNode) -> str:
+    return _sum(node, node.call("Add", node.input(0), node.input(1)), 2)
+
+
+def _bias_softmax(node: OnnxNode) -> str:
+    """softmax(x + bias) over the dimensions from `axis` on, together.
+
+    The bias has the shape of the outer or of the inner dimensions of those before the axis: it is
+    the same for all others.
+    """
+    x, bias = node.input(0), node.input(1)
+    shape, given = node.shape(x), node.shape(bias)
+    axis = node.integer("axis", 1)
+    axis = axis + len(shape) if axis < 0 else axis
+    if not 0 <= axis < len(shape) or len(given) > len(shape):
+        raise node.invalid(f"axis {axis} of {show(shape)}, and a bias {show(given)}")
+    rows, elements = prod(shape[:axis]), prod(shape[axis:])
+    count = node.type(bias).elements // max(elements, 1)
+    if count * elements != node.type(bias).elements or not count or rows % count:
+        raise node.invalid(f"a bias {show(given)} for {show(shape)}")
+    times = rows // count
+    inner = node.integer("is_inner_broadcast", 1) != 0
+    split = (count, times) if inner else (times, count)
+    other = (count, 1) if inner else (1, count)
+    total = node.call(
+        "Add", node.reshape(x, (*split, elements)), node.reshape(bias, (*other, elements))
+    )
+    return node.reshape(node.call("Softmax", total, axis=2), shape)
+
+
 def _renamed(op_type: str, node: OnnxNode) -> str:
     """An operator that ONNX has as well."""
     return node.call(op_type, *node.inputs, **node.attrs)
@@ -133,7 +164,12 @@ RULES = (
     OnnxRule("GemmFastGelu", _gemm_fast_gelu, DOMAIN),
     OnnxRule("EmbedLayerNormalization", _embed_layer_norm, DOMAIN, types=_INTEGERS),
     OnnxRule("ExpandDims", _expand_dims, DOMAIN),
-    *(OnnxRule(name, partial(_renamed, name), DOMAIN) for name in ("GatherND", "Pad", "Trilu")),
+    *(
+        OnnxRule(name, partial(_renamed, name), DOMAIN)
+        for name in ("GatherND", "Pad", "Range", "Trilu")
+    ),
+    OnnxRule("BiasAdd", _bias_add, DOMAIN),
+    OnnxRule("BiasSoftmax", _bias_softmax, DOMAIN),
     OnnxRule("FastGelu", _fast_gelu, DOMAIN),
     OnnxRule("BiasGelu", _bias_gelu, DOMAIN),
     OnnxRule("QuickGelu", _quick_gelu, DOMAIN),

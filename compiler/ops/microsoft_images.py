@@ -8,6 +8,7 @@ from __future__ import annotations
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.moves import part, transposed
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
@@ -84,6 +85,26 @@ def _nhwc_conv(node: OnnxNode) -> str:
     return _channels_last(node, node.call("Conv", *operands, **node.attrs))
 
 
+def _nhwc_pool(node: OnnxNode) -> str:
+    x = node.input(0)
+    _image(node, x)
+    return _channels_last(node, node.call("MaxPool", _channels_first(node, x), **node.attrs))
+
+
+def _qlinear_conv(node: OnnxNode) -> str:
+    """As ONNX's; with `channels_last` images have their channels last, weights do not."""
+    attrs = {key: value for key, value in node.attrs.items() if key != "channels_last"}
+    if not node.integer("channels_last", 0):
+        return node.call("QLinearConv", *node.inputs, **attrs)
+    _image(node, node.input(0))
+    image = _channels_first(node, node.input(0))
+    return _channels_last(node, node.call("QLinearConv", image, *node.inputs[1:], **attrs))
+
+
+def _grid_sample(node: OnnxNode) -> str:
+    return node.call_at(16, "GridSample", *node.inputs, **node.attrs)
+
+
 def _bias_split_gelu(node: OnnxNode) -> str:
     """The first half of x + bias times the GELU of the second."""
     total = node.call("Add", node.input(0), node.input(1))
@@ -99,5 +120,8 @@ RULES = (
     OnnxRule("GroupNorm", _group_norm, DOMAIN),
     OnnxRule("SkipGroupNorm", _skip_group_norm, DOMAIN),
     OnnxRule("NhwcConv", _nhwc_conv, DOMAIN),
+    OnnxRule("NhwcMaxPool", _nhwc_pool, DOMAIN, types=BYTES),
+    OnnxRule("QLinearConv", _qlinear_conv, DOMAIN, types=BYTES),
+    OnnxRule("GridSample", _grid_sample, DOMAIN),
     OnnxRule("BiasSplitGelu", _bias_split_gelu, DOMAIN),
 )

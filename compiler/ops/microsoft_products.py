@@ -20,7 +20,7 @@ from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
-_MOST_BYTE = 255.0
+MOST_BYTE = 255.0
 
 
 def integer_product(
@@ -69,7 +69,7 @@ def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
     low = node.call("Min", node.call("ReduceMin", x, keepdims=0), none)
     high = node.call("Max", node.call("ReduceMax", x, keepdims=0), none)
     width = node.call("Sub", high, low)
-    step = node.call("Div", width, node.scalar(_MOST_BYTE, DType.FLOAT32))
+    step = node.call("Div", width, node.scalar(MOST_BYTE, DType.FLOAT32))
     one = node.scalar(1.0, DType.FLOAT32)
     scale = node.call("Where", node.call("Equal", width, none), one, step)
     zero = node.call("Round", node.call("Div", node.call("Neg", low), scale))

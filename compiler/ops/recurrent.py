@@ -28,6 +28,9 @@ compiles in the time of one step."""
 
 _Activation = Callable[[str], str]
 
+MatrixProduct = Callable[[OnnxNode, str, Sequence[str]], str]
+"""A matrix of floats times another one, which these values hold."""
+
 _PARAMETERS = {
     "LeakyRelu": {"alpha": 0.01},
     "Elu": {"alpha": 1.0},
@@ -44,7 +47,8 @@ class _Layer:
     Attributes:
         node: what it is imported from, which emits a step's nodes.
         given: (batch, gates * hidden) at this step: input times W, plus biases.
-        recurrence: (hidden, gates * hidden), R transposed.
+        product: how the state is multiplied by `recurrence`.
+        recurrence: what holds R transposed, (hidden, gates * hidden).
         recurrence_bias: (gates * hidden,), where it is not among the steps' biases.
         peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
             None.
@@ -55,7 +59,8 @@ class _Layer:
     node: OnnxNode
     hidden: int
     given: str
-    recurrence: str
+    product: MatrixProduct
+    recurrence: Sequence[str]
     recurrence_bias: str | None
     peepholes: str | None
     activations: Sequence[_Activation]
@@ -65,6 +70,10 @@ class _Layer:
         """The columns of one gate."""
         dim = len(self.node.shape(value)) - 1
         return part(self.node, value, dim, number * self.hidden, self.hidden)
+
+    def recurrent(self, state: str) -> str:
+        """The state times R."""
+        return self.product(self.node, state, self.recurrence)
 
     def clipped(self, value: str) -> str:
         limit = self.node.attrs.get("clip")
@@ -85,7 +94,7 @@ _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
     """h = f(x W + h R + b)"""
     node, (h,) = layer.node, states
-    total = node.emit("add", [layer.given, node.emit("matmul", [h, layer.recurrence])])
+    total = node.emit("add", [layer.given, layer.recurrent(h)])
     return (layer.activations[0](layer.clipped(total)),)
 
 
@@ -97,7 +106,8 @@ def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
     given, bias = layer.given, layer.recurrence_bias
 
     def recurrent(value: str, number: int) -> str:
-        product = node.emit("matmul", [value, layer.gate(layer.recurrence, number)])
+        (recurrence,) = layer.recurrence
+        product = node.emit("matmul", [value, layer.gate(recurrence, number)])
         if bias is None:
             return product
         return node.emit("add", [product, layer.gate(bias, number)])
@@ -120,7 +130,7 @@ def _lstm_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
     node, (h, cell) = layer.node, states
     peepholes = layer.peepholes
     f, g, last = layer.activations
-    total = node.emit("add", [layer.given, node.emit("matmul", [h, layer.recurrence])])
+    total = node.emit("add", [layer.given, layer.recurrent(h)])
 
     def gate(number: int, state: str, activation: _Activation) -> str:
         value = layer.gate(total, number)
@@ -166,50 +176,90 @@ def _activation(node: OnnxNode, op_name: str, parameters: dict[str, float]) -> _
     return lambda value: node.emit(op_name, [value], **parameters)
 
 
-def _recurrent(node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Both matrices of each direction, as values that a product takes.
+
+    Attributes:
+        width: of an input.
+        rows: gates times hidden.
+        of_inputs, of_states: the products of the inputs with W, and of the state with R.
+        inputs: what holds W transposed, (width, rows), direction by direction.
+        states: what holds R transposed, (hidden, rows).
+    """
+
+    width: int
+    rows: int
+    of_inputs: MatrixProduct
+    of_states: MatrixProduct
+    inputs: Sequence[Sequence[str]]
+    states: Sequence[Sequence[str]]
+
+
+def _plain_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
+    return node.emit("matmul", [value, *matrix])
+
+
+def _plain_weights(node: OnnxNode, gates: int) -> Weights:
+    w, r = node.input(1), node.input(2)
+    if len(node.shape(w)) != 3 or len(node.shape(r)) != 3:
+        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+    directions, rows, width = node.shape(w)
+    if node.shape(r) != (directions, rows, rows // gates) or rows % gates:
+        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+    inputs, states = (
+        [[transposed(node, row_of(node, value, k), (1, 0))] for k in range(directions)]
+        for value in (w, r)
+    )
+    return Weights(width, rows, _plain_product, _plain_product, inputs, states)
+
+
+def _recurrent(
+    node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step, weights: Weights | None = None
+) -> list[str]:
     """Y, Y_h and, for two states, Y_c."""
-    x, w, r, bias = node.input(0), node.input(1), node.input(2), node.optional(3)
+    x, bias = node.input(0), node.optional(3)
     swapped = node.integer("layout", 0) == 1
-    if len(node.shape(x)) != 3 or len(node.shape(w)) != 3 or len(node.shape(r)) != 3:
-        raise node.invalid(f"input {show(node.shape(x))}, weight {show(node.shape(w))}")
+    if len(node.shape(x)) != 3:
+        raise node.invalid(f"input {show(node.shape(x))}")
     if swapped:
         x = transposed(node, x, (1, 0, 2))
     length, batch, width = node.shape(x)
-    directions, rows, _ = node.shape(w)
+    weights = _plain_weights(node, gates) if weights is None else weights
+    directions, rows = len(weights.inputs), weights.rows
     hidden = rows // gates
     direction = node.word("direction", "forward")
     known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in known or len(known[direction]) != directions:
         raise node.invalid(f"direction '{direction}' for {directions} directions")
-    if node.shape(w)[2] != width or node.shape(r) != (directions, gates * hidden, hidden):
-        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+    if weights.width != width:
+        raise node.invalid(f"weights for {weights.width} features, input {show(node.shape(x))}")
     _activations(node, names, directions)  # raises before anything is emitted
     ends = _ends(node, length, batch)
-    count = 2 if node.op_type == "LSTM" else 1
+    count = 2 if step is _lstm_step else 1
     wholes: list[str] = []
     finals: list[Sequence[str]] = []
     for number, backward in enumerate(known[direction]):
-        weight, recurrence = (
-            transposed(node, _row(node, value, number), (1, 0)) for value in (w, r)
-        )
         flat = node.reshape(x, (length * batch, width))
-        projected = node.emit("matmul", [flat, weight])
+        projected = weights.of_inputs(node, flat, weights.inputs[number])
         recurrence_bias = None
         if bias is not None:
-            both = _row(node, bias, number)
+            both = row_of(node, bias, number)
             given, recurrent = (part(node, both, 0, i * rows, rows) for i in range(2))
-            if node.op_type == "GRU":  # a gate multiplies the recurrent bias alone
+            if step is _gru_step:  # a gate multiplies the recurrent bias alone
                 recurrence_bias = recurrent
             else:
                 given = node.emit("add", [given, recurrent])
             projected = node.emit("add", [projected, given])
-        peepholes = node.optional(7) if node.op_type == "LSTM" else None
+        peepholes = node.optional(7) if step is _lstm_step else None
         sequence = _Sequence(
             node,
             node.reshape(projected, (length, batch, rows)),
             ends,
             backward,
-            (recurrence, recurrence_bias, peepholes and _row(node, peepholes, number)),
+            weights.of_states,
+            weights.states[number],
+            (recurrence_bias, peepholes and row_of(node, peepholes, number)),
             partial(_activations, names=names, directions=directions, direction=number),
             step,
         )
@@ -228,7 +278,8 @@ class _Sequence:
     Attributes:
         steps: (length, batch, gates * hidden): what each step is given.
         ends: (batch, 1), how long each sequence is; None where all are whole.
-        parameters: recurrence, recurrence bias, peepholes of `_Layer`.
+        product, recurrence: those of `_Layer`.
+        parameters: recurrence bias, peepholes of `_Layer`.
         activations: those of `_Layer`, for the node that emits them.
     """
 
@@ -236,7 +287,9 @@ class _Sequence:
     steps: str
     ends: str | None
     backward: bool
-    parameters: tuple[str, str | None, str | None]
+    product: MatrixProduct
+    recurrence: Sequence[str]
+    parameters: tuple[str | None, str | None]
     activations: Callable[[OnnxNode], Sequence[_Activation]]
     step: _Step
 
@@ -284,11 +337,12 @@ class _Sequence:
         active = None
         if self.ends is not None:
             active = node.emit("less", [place, outside(self.ends)])
-        recurrence, bias, peepholes = (v if v is None else outside(v) for v in self.parameters)
-        assert recurrence is not None
+        recurrence = [outside(v) for v in self.recurrence]
+        bias, peepholes = (v if v is None else outside(v) for v in self.parameters)
         hidden = node.shape(states[0])[1]
+        activations = self.activations(node)
         layer = _Layer(
-            node, hidden, given, recurrence, bias, peepholes, self.activations(node), active
+            node, hidden, given, self.product, recurrence, bias, peepholes, activations, active
         )
         new = self.step(layer, tuple(states))
         nothing = node.scalar(0, node.type(given).dtype)
@@ -296,7 +350,7 @@ class _Sequence:
         return [layer.kept(new[0], nothing), *kept]
 
 
-def _row(node: OnnxNode, value: str, number: int) -> str:
+def row_of(node: OnnxNode, value: str, number: int) -> str:
     """One direction's part of a parameter."""
     return node.reshape(part(node, value, 0, number, 1), node.shape(value)[1:])
 
@@ -310,7 +364,7 @@ def _initial(
         return node.emit("expand", [node.scalar(0, dtype)], shape=(batch, hidden))
     if swapped:
         value = transposed(node, value, (1, 0, 2))
-    return _row(node, value, number)
+    return row_of(node, value, number)
 
 
 def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
@@ -350,7 +404,12 @@ def _onnx_gru(node: OnnxNode) -> list[str]:
 
 
 def _onnx_lstm(node: OnnxNode) -> list[str]:
-    return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step)
+    return lstm(node)
+
+
+def lstm(node: OnnxNode, weights: Weights | None = None) -> list[str]:
+    """The outputs of an LSTM; `weights` are the node's inputs 1 and 2 unless they are given."""
+    return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, weights)
 
 
 RULES = (

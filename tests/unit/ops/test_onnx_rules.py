@@ -19,6 +19,9 @@ from tests.unit.ops.attention_cases import UNSUPPORTED as ATTENTION_UNSUPPORTED
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
 from tests.unit.ops.microsoft_cases import CASES as MICROSOFT
 from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED, nbits
+from tests.unit.ops.microsoft_more_cases import CASES as MORE_MICROSOFT
+from tests.unit.ops.microsoft_more_cases import CONTRADICTIONS as MORE_CONTRADICTIONS
+from tests.unit.ops.microsoft_more_cases import UNSUPPORTED as MORE_UNSUPPORTED
 from tests.unit.ops.ml_cases import CASES as MACHINE_LEARNING
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
@@ -199,6 +202,7 @@ CASES = [
     *SELECTIONS,
     *MACHINE_LEARNING,
     *MICROSOFT,
+    *MORE_MICROSOFT,
     *ATTENTION,
 ]
 
@@ -286,6 +290,7 @@ def test_every_rule_has_a_case() -> None:
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(-3))), "axis -3, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(1), i64(0))), "axis 1, step 0 for an input of"),
         *CONTRADICTIONS,
+        *MORE_CONTRADICTIONS,
         *ATTENTION_CONTRADICTIONS,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
@@ -308,6 +313,7 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
             "spatial=0",
         ),
         *UNSUPPORTED,
+        *MORE_UNSUPPORTED,
         *ATTENTION_UNSUPPORTED,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",

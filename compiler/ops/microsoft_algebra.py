@@ -1,0 +1,95 @@
+"""Matrices in com.microsoft: inverses, distances of rows, and what its old names stand for."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.determinant import SIZE_LIMIT, first_largest
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def _inverse(node: OnnxNode) -> str:
+    """(..., size, size), by elimination with row exchanges (Gauss and Jordan; partial pivoting)."""
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise node.invalid(f"the input {show(shape)} holds no square matrices")
+    size, batch = shape[-1], prod(shape[:-2])
+    if size > SIZE_LIMIT:
+        raise node.unsupported(f"matrices of {size} rows, the limit is {SIZE_LIMIT}")
+    unit = np.broadcast_to(np.eye(size, dtype=dtype.numpy), (batch, size, size))
+    right = node.constant(np.ascontiguousarray(unit), dtype)
+    whole = node.emit("concat", [node.reshape(x, (batch, size, size)), right], axis=2)
+    rows = np.arange(size).reshape(size, 1)
+    nothing, none = node.scalar(0, dtype), node.scalar(-1, dtype)
+    for step in range(size):
+        own = node.constant(rows == step)
+        column = part(node, whole, 2, step, 1)
+        left = node.emit("where", [node.constant(rows >= step), node.emit("abs", [column]), none])
+        chosen = first_largest(node, left, size)
+        picked = node.emit("where", [chosen, whole, nothing])
+        pivot_row = node.emit("reduce_sum", [picked], axes=(1,), keepdims=1)
+        whole = node.emit("where", [chosen, part(node, whole, 1, step, 1), whole])
+        scaled = node.emit("div", [pivot_row, part(node, pivot_row, 2, step, 1)])
+        taken = node.emit("mul", [part(node, whole, 2, step, 1), scaled])
+        whole = node.emit("where", [own, scaled, node.emit("sub", [whole, taken])])
+    return node.reshape(part(node, whole, 2, size, size), shape)
+
+
+def _distances(node: OnnxNode) -> str:
+    """(rows of a, rows of b): |a|^2 + |b|^2 - 2 a b, or its root."""
+    a, b = node.input(0), node.input(1)
+    left, right = node.shape(a), node.shape(b)
+    if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
+        raise node.invalid(f"rows {show(left)} and {show(right)}")
+    metric = node.word("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise node.unsupported(f"metric '{metric}'")
+    dtype = node.type(a).dtype
+
+    def squares(value: str, shape: tuple[int, ...]) -> str:
+        total = node.emit("reduce_sum", [node.emit("mul", [value, value])], axes=(1,), keepdims=0)
+        return node.reshape(total, shape)
+
+    both = node.emit("add", [squares(a, (left[0], 1)), squares(b, (1, right[0]))])
+    product = node.emit("matmul", [a, node.call("Transpose", b, perm=(1, 0))])
+    apart = node.emit("sub", [both, node.emit("mul", [product, node.scalar(2, dtype)])])
+    apart = node.emit("max", [apart, node.scalar(0, dtype)])
+    return apart if metric == "sqeuclidean" else node.emit("sqrt", [apart])
+
+
+def _is_all_finite(node: OnnxNode) -> str:
+    """Whether no tensor has an infinity or a NaN; one of the two may be passed over."""
+    only_infinities, only_nans = (node.integer(k, 0) for k in ("isinf_only", "isnan_only"))
+    if only_infinities and only_nans:
+        raise node.invalid("isinf_only and isnan_only")
+    found = ""
+    for position in range(len(node.inputs)):
+        value = node.input(position)
+        parts = []
+        if not only_nans:
+            parts.append(node.call("IsInf", value))
+        if not only_infinities:
+            parts.append(node.call("IsNaN", value))
+        for bad in parts:
+            flat = node.reshape(bad, (node.type(value).elements,))
+            numbers = node.emit("cast", [flat], to=DType.INT32.value)
+            each = node.emit("reduce_max", [numbers], axes=(0,), keepdims=0)
+            found = node.emit("max", [found, each]) if found else each
+    if not found:
+        raise node.invalid("no inputs")
+    return node.emit("equal", [found, node.scalar(0, DType.INT32)])
+
+
+RULES = (
+    OnnxRule("Inverse", _inverse, DOMAIN, f"matrices of up to {SIZE_LIMIT} rows"),
+    OnnxRule("CDist", _distances, DOMAIN),
+    OnnxRule("IsAllFinite", _is_all_finite, DOMAIN),
+)

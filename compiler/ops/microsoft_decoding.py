@@ -1,0 +1,134 @@
+"""One step of a decoder in com.microsoft: attention over a cache, and which tokens may follow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.microsoft_heads import (
+    MaskedAttention,
+    both,
+    hidden,
+    kept_outputs,
+    refuse,
+    split_heads,
+)
+from compiler.ops.moves import part, window
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+_FILTER = -10000.0
+"""What hides a key unless the node says otherwise: added to its score."""
+
+
+def _masked_attention(node: OnnxNode) -> list[str]:
+    """query, key, value, mask, bias of scores, cached keys and values, how many are cached, beams,
+    their cache, bias of the projections.
+
+    One query attends to a cache, which holds the new key at its place, or to keys and values of an
+    encoder, which have their heads apart.
+    """
+    refuse(node, {9: "an indirection of the cache"}, ("output_qk",))
+    if node.static_ints(8, "beam_width") not in (None, (1,)):
+        raise node.unsupported("beams")
+    heads = node.integer("num_heads")
+    query, key, value = _projected(node, heads)
+    if node.shape(query)[2] != 1:
+        raise node.invalid(f"{node.shape(query)[2]} queries, not one")
+    cached = both(node, 5, 6, "past key and value")
+    if cached[0] is None or cached[1] is None:
+        if node.optional(4) is not None:
+            raise node.unsupported("a bias of scores for keys of an encoder")
+        plain = MaskedAttention(node, query, key, value)
+        return kept_outputs(node, _with_mask(node, plain, plain.keys).emit())
+    past = node.reshape(cast_to(node, node.input(7), DType.INT64), ())
+    length = node.shape(cached[0])[2]
+    place = node.constant(np.arange(length, dtype=np.int64))
+    own = node.reshape(node.emit("equal", [place, past]), (1, 1, length, 1))
+    keys, values = (
+        node.emit("where", [own, new, old]) for new, old in ((key, cached[0]), (value, cached[1]))
+    )
+    seen = node.emit("logical_not", [node.emit("greater", [place, past])])
+    dtype = node.type(query).dtype
+    attention = MaskedAttention(node, query, keys, values).masked(
+        hidden(node, node.reshape(seen, (1, 1, 1, length)), dtype, -np.inf)
+    )
+    attention = _with_mask(node, attention, length)
+    if (bias := node.optional(4)) is not None:
+        if len(node.shape(bias)) != 4:
+            raise node.invalid(f"a bias of scores {show(node.shape(bias))}")
+        attention = attention.masked(window(node, bias, {3: (0, length)}))
+    return kept_outputs(node, attention.emit(), keys, values)
+
+
+def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> MaskedAttention:
+    """With the mask (batch, keys so far), which says of which keys nothing is to be seen."""
+    given = node.optional(3)
+    if given is None:
+        return attention
+    shape, batch = node.shape(given), node.shape(attention.query)[0]
+    if len(shape) != 2 or shape[0] != batch or shape[1] > length:
+        raise node.invalid(f"mask {show(shape)} for {length} keys of {batch} rows")
+    whole = window(node, cast_to(node, given, DType.INT32), {1: (0, length)})
+    seen = node.call("Greater", whole, node.scalar(0, DType.INT32))
+    score, dtype = node.number("mask_filter_value", _FILTER), node.type(attention.query).dtype
+    return attention.masked(hidden(node, node.reshape(seen, (batch, 1, 1, length)), dtype, score))
+
+
+def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
+    """Query, key and value by heads, biased where they have no heads yet."""
+    bias, start = node.optional(10), 0
+    made = []
+    for position, what in enumerate(("the query", "the key", "the value")):
+        each = node.input(position)
+        if len(node.shape(each)) == 4:
+            made.append(each)
+            continue
+        width = node.shape(each)[-1]
+        if bias is not None:
+            if len(node.shape(bias)) != 1 or start + width > node.shape(bias)[0]:
+                raise node.invalid(f"bias {show(node.shape(bias))} ends before {what}")
+            each = node.call("Add", each, part(node, bias, 0, start, width))
+            start += width
+        made.append(split_heads(node, each, heads, what))
+    return made[0], made[1], made[2]
+
+
+def _repeated_ngrams(node: OnnxNode) -> str:
+    """Scores (batch, tokens): no token may follow that would repeat an n-gram of the row's tokens.
+
+    Where the last n - 1 tokens stand earlier in the row, what followed them there scores -inf.
+    """
+    ids, scores = node.input(0), node.input(1)
+    size, shape = node.integer("ngram_size"), node.shape(ids)
+    if len(shape) != 2 or len(node.shape(scores)) != 2 or shape[0] != node.shape(scores)[0]:
+        raise node.invalid(f"tokens {show(shape)} for scores {show(node.shape(scores))}")
+    if size < 1:
+        raise node.invalid(f"ngram_size is {size}")
+    batch, length = shape
+    places = length - size + 1
+    if places < 1 or not batch:
+        return scores
+    dtype = node.type(scores).dtype
+    updates = node.constant(np.full((batch, places), -np.inf, dtype.numpy), dtype)
+    harmless = node.scalar(np.inf, dtype)
+    for back in range(size - 1):
+        last = part(node, ids, 1, length + 1 - size + back, 1)
+        same = node.emit("equal", [part(node, ids, 1, back, places), last])
+        updates = node.emit("where", [same, updates, harmless])
+    following = part(node, ids, 1, size - 1, places)
+    return node.call_at(18, "ScatterElements", scores, following, updates, axis=1, reduction="min")
+
+
+RULES = (
+    OnnxRule(
+        "DecoderMaskedMultiHeadAttention",
+        _masked_attention,
+        DOMAIN,
+        "no beams, no scores, three operands",
+    ),
+    OnnxRule("NGramRepeatBlock", _repeated_ngrams, DOMAIN, types=(DType.INT64,)),
+)

@@ -1,0 +1,87 @@
+"""DynamicQuantizeLSTM of com.microsoft: an LSTM whose products are of bytes.
+
+ONNX Runtime's quantiser writes it. The inputs of all steps are quantised together, and the state
+anew at each step, each row of the batch by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import DOMAIN, require_bytes
+from compiler.ops.microsoft_products import MOST_BYTE, dynamically_quantised, integer_product
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.recurrent import Weights, lstm, row_of
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+GATES = 4
+
+
+def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
+    """Floats, quantised by their smallest and largest, times bytes with scale and zero point."""
+    bytes_, scale, zero = matrix
+    quantised, own, centre = dynamically_quantised(node, value)
+    factor = node.call("Mul", own, scale)
+    return integer_product(node, quantised, bytes_, (centre, zero), factor)
+
+
+def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
+    """As `_product`, with a scale and a zero point for each row of the floats."""
+    bytes_, scale, zero = matrix
+    none = node.scalar(0.0, DType.FLOAT32)
+    low = node.emit("min", [node.emit("reduce_min", [value], axes=(1,), keepdims=1), none])
+    high = node.emit("max", [node.emit("reduce_max", [value], axes=(1,), keepdims=1), none])
+    width = node.emit("sub", [high, low])
+    step = node.emit("div", [width, node.scalar(MOST_BYTE, DType.FLOAT32)])
+    same = node.emit("equal", [width, none])
+    own = node.emit("where", [same, node.scalar(1.0, DType.FLOAT32), step])
+    centre = node.emit("round", [node.emit("div", [node.emit("neg", [low]), own])])
+    places = node.emit("round", [node.emit("div", [value, own])])
+    whole = node.emit("add", [places, centre])
+    clipped = node.emit("clip", [whole], min=0.0, max=MOST_BYTE)
+    product = node.call("MatMulInteger", cast_to(node, clipped, DType.UINT8), bytes_, None, zero)
+    # what each row has too much: its zero point times the sums of the columns
+    numbers = cast_to(node, bytes_, DType.INT32)
+    numbers = node.emit("sub", [numbers, cast_to(node, zero, DType.INT32)])
+    sums = node.emit("reduce_sum", [numbers], axes=(0,), keepdims=1)
+    much = node.emit("mul", [cast_to(node, centre, DType.INT32), sums])
+    exact = cast_to(node, node.emit("sub", [product, much]), DType.FLOAT32)
+    return node.emit("mul", [exact, node.emit("mul", [own, scale])])
+
+
+def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[list[str]]:
+    """Bytes, scale and zero point of each direction.
+
+    Scales and zero points are one number a direction, or one for each column.
+    """
+    bytes_ = require_bytes(node, position)
+    shape = node.shape(bytes_)
+    if len(shape) != 3:
+        raise node.invalid(f"weights {show(shape)}")
+    directions, _, rows = shape
+    made = [[row_of(node, bytes_, number)] for number in range(directions)]
+    for each in parameters:
+        value = node.input(each)
+        if node.shape(value) not in ((directions,), (directions, 1), (directions, rows)):
+            raise node.invalid(f"input {each} is {show(node.shape(value))} for {show(shape)}")
+        for number, found in enumerate(made):
+            row = row_of(node, value, number)
+            found.append(node.reshape(row, ()) if node.type(row).elements == 1 else row)
+    return made
+
+
+def _onnx_lstm(node: OnnxNode) -> list[str]:
+    """As LSTM; W (directions, width, gates * hidden) and R (directions, hidden, gates * hidden) in
+    bytes, with their scales and zero points behind the peepholes."""
+    inputs, states = _held(node, 1, (8, 9)), _held(node, 2, (10, 11))
+    width, rows = node.shape(inputs[0][0])
+    recurrent = node.shape(node.input(2))
+    if recurrent != (len(inputs), rows // GATES, rows) or rows % GATES:
+        raise node.invalid(f"weights {show(node.shape(node.input(1)))} and {show(recurrent)}")
+    return lstm(node, Weights(width, rows, _product, _state_product, inputs, states))
+
+
+RULES = (OnnxRule("DynamicQuantizeLSTM", _onnx_lstm, DOMAIN, types=(DType.FLOAT32,)),)
