@@ -34,6 +34,10 @@ from compiler.passes.rewrite import Rewriter, rewrite
 HIDDEN = -1e9
 """A number as low as this hides a key: added to a score, it leaves nothing of the exponential."""
 
+FILL = -1e37
+"""What is added where a model fills in a finite number that hides. Every score is lost in it, so
+that a query whose keys are all hidden weighs them alike; sums and multiples of it are finite."""
+
 
 def attention(graph: Graph) -> Graph:
     """Replace each softmax between two matrix products by one operator."""
@@ -216,7 +220,10 @@ def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
 
 
 def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
-    """Read `where(seen, x, c)`, with a c that hides, as `x + where(seen, 0, c)`."""
+    """Read `where(seen, x, c)`, with a c that hides, as `x + where(seen, 0, c)`.
+
+    A finite c becomes FILL: a large score would not be lost in one such as -1e9.
+    """
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])
     if found.softcap:
@@ -229,7 +236,7 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
         if low is None or low > HIDDEN or rewriter.shape(value) != shape:
             continue
         known = rewriter.array(seen)
-        numbers = [np.array(end, np.float32) for end in ends(low)]
+        numbers = [np.array(end, np.float32) for end in ends(FILL if np.isfinite(low) else low)]
         if known is not None:
             mask = rewriter.constant(np.where(known, *numbers), f"{seen}.mask")
         else:

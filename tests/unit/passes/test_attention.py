@@ -149,6 +149,25 @@ def test_a_mask_of_booleans_at_run_time() -> None:
     assert len(node.inputs) == 4
 
 
+@pytest.mark.parametrize("low", [-1e9, LEAST])
+@pytest.mark.parametrize("at_run_time", [False, True])
+def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> None:
+    """Scores of thousands are not lost in -1e9, which float32 has in steps of 64."""
+    from compiler.dtypes import DType
+
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    scores = g("matmul", g("mul", q, g.constant("much", 3e4)), k)
+    none = np.zeros((1, 1, 3, 5), bool)
+    none[:, :, 0] = True
+    seen = g.constant("seen", none)
+    if at_run_time:  # inputs of integers are drawn as 0 or 1: never 2
+        drawn = g.input("drawn", 1, 1, 3, 5, dtype=DType.INT64)
+        seen = g("equal", drawn, g.constant("two", np.array(2, np.int64)))
+    node = found(g.graph(plain(g, g("where", seen, scores, g.constant("low", low)), v)))
+    assert len(node.inputs) == 4
+
+
 @pytest.mark.parametrize("kind", ["mask", "nan", "never"])
 def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
     """As ONNX's Attention and PyTorch write it; the operator does the same."""
