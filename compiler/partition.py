@@ -17,6 +17,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
+from compiler.ops.attributes import word
 from compiler.ops.registry import OpKind
 from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
@@ -31,6 +32,7 @@ from compiler.plan import (
     LoopStep,
     NativeStep,
     Placement,
+    RefusalStep,
     Step,
     ViewStep,
     control_step,
@@ -200,7 +202,7 @@ class _Partition:
         self._relayouts: dict[_Relayout, str] = {}
         self._nodes: list[Node] = []
         self._bodies = bodies
-        self._cuts: list[_Cut | ViewStep | NativeStep | LoopStep | BranchStep] = []
+        self._cuts: list[_Cut | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep] = []
 
     def plan(self) -> GraphPlan:
         self._place_outputs()
@@ -319,7 +321,9 @@ class _Partition:
             self._cuts.append(control_step(node, [self._bodies(body) for body in node.bodies]))
             return
         work = ops.get(node.op).native
-        assert work is not None
+        if work is None:
+            self._cuts.append(RefusalStep(word(node.attrs, "message"), node.output))
+            return
         function, parameters = work([self._types[v] for v in inputs], node.attrs)
         self._cuts.append(NativeStep(function, parameters, inputs, node.output))
 

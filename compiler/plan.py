@@ -12,9 +12,11 @@ import numpy as np
 from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph, Node
 from compiler.graph.text import digest, parse_graph, print_graph
+from compiler.labels import Labels
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
 from compiler.open_distance import open_distance
 from compiler.ops.control import branch_slots, loop_form
+from compiler.ops.labels import labels_of
 from compiler.sizes import Dimension, at, is_open, parse_size, replaced
 from compiler.workload import Halo, Workload
 
@@ -122,7 +124,16 @@ class BranchStep:
     output: str
 
 
-Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep
+@dataclass(frozen=True, slots=True)
+class RefusalStep:
+    """End the run with an error: the branch that has this step cannot be run."""
+
+    message: str
+    output: str
+    inputs: tuple[str, ...] = ()
+
+
+Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
 
 
 def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
@@ -231,6 +242,10 @@ class GraphPlan:
         axis = node.attr("axis") if node is not None and node.op == "trim" else None
         return int(axis) if isinstance(axis, int) else None
 
+    def labels(self, output: str) -> Labels | None:
+        """What a graph output stands for; None where it is plain numbers."""
+        return labels_of(self.graph.producer(output))
+
     def tasks(self) -> list[tuple[Workload, int]]:
         """Each distinct workload and how often a run needs it, in order of first use.
 
@@ -283,6 +298,8 @@ class GraphPlan:
                             "output": step.output,
                         }
                     )
+                case RefusalStep():
+                    steps.append({"refusal": step.message, "output": step.output})
                 case LoopStep() | BranchStep():
                     steps.append(
                         {
@@ -331,6 +348,8 @@ class GraphPlan:
                 elif "view" in step:
                     offsets = tuple(map(whole, step["offsets"]))
                     steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
+                elif "refusal" in step:
+                    steps.append(RefusalStep(str(step["refusal"]), step["output"]))
                 elif "native" in step:
                     parameters = tuple(map(whole, step["parameters"]))
                     inputs = tuple(step["inputs"])

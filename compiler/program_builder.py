@@ -382,4 +382,4 @@ class _Compiler:
 
 def _port(plan: GraphPlan, name: str) -> Port:
     kind = plan.graph.types[name]
-    return Port(name, kind.dtype, kind.shape, plan.counted(name))
+    return Port(name, kind.dtype, kind.shape, plan.counted(name), plan.labels(name))

@@ -20,6 +20,7 @@ from compiler.plan import (
     KernelStep,
     LoopStep,
     NativeStep,
+    RefusalStep,
     ViewStep,
     bodies_of,
 )
@@ -35,6 +36,7 @@ from compiler.runtime.program import (
     KernelCall,
     Loop,
     NativeCall,
+    Refuse,
 )
 from compiler.runtime.weights import PackedWeights
 from compiler.timings import Timings, timed
@@ -73,6 +75,8 @@ class ProgramEmitter:
                     calls += self._loop(step, places, position)
                 case BranchStep():
                     calls.append(self._branch(step, places, position))
+                case RefusalStep():
+                    calls.append(Refuse(step.message))
                 case ViewStep():
                     pass  # nothing runs
                 case _:

@@ -44,6 +44,14 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
     return name if any(map(str.isalpha, name)) else ""
 
 
+def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
+    """The size that the file gives; None where it is open, for which Paddle writes -1."""
+    if not dim.HasField("dim_value") or dim.dim_value == -1:
+        return None
+    size: int = dim.dim_value
+    return size
+
+
 def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
     """The size that a dimension's text stands for: a name, or an expression of known names.
 
@@ -83,7 +91,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
         if info.name in constants:
             continue
         for position, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
+            if fixed_size(dim) is None:
                 if name := dim_name(dim):
                     known[name] = None
                 known[f"{info.name}[{position}]"] = None
@@ -100,6 +108,6 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 def _dims(info: ValueInfoProto) -> Dims:
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim_name(dim) or -1
+        (dim_name(dim) or -1) if (size := fixed_size(dim)) is None else size
         for dim in info.type.tensor_type.shape.dim
     )

@@ -17,6 +17,7 @@ from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.tensors import read_tensor
+from compiler.frontend.texts import labelled, with_one_table
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.enclosed import Enclosure, Outside
@@ -149,10 +150,14 @@ class NodeImporter:
         attrs = self._attributes(proto, name, body)
         node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         try:
+            node, labels = with_one_table(node)
             with asked_by(node.label):
-                if any(v is not None and self._builder.trim(v) for v in inputs):
-                    return carried(node, rule)
-                emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+                if any(v is not None and self._builder.trim(v) for v in node.inputs):
+                    results = carried(node, rule)
+                else:
+                    emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+                    results = [emitted] if isinstance(emitted, str) else list(emitted)
+            labelled(node, results, labels)
         except UnsupportedOperatorError as error:
             found = self._expand(proto, name, body, inputs, outputs, error)
             if found is None:
@@ -165,7 +170,7 @@ class NodeImporter:
                 raise OpenSizeError(f"{node.label}: {error}") from error
             # The node breaks ONNX's rules in a way that no rule of ours foresees.
             raise node.invalid(f"malformed: {error}") from error
-        return [emitted] if isinstance(emitted, str) else list(emitted)
+        return results
 
     def _expand(
         self,
@@ -304,6 +309,8 @@ class NodeImporter:
             if self._builder.types[first] != self._builder.types[second]:
                 types = f"{self._builder.types[first]} and {self._builder.types[second]}"
                 raise refused(f"{why} its branches give {types}")
+            if {first, second} & self._builder.labels.keys():
+                raise refused(f"{why} its branches give texts")
             same = first == second
             results.append(first if same else node.emit("where", [chooses, first, second]))
         return results
@@ -318,7 +325,11 @@ class NodeImporter:
         for tensor in graph.initializer:
             found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
             values[tensor.name] = self._builder.constant(
-                found.array, tensor.name, found.dtype, narrow=found.narrow
+                found.array,
+                tensor.name,
+                found.dtype,
+                narrow=found.narrow,
+                labels=found.labels,
             )
         inner = NameScope(
             ChainMap(values, body.values),

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from compiler.errors import InvalidModelError, ModelWarning
-from compiler.frontend.dimensions import check_dims, dim_name, stated_size
+from compiler.frontend.dimensions import check_dims, dim_name, fixed_size, stated_size
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.message import UnusualError, split_message
 from compiler.frontend.nodes import NameScope, NodeImporter, domain_of
@@ -26,8 +26,10 @@ from compiler.frontend.old_opsets import OLDEST_OPSET
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
+from compiler.labels import Labels
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
+from compiler.ops.labels import LABELLED, labels_text
 from compiler.ops.onnx_node import OnnxTensor
 from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
@@ -244,7 +246,7 @@ class _Importer:
         wanted = [info.name for info in self._graph.output]
         nodes.run(self._graph, wanted, NameScope(self._values, self._opsets))
         graph = self._builder.finish(
-            self._graph.name or "model", self._outputs(), nodes.final_names, nodes.node_names
+            self._graph.name or "model", self._outputs(nodes), nodes.final_names, nodes.node_names
         )
         verify(graph)
         return graph
@@ -266,7 +268,12 @@ class _Importer:
             self._define(tensor.name, tensor.name, what)
             found = self._tensors.get(tensor.name) or read_tensor(tensor, self._folder, what)
             self._builder.constant(
-                found.array, tensor.name, found.dtype, exact=True, narrow=found.narrow
+                found.array,
+                tensor.name,
+                found.dtype,
+                exact=True,
+                narrow=found.narrow,
+                labels=found.labels,
             )
 
     def _inputs(self) -> None:
@@ -294,8 +301,8 @@ class _Importer:
             size = self._dims.get(key)
             if size is None and stated:
                 size = stated_size(stated, self._dims)
-            if dim.HasField("dim_value"):
-                size = dim.dim_value
+            if (fixed := fixed_size(dim)) is not None:
+                size = fixed
             if size is None:
                 name = stated or key
                 raise InvalidModelError(
@@ -307,7 +314,8 @@ class _Importer:
             shape.append(size)
         return TensorType(dtype, tuple(shape))
 
-    def _outputs(self) -> list[tuple[str, str]]:
+    def _outputs(self, nodes: NodeImporter) -> list[tuple[str, str]]:
+        """Values and names of the outputs."""
         outputs: list[tuple[str, str]] = []
         listed: set[str] = set()
         for info in self._graph.output:
@@ -317,12 +325,31 @@ class _Importer:
             if info.name in listed:
                 raise InvalidModelError(f"output '{info.name}' is listed twice")
             trim = self._builder.trim(value)
-            _check_stated(info, self._builder.types[value], trim.axis if trim else None)
+            labels = self._builder.labels.get(value)
+            if labels is not None:
+                for names in (nodes.final_names, nodes.node_names):
+                    if names.get(value) == info.name:
+                        del names[value]  # the node that says what it stands for has this name
+                value = self._labelled(value, labels, info)
+            else:
+                _check_stated(info, self._builder.types[value], trim.axis if trim else None)
             outputs.append((value, info.name))
             listed.add(info.name)
         if not outputs:
             raise InvalidModelError("the model has no outputs")
         return outputs
+
+    def _labelled(self, value: str, labels: Labels, info: ValueInfoProto) -> str:
+        """An output that stands for texts or dictionaries.
+
+        Raises:
+            InvalidModelError: if the file states that texts are numbers.
+        """
+        stated = info.type.tensor_type.elem_type
+        if not labels.columns and stated not in (TensorProto.UNDEFINED, TensorProto.STRING):
+            raise InvalidModelError(f"output '{info.name}': texts, stated another type")
+        attrs = {"labels": labels_text(labels)}
+        return self._builder.emit(LABELLED, [value], attrs, info.name, keep=True)
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
@@ -341,7 +368,7 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
         raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated another type")
     if not tensor.HasField("shape"):
         return
-    stated = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+    stated = [fixed_size(dim) for dim in tensor.shape.dim]
     fits = len(stated) == len(kind.shape) and all(
         s is None or s == extent or is_open(extent) or (dim == trimmed and s < extent)
         for dim, (s, extent) in enumerate(zip(stated, kind.shape, strict=True))

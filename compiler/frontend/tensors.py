@@ -14,6 +14,7 @@ from onnx import TensorProto
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.constants import text_places
 from compiler.ops.onnx_node import OnnxTensor
 from compiler.runtime.packing import Bytes
 
@@ -46,6 +47,8 @@ def read_tensor(
     Raises:
         InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
     """
+    if tensor.data_type == TensorProto.STRING:
+        return _texts(tensor, what)
     narrow = NIBBLES.get(tensor.data_type)
     dtype = narrow or element_type(tensor.data_type, what)
     shape = tuple(tensor.dims)
@@ -70,6 +73,16 @@ def read_tensor(
     return OnnxTensor(
         np.frombuffer(raw, little).astype(dtype.numpy, copy=False).reshape(shape), dtype
     )
+
+
+def _texts(tensor: TensorProto, what: str) -> OnnxTensor:
+    shape = tuple(tensor.dims)
+    texts = [bytes(text).decode(errors="replace") for text in tensor.string_data]
+    if min(shape, default=0) < 0 or len(texts) != prod(shape):
+        raise InvalidModelError(f"{what}: {len(texts)} texts, {list(shape)} stated")
+    array = np.array(texts, np.object_).reshape(shape)
+    places, labels = text_places(array)
+    return OnnxTensor(places, DType.INT64, labels=labels)
 
 
 def external_bytes(tensors: Iterable[TensorProto]) -> int:

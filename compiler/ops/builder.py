@@ -13,6 +13,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.labels import Labels
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops import size_arithmetic
 from compiler.ops.attributes import axis_of
@@ -54,6 +55,8 @@ class GraphBuilder:
         self.constants: dict[str, np.ndarray] = {}
         self.sizes: dict[str, np.ndarray] = {}
         self.narrow: set[str] = set()
+        self.labels: dict[str, Labels] = {}
+        """What values stand for that are no plain numbers."""
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
@@ -81,11 +84,13 @@ class GraphBuilder:
         *,
         exact: bool = False,
         narrow: bool = False,
+        labels: Labels | None = None,
     ) -> str:
         """Add a constant; with `exact` under exactly this name, else under one like it.
 
         `dtype` is needed where NumPy's type does not say it (bfloat16's raw bits). The elements of
-        a `narrow` one had four bits in the file, which only some operators can make up for.
+        a `narrow` one had four bits in the file, which only some operators can make up for. With
+        `labels` they are positions of those.
         """
         kind = dtype or DType(array.dtype.name)
         name = hint if exact else self._fresh(hint)
@@ -94,6 +99,8 @@ class GraphBuilder:
         self._constant_bytes += array.nbytes
         if narrow:
             self.narrow.add(name)
+        if labels is not None:
+            self.labels[name] = labels
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:

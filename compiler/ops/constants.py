@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.labels import Labels
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.cast import cast_to
 from compiler.ops.iota import counted
@@ -17,12 +18,22 @@ from compiler.ops.shapes import show
 from compiler.sizes import OpenSizeError, is_open, larger
 
 
+def text_places(texts: np.ndarray) -> tuple[np.ndarray, Labels]:
+    """Texts as positions of labels: each text once, in the order of the elements."""
+    flat = [str(text) for text in texts.reshape(-1).tolist()]
+    places = {text: place for place, text in enumerate(dict.fromkeys(flat))}
+    found = np.array([places[text] for text in flat], np.int64).reshape(texts.shape)
+    return found, Labels(tuple(places))
+
+
 def _onnx_constant(node: OnnxNode) -> str:
     tensor = node.tensor("value")
     if tensor is not None:
         made = node.constant(tensor.array, tensor.dtype)
         if tensor.narrow:
             node.builder.narrow.add(made)
+        if tensor.labels is not None:
+            node.builder.labels[made] = tensor.labels
         return made
     if "value_float" in node.attrs:
         return node.constant(np.array(node.number("value_float"), np.float32))
@@ -32,7 +43,13 @@ def _onnx_constant(node: OnnxNode) -> str:
         return node.constant(np.array(node.ints("value_ints"), np.int64))
     if "value_floats" in node.attrs:
         return node.constant(np.array(node.attrs["value_floats"], np.float32))
-    raise node.unsupported("a value that is no dense tensor of numbers")
+    texts = node.attrs.get("value_strings", node.attrs.get("value_string"))
+    if texts is not None:
+        places, labels = text_places(np.array(texts, np.object_))
+        made = node.constant(places)
+        node.builder.labels[made] = labels
+        return made
+    raise node.unsupported("a value that is no dense tensor")
 
 
 def _onnx_constant_of_shape(node: OnnxNode) -> str:
@@ -40,8 +57,8 @@ def _onnx_constant_of_shape(node: OnnxNode) -> str:
     if shape is None or any(extent < 0 for extent in shape):
         raise node.invalid(f"shape {shape}")
     value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
-    if value.narrow:
-        raise node.unsupported("elements of 4 bits")
+    if value.narrow or value.labels:
+        raise node.unsupported("elements of 4 bits, or of text")
     if value.array.size != 1:
         raise node.invalid("attribute 'value' is not a tensor of one element")
     if any(map(is_open, shape)):

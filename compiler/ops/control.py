@@ -14,6 +14,11 @@ Every operator has one output. The output of these is a block of bytes in which 
 one after the other, each at a multiple of 64. A `field` is one of the results; it is a view and
 costs nothing. What a body reads from outside comes in as an operand of the node; constants are the
 body's own.
+
+    %3: float32[4] = refuse(%go) {dtype="float32", message="why", shape=(4)}
+
+`refuse` ends the run with an error: what a branch is that cannot be run. Its operand is any truth
+value, so that nothing folds it.
 """
 
 from __future__ import annotations
@@ -232,6 +237,19 @@ def _run_branch(
     return {s.offset: array for s, array in zip(branch_slots(attrs), results, strict=True)}
 
 
+def _infer_refuse(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    if list(types) != [GOING]:
+        raise InvalidModelError(f"{_listed(types)} is no truth value")
+    word(attrs, "message")
+    return TensorType(DType(word(attrs, "dtype")), ints(attrs, "shape"))
+
+
+def _run_refuse(
+    _operands: Sequence[np.ndarray], attrs: Attrs, _run: RunBody
+) -> Mapping[int, np.ndarray]:
+    raise InvalidInputError(word(attrs, "message"))
+
+
 def _field_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     kind = _infer_field([TensorType(DType.UINT8, arrays[0].shape)], attrs)
     start = integer(attrs, "offset")
@@ -247,6 +265,9 @@ OPERATORS = (
     Operator("loop", OpKind.CONTROL, _infer_loop, _no_reference, no_expression, control=_run_loop),
     Operator(
         "branch", OpKind.CONTROL, _infer_branch, _no_reference, no_expression, control=_run_branch
+    ),
+    Operator(
+        "refuse", OpKind.CONTROL, _infer_refuse, _no_reference, no_expression, control=_run_refuse
     ),
     Operator("field", OpKind.VIEW, _infer_field, _field_reference, no_expression),
 )

@@ -48,10 +48,11 @@ class Enclosure:
         """The body's value for one of the graph around it.
 
         Raises:
-            UnsupportedOperatorError: if its size is known only at run time.
+            UnsupportedOperatorError: if its size is known only at run time, or if it is text.
         """
         if value not in self._inner:
             self._outer.refuse_trimmed([value])
+            _refuse_labels(self._outer, [value])
             outer, number = self._outer.builder, len(self._inner)
             kind, known = outer.types[value], outer.known(value)
             if known is not None:
@@ -82,14 +83,22 @@ class Enclosure:
         """The body, with these outputs.
 
         Raises:
-            UnsupportedOperatorError: if the size of one of them is known only at run time.
+            UnsupportedOperatorError: if the size of one of them is known only at run time, or if it
+                is text.
         """
         self.node.refuse_trimmed(outputs)
+        _refuse_labels(self.node, outputs)
         prefix = "output"
         while any(name.startswith(f"{prefix}.") for name in self.builder.types):
             prefix += "_"
         names = [(value, f"{prefix}.{number}") for number, value in enumerate(outputs)]
         return self.builder.finish("body", names, {}, {})
+
+
+def _refuse_labels(node: OnnxNode, values: Sequence[str]) -> None:
+    for value in values:
+        if value in node.builder.labels:
+            raise node.unsupported(f"text or dictionaries ('{value}') across a body")
 
 
 class Outside(MutableMapping[str, str | None]):

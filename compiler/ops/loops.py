@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from compiler import ops
 from compiler.dtypes import DType
+from compiler.errors import InvalidModelError, ModelWarning
 from compiler.graph.ir import AttrValue, Graph
 from compiler.graph.types import TensorType
 from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
@@ -131,18 +133,15 @@ def branched(
 ) -> list[str]:
     """The outputs of the branch that is chosen at run time; only that one is computed.
 
-    Branches that cost less than choosing are both computed.
+    Branches that cost less than choosing are both computed. A branch that contradicts itself, for
+    the sizes at hand, is an error for when a run chooses it.
 
     Raises:
+        InvalidModelError: if both branches contradict themselves.
         UnsupportedOperatorError: if a branch does not compile, or they give other types.
     """
-    graphs, enclosures = [], []
-    for make in (then, otherwise):
-        enclosure = Enclosure(node)
-        with enclosure.errors():
-            outputs = make(enclosure)
-            enclosures.append(enclosure)
-            graphs.append(enclosure.graph(outputs))
+    pairs = _made_branches(node, condition, then, otherwise)
+    enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [[graph.types[value] for value in graph.outputs] for graph in graphs]
     if len(kinds[0]) != len(kinds[1]):
         raise node.invalid("its branches differ in their outputs")
@@ -165,6 +164,55 @@ def branched(
         for k, slot in zip(full, branch_slots(tuple(sorted(attrs.items()))), strict=True):
             results[k] = _field(node, block, slot.type, slot.offset)
     return [results[k] if k in results else _empty(node, kind) for k, kind in enumerate(kinds[0])]
+
+
+def _made_branches(
+    node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
+) -> list[tuple[Enclosure, Graph]]:
+    """The bodies of both branches; one that contradicts itself is an error for when it runs.
+
+    Raises:
+        InvalidModelError: if both contradict themselves.
+    """
+    made: list[tuple[Enclosure, Graph] | InvalidModelError] = []
+    for make in (then, otherwise):
+        enclosure = Enclosure(node)
+        try:
+            with enclosure.errors():
+                made.append((enclosure, enclosure.graph(make(enclosure))))
+        except InvalidModelError as error:
+            made.append(error)
+    whole = [each for each in made if not isinstance(each, InvalidModelError)]
+    failed = [each for each in made if isinstance(each, InvalidModelError)]
+    if not whole:
+        raise failed[0]
+    return [
+        _refused(node, condition, each, whole[0][1])
+        if isinstance(each, InvalidModelError)
+        else each
+        for each in made
+    ]
+
+
+def _refused(
+    node: OnnxNode, condition: str, error: InvalidModelError, like: Graph
+) -> tuple[Enclosure, Graph]:
+    """A body that ends the run, where a branch cannot be; with the outputs of the other branch."""
+    message = f"If '{node.name}': the branch that is chosen contradicts itself: {error}"
+    warnings.warn(
+        f"If '{node.name}': a branch contradicts itself, and is an error if it is chosen: {error}",
+        ModelWarning,
+        stacklevel=2,
+    )
+    enclosure = Enclosure(node)
+    chosen = enclosure.capture(condition)
+    outputs = [
+        enclosure.node.emit(
+            "refuse", [chosen], message=message, dtype=kind.dtype.value, shape=kind.shape
+        )
+        for kind in (like.types[value] for value in like.outputs)
+    ]
+    return enclosure, enclosure.graph(outputs)
 
 
 def _both(

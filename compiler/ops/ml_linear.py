@@ -17,6 +17,7 @@ from compiler.ops.ml_scores import (
     post_transform,
     rows_of,
     target_transform,
+    with_texts,
 )
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
@@ -54,7 +55,7 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     One row of coefficients for two classes scores the second class. Labels come from the scores
     before the transform.
     """
-    labels = class_labels(node, "classlabels_ints", "classlabels_strings")
+    labels = class_labels(node, "classlabels_ints")
     scores = _scores(node, None)
     transform = node.word("post_transform", "NONE")
     count = node.shape(scores)[1]
@@ -78,7 +79,7 @@ RULES = (
     ),
     OnnxRule(
         "LinearClassifier",
-        _onnx_classifier,
+        with_texts(_onnx_classifier),
         DOMAIN,
         limits="labels are integers; one score for two classes has no SOFTMAX, SOFTMAX_ZERO or "
         "PROBIT",

@@ -9,6 +9,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
+from compiler.ops.constants import text_places
 from compiler.ops.ml_scores import DOMAIN, as_floats, floats
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
@@ -112,13 +113,14 @@ def _onnx_array_feature_extractor(node: OnnxNode) -> str:
 
 
 def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
-    """The numbers of `keys_*` or `values_*` in their type; None where there are none."""
-    for name in (f"{what}_strings", "classes_strings"):
-        if node.attrs.get(name):
-            raise node.unsupported(f"text ('{name}')")
+    """The numbers or texts of `keys_*` or `values_*` in their type; None where there are none."""
+    texts = node.attrs.get(f"{what}_strings")
+    if texts:
+        return np.array(texts, np.object_)
     tensor = node.tensor(f"{what}_tensor")
     if tensor is not None:
-        return tensor.array.reshape(-1)
+        array = tensor.array.reshape(-1)
+        return array if tensor.labels is None else np.array(tensor.labels.keys, np.object_)[array]
     integers = node.ints(f"{what}_int64s", ())
     if integers:
         return np.array(integers, np.int64)
@@ -129,6 +131,12 @@ def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
 def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
     """What elements without a key become, in the type of the values."""
     tensor = node.tensor("default_tensor")
+    if dtype.kind == "O":
+        if tensor is None:
+            return np.array([node.word("default_string", "_Unused")], dtype)
+        if tensor.labels is None or tensor.array.size != 1:
+            raise node.invalid("'default_tensor' is not one text")
+        return np.array(tensor.labels.keys, dtype)
     if tensor is not None:
         if tensor.array.size != 1 or tensor.array.dtype != dtype:
             raise node.invalid(f"'default_tensor' is not one {dtype}")
@@ -145,8 +153,20 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
     """
     x = node.input(0)
     keys, values = _mapped(node, "keys"), _mapped(node, "values")
+    classes = node.attrs.get("classes_strings")
+    texts = node.builder.labels.get(x)
+    if isinstance(classes, tuple) and classes:  # as opset 1 has it
+        order, names = np.arange(len(classes)), np.array(classes, np.object_)
+        keys, values = (names, order) if texts else (order, names)
     if keys is None or values is None or len(keys) != len(values):
         raise node.invalid("there are no keys_* and values_* of one length")
+    table = np.concatenate([_default(node, values.dtype), values])
+    if texts is not None:
+        if keys.dtype.kind != "O":
+            raise node.invalid(f"the keys are {keys.dtype}, the input is text")
+        known = {key: number for number, key in enumerate(keys.tolist(), start=1)}
+        numbers = node.constant(np.array([known.get(key, 0) for key in texts.keys], np.int64))
+        return _picked(node, table, node.emit("gather", [numbers, x], axis=0))
     dtype, shape = node.type(x).dtype, node.shape(x)
     if keys.dtype != dtype.numpy:
         raise node.invalid(f"the keys are {keys.dtype}, the input {dtype}")
@@ -158,8 +178,34 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
     places = node.constant(np.arange(1, len(keys) + 1, dtype=np.int64))
     found = node.emit("where", [match, places, node.scalar(0, DType.INT64)])
     place = node.emit("reduce_max", [found], axes=(len(shape),), keepdims=0)
-    table = np.concatenate([_default(node, values.dtype), values])
-    return node.emit("gather", [node.constant(table), place], axis=0)
+    return _picked(node, table, place)
+
+
+def _picked(node: OnnxNode, table: np.ndarray, place: str) -> str:
+    """Elements of a table, which may be texts."""
+    if table.dtype.kind != "O":
+        return node.emit("gather", [node.constant(table), place], axis=0)
+    numbers, labels = text_places(table)
+    result = node.emit("gather", [node.constant(numbers), place], axis=0)
+    node.builder.labels[result] = labels
+    return result
+
+
+def _onnx_one_hot_encoder(node: OnnxNode) -> str:
+    """A row for each element: 1 at its category, or nowhere."""
+    x = node.input(0)
+    texts = node.builder.labels.get(x)
+    named, numbers = node.attrs.get("cats_strings", ()), node.ints("cats_int64s", ()) or ()
+    if texts is not None:
+        if not isinstance(named, tuple) or not named:
+            raise node.invalid("'cats_strings' is missing, the input is text")
+        rows = np.array([[key == name for name in named] for key in texts.keys], np.float32)
+        return node.emit("gather", [node.constant(rows), x], axis=0)
+    if not numbers:
+        raise node.invalid("'cats_int64s' is missing, the input is numbers")
+    column = node.reshape(cast_to(node, x, DType.INT64), (*node.shape(x), 1))
+    match = node.emit("equal", [column, node.constant(np.array(numbers, np.int64))])
+    return cast_to(node, match, DType.FLOAT32)
 
 
 RULES = (
@@ -172,6 +218,12 @@ RULES = (
         "LabelEncoder",
         _onnx_label_encoder,
         DOMAIN,
-        limits="numbers only; work grows with the number of keys",
+        limits="work grows with the number of keys",
+    ),
+    OnnxRule(
+        "OneHotEncoder",
+        _onnx_one_hot_encoder,
+        DOMAIN,
+        limits="an unknown category is a row of zeros whatever 'zeros' says",
     ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import pi
 
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.labels import Labels
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import show
 
@@ -110,20 +112,36 @@ def _probit(node: OnnxNode, scores: str, dtype: DType) -> str:
     return node.emit("where", [negative, node.emit("neg", [scaled]), scaled])
 
 
-def class_labels(node: OnnxNode, integers: str, texts: str) -> list[int]:
-    """The classes' labels. If they are text and nothing reads them, their positions stand for them.
+TEXTS = "classlabels_strings"
+"""The attribute of classes whose labels are texts."""
 
-    Raises:
-        UnsupportedOperatorError: if labels that are text are read.
-    """
-    named = node.attrs.get(texts, ())
+
+def with_texts(
+    rule: Callable[[OnnxNode], tuple[str, str]],
+) -> Callable[[OnnxNode], tuple[str, str]]:
+    """A classifier's rule, whose labels are texts where the node says so."""
+
+    def emit(node: OnnxNode) -> tuple[str, str]:
+        label, scores = rule(node)
+        texts = node.attrs.get(TEXTS, ())
+        if isinstance(texts, tuple) and texts:
+            keys = tuple(str(text) for text in texts)
+            if len(set(keys)) != len(keys):
+                raise node.unsupported("two classes of one name")
+            node.builder.labels[label] = Labels(keys)
+        return label, scores
+
+    return emit
+
+
+def class_labels(node: OnnxNode, integers: str) -> list[int]:
+    """The classes' labels; of those that are text the positions (see `with_texts`)."""
+    named = node.attrs.get(TEXTS, ())
     if named:
-        if node.outputs[0]:
-            raise node.unsupported(f"labels that are text ('{texts}')")
         return list(range(len(named) if isinstance(named, tuple) else 1))
     labels = node.ints(integers, ())
     if not labels:
-        raise node.invalid(f"neither '{integers}' nor '{texts}' names the classes")
+        raise node.invalid(f"neither '{integers}' nor '{TEXTS}' names the classes")
     return list(labels)
 
 

@@ -21,6 +21,7 @@ from compiler.ops.ml_scores import (
     post_transform,
     rows_of,
     target_transform,
+    with_texts,
 )
 from compiler.ops.ml_tree_tables import Mode, SplitNode, Tables, tree_tables
 from compiler.ops.onnx_node import OnnxNode
@@ -260,7 +261,7 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     If all votes are for the first of two classes, they are the score of the second: exporters write
     binary classifiers like that. The label is that of the larger score before the transform.
     """
-    labels = class_labels(node, "classlabels_int64s", "classlabels_strings")
+    labels = class_labels(node, "classlabels_int64s")
     forest = _forest(node, "class")
     transform = node.word("post_transform", "NONE")
     if len(labels) < 2:
@@ -348,9 +349,9 @@ RULES = (
     OnnxRule("TreeEnsembleRegressor", _onnx_regressor, DOMAIN, limits=_LIMITS),
     OnnxRule(
         "TreeEnsembleClassifier",
-        _onnx_classifier,
+        with_texts(_onnx_classifier),
         DOMAIN,
-        limits="labels are integers, of two or more classes; up to 512 comparisons from a root to "
+        limits="two or more classes; up to 512 comparisons from a root to "
         "a leaf; one score for two classes has no SOFTMAX, SOFTMAX_ZERO or PROBIT",
     ),
     OnnxRule("TreeEnsemble", _onnx_ensemble, DOMAIN, limits=_LIMITS),

@@ -12,6 +12,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.graph.ir import AttrValue
 from compiler.graph.types import TensorType
+from compiler.labels import Labels
 from compiler.loops.semantics import to_memory
 from compiler.ops.builder import GraphBuilder
 
@@ -22,11 +23,12 @@ CALLED_OPSET = 21
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
     """A tensor of a file; bfloat16 holds its raw bits, and bytes the elements of `narrow` types,
-    which have four."""
+    which have four. Texts are positions in `labels`."""
 
     array: np.ndarray
     dtype: DType
     narrow: bool = False
+    labels: Labels | None = None
 
 
 OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]

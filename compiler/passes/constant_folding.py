@@ -16,6 +16,7 @@ import numpy as np
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
+from compiler.ops.labels import LABELLED
 from compiler.passes.rewrite import Rewriter, rewrite
 
 GROWTH_LIMIT_BYTES = 1 << 22
@@ -32,6 +33,8 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     operands = [array for array in arrays if array is not None]
     if len(operands) != len(arrays) or not arrays or node.bodies:
         return None  # a body may run for any time, or never end
+    if node.op == LABELLED:
+        return None  # the node says what its output stands for
     result = rewriter.type(node.outputs[0])
     size = prod(result.shape) * result.dtype.bytes
     if size > max(GROWTH_LIMIT_BYTES, sum(array.nbytes for array in operands)):

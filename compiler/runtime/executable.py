@@ -23,6 +23,9 @@ from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
 from compiler.sizes import Dimension
 
+REFUSED = 4
+"""The status of a run that met the program's first refusal, as in native/tilewright.h."""
+
 
 class Executable:
     """A compiled model.
@@ -76,6 +79,11 @@ class Executable:
             for index, port in enumerate(program.outputs)
             if port.counted is not None
         )
+        self._labelled = tuple(
+            (index, port.labels)
+            for index, port in enumerate(program.outputs)
+            if port.labels is not None
+        )
         self._idle: list[Context] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
@@ -119,7 +127,9 @@ class Executable:
         """
         return Executable(program, self._weights, self._address_of, self.threads, self._code_owner)
 
-    def run(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Array]:
+    def run(
+        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+    ) -> list[Array]:
         """Run the model once.
 
         An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
@@ -127,16 +137,20 @@ class Executable:
 
         Args:
             inputs: arrays by input name, or in the order of `inputs`.
+            labels: whether texts are given as such, and dictionaries as objects; else as the
+                numbers that `outputs` describes.
 
         Returns:
             The outputs, in the order of `outputs`.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, or a
-                dimension is outside of its range.
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
+                dimension is outside of its range, or the model chooses a branch that contradicts
+                itself.
             OutOfMemoryError: if there is no room for the values between inputs and outputs.
         """
-        return self.run_into(arrays_in_order(inputs, self._input_names), {})
+        outputs = self.run_into(arrays_in_order(inputs, self._input_names), {})
+        return self.labelled(outputs) if labels and self._labelled else outputs
 
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
@@ -186,7 +200,7 @@ class Executable:
         return all(np.shape(a) == port.shape for a, port in zip(arrays, ports, strict=True))
 
     def run_into(self, arrays: Sequence[Array], given: Mapping[int, Array]) -> list[Array]:
-        """As `run`, with memory for some outputs.
+        """As `run`, with memory for some outputs, and with numbers for labels.
 
         Args:
             arrays: the inputs, in order.
@@ -234,9 +248,18 @@ class Executable:
             ) from error
         finally:
             self._idle.append(context)
+        if status >= REFUSED:
+            raise InvalidInputError(self.program.refusals[status - REFUSED])
         if status:
             raise RuntimeError(f"program '{self.program.name}': bad instruction ({status})")
         return outputs
+
+    def labelled(self, outputs: Sequence[Array]) -> list[Array]:
+        """What the numbers of outputs stand for; outputs without labels as they are."""
+        made = list(outputs)
+        for index, labels in self._labelled:
+            made[index] = labels.applied(made[index])
+        return made
 
     def profile(
         self, inputs: Mapping[str, Array] | Sequence[Array], samples: int

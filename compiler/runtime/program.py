@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from compiler.dtypes import DType
+from compiler.labels import Labels
 from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec, aligned_bytes, elements
 from compiler.runtime.native_functions import NativeSignature, native_signature
 from compiler.sizes import (
@@ -94,13 +95,14 @@ class Port:
     """An input or output of a program: a row-major array.
 
     `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
-    most that it can be.
+    most that it can be. `labels` are what the numbers of an output stand for.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     counted: int | None = None
+    labels: Labels | None = None
 
     @property
     def bytes(self) -> int:
@@ -165,7 +167,14 @@ class Branch:
     otherwise: tuple[Instruction, ...]
 
 
-Instruction = KernelCall | Copy | NativeCall | Loop | Branch
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End the run with an error that says why."""
+
+    message: str
+
+
+Instruction = KernelCall | Copy | NativeCall | Loop | Branch | Refuse
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
@@ -191,6 +200,8 @@ def places(instruction: Instruction) -> tuple[BufferRef, ...]:
             return counter, trips, going
         case Branch(condition):
             return (condition,)
+        case Refuse():
+            return ()
         case _:
             assert_never(instruction)
 
@@ -268,6 +279,11 @@ class Program:
             slots=(),
         )
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """The messages of all refusals, in the order of `walk`."""
+        return tuple(each.message for each in self.walk() if isinstance(each, Refuse))
+
     def walk(self) -> Iterator[Instruction]:
         """Every instruction, loops and branches before those within them."""
         return walk(self.instructions)
@@ -317,6 +333,8 @@ class Program:
         self._check_sizes()
         written, counted = self._check_all(self.instructions, f"program '{self.name}'", 0)
         for index, port in enumerate(self.outputs):
+            if port.labels is not None:
+                port.labels.check(port.dtype.numpy, port.shape)
             if index not in written and port.bytes:
                 raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
             if port.counted is not None and index not in counted and port.bytes:
@@ -373,6 +391,8 @@ class Program:
                     self._check_ref(condition, 1, False, f"{where}: branch")
                     self._check_all(then, f"{where}, then", depth + 1)
                     self._check_all(otherwise, f"{where}, otherwise", depth + 1)
+                case Refuse():
+                    pass  # it touches nothing
                 case _:
                     assert_never(instruction)
         return written, counted

@@ -20,6 +20,7 @@ from compiler.runtime.program import (
     Loop,
     NativeCall,
     Program,
+    Refuse,
 )
 from compiler.sizes import is_open
 
@@ -33,6 +34,7 @@ class Opcode(IntEnum):
     NATIVE = 2
     LOOP = 3
     BRANCH = 4
+    REFUSAL = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class _Encoder:
         self.symbols: list[str] = []
         self.natives: dict[str, int] = {}
         self._program = program
+        self._refusals = 0
         self._first_function: list[int] = []
         for kernel in program.kernels:
             self._first_function.append(len(self.symbols))
@@ -120,6 +123,9 @@ class _Encoder:
                     refs.append(condition)
                     words[start + 3] = self.add(then)
                     self.add(otherwise)
+                case Refuse():
+                    words += [Opcode.REFUSAL, 0, self._refusals]
+                    self._refusals += 1
                 case _:
                     assert_never(instruction)
             words[start + 1] = len(words) - start

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, assert_never
 
 from compiler.dtypes import DType
+from compiler.labels import Labels
 from compiler.runtime.kernel import (
     KernelSpec,
     ranges_from_json,
@@ -28,6 +29,7 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    Refuse,
     Slot,
     slot_start,
 )
@@ -95,7 +97,11 @@ def _port_to_json(port: Port) -> dict[str, Any]:
         "dtype": port.dtype.value,
         "shape": [size_to_json(size) for size in port.shape],
     }
-    return data if port.counted is None else {**data, "counted": port.counted}
+    if port.counted is not None:
+        data["counted"] = port.counted
+    if port.labels is not None:
+        data["labels"] = port.labels.to_json()
+    return data
 
 
 def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
@@ -103,8 +109,13 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
     counted = data.get("counted")
     if counted is not None and not 0 <= int(counted) < len(shape):
         raise ValueError(f"'{data['name']}' has no dimension {counted}")
+    labels = data.get("labels")
     return Port(
-        str(data["name"]), DType(data["dtype"]), shape, None if counted is None else int(counted)
+        str(data["name"]),
+        DType(data["dtype"]),
+        shape,
+        None if counted is None else int(counted),
+        None if labels is None else Labels.from_json(labels),
     )
 
 
@@ -148,6 +159,8 @@ def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
                 "then": [_instruction_to_json(inner) for inner in then],
                 "otherwise": [_instruction_to_json(inner) for inner in otherwise],
             }
+        case Refuse(message):
+            return {"refusal": message}
         case _:
             assert_never(instruction)
 
@@ -178,4 +191,6 @@ def _instruction_from_json(data: Mapping[str, Any], known: Known, depth: int = 0
         return Copy(ref("to"), ref("from"), size_from_json(data["copy"], known))
     if "native" in data:
         return NativeCall(str(data["native"]), sizes(data["parameters"]), buffers())
+    if "refusal" in data:
+        return Refuse(str(data["refusal"]))
     raise ValueError(f"unknown instruction with {sorted(data)}")

@@ -141,7 +141,8 @@ class Session:
             outputs = executable.run_into(arrays, written)
             for state in self._states:
                 state.advance()
-            return [array for k, array in enumerate(outputs) if k not in written]
+            shown = executable.labelled(outputs)
+            return [array for k, array in enumerate(shown) if k not in written]
 
     def state(self, name: str) -> Array:
         """A copy of what the next step finds in an input.

@@ -101,8 +101,11 @@ class SizedExecutable:
                 self._made[key] = self._make(key)
             return self._made[key]
 
-    def run(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Array]:
-        """Run the program for the inputs' sizes; the outputs in order.
+    def run(
+        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+    ) -> list[Array]:
+        """Run the program for the inputs' sizes; the outputs in order, as `Executable.run` gives
+        them.
 
         Raises:
             InvalidInputError: if an input is missing, contradicts another, or has sizes that are
@@ -111,28 +114,30 @@ class SizedExecutable:
         arrays = arrays_in_order(inputs, self._names)
         if self.ranged is not None and not self._made and not self.served:
             try:
-                return self.ranged.run_into(arrays, {})
+                return self.ranged.run(arrays, labels=labels)
             except InvalidInputError:
                 if self.ranged.takes(arrays):  # a dtype, then, and no size
                     raise
         sizes = self.sizes_of(arrays)
         padded = self.ports.pad and sizes not in (self.served or ())
         if not padded or (self.ranged is not None and self.ranged.takes(arrays)):
-            return self._fitting(arrays, sizes).run(arrays)
-        return self._padded(arrays, sizes)
+            return self._fitting(arrays, sizes).run(arrays, labels=labels)
+        return self._padded(arrays, sizes, labels)
 
-    def _padded(self, arrays: Sequence[Array], sizes: Sizes) -> list[Array]:
+    def _padded(self, arrays: Sequence[Array], sizes: Sizes, labels: bool) -> list[Array]:
         """The outputs of a larger size, cut back."""
         larger = self._next_sizes(sizes)
         padded = [
             _enlarged(np.asarray(array), _shape(dims, dict(larger)))
             for array, dims in zip(arrays, self.ports.inputs.values(), strict=True)
         ]
-        results = self.executable(dict(larger)).run(padded)
-        return [
+        executable = self.executable(dict(larger))
+        results = executable.run(padded, labels=False)
+        cut = [
             _cut(result, _shape(dims, dict(sizes)))
             for result, dims in zip(results, self.ports.outputs.values(), strict=True)
         ]
+        return executable.labelled(cut) if labels else cut
 
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None

@@ -15,6 +15,7 @@ from compiler.runtime.program import (
     Loop,
     NativeCall,
     Program,
+    Refuse,
 )
 
 
@@ -57,5 +58,7 @@ def _touched(program: Program) -> Iterator[tuple[BufferRef, int]]:
                 yield from ((counter, 8), (trips, 8), (going, 1))
             case Branch(condition):
                 yield condition, 1
+            case Refuse():
+                pass
             case _:
                 assert_never(instruction)

@@ -166,13 +166,20 @@ def run(
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
     with _opened(model, threads, numerics, precision, parse_dims(dim)) as (executable, known):
-        results = executable.run(arrays)
+        results = [_storable(array) for array in executable.run(arrays)]
     names = executable.output_names
     save_arrays(outputs, zip(names, results, strict=True))
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
     _tell_served(known)
+
+
+def _storable(array: Any) -> Any:
+    """An output as .npz holds it without pickle: of dictionaries their values, in columns."""
+    import numpy as np
+
+    return np.array([list(row.values()) for row in array]) if array.dtype == object else array
 
 
 def _check_place(path: Path) -> None:

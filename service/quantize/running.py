@@ -42,7 +42,9 @@ class FloatOutputs:
     @staticmethod
     def of(executable: Executable, samples: Sequence[InputArrays]) -> FloatOutputs:
         return FloatOutputs(
-            executable.output_names, tuple(samples), tuple(executable.run(s) for s in samples)
+            executable.output_names,
+            tuple(samples),
+            tuple(executable.run(s, labels=False) for s in samples),
         )
 
     def first(self, count: int) -> FloatOutputs:
@@ -53,7 +55,7 @@ class FloatOutputs:
         """The outputs of another model for the same samples, which gets `more` inputs."""
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
-            came = executable.run({**sample, **(more or {})})
+            came = executable.run({**sample, **(more or {})}, labels=False)
             named = dict(zip(executable.output_names, came, strict=True))
             each = zip(self.names, expected, strict=True)
             found = added(found, tuple(OutputFidelity.of(n, e, named[n]) for n, e in each))
@@ -74,8 +76,8 @@ def layer_fidelity(
     second = sizes.compile(with_outputs(quantised, [seen[value] for value in values]))
     totals = dict.fromkeys(values, Fidelity())
     for sample in samples:
-        wanted = dict(zip(first.output_names, first.run(sample), strict=True))
-        came = dict(zip(second.output_names, second.run(sample), strict=True))
+        wanted = dict(zip(first.output_names, first.run(sample, labels=False), strict=True))
+        came = dict(zip(second.output_names, second.run(sample, labels=False), strict=True))
         for value in totals:
             totals[value] += Fidelity.of(wanted[value], came[seen[value]])
     return [totals.get(layer.value) for layer in layers]

@@ -24,7 +24,7 @@ ABOVE = {
     "service": {"compiler", "tuner", "db"},
 }
 
-_BASE = {"errors", "dtypes", "sizes", "target", "targets", "device", "timings"}
+_BASE = {"errors", "dtypes", "labels", "sizes", "target", "targets", "device", "timings"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself. The rows are the architecture: codegen
 # never sees a graph, runtime never sees an IR, and only the driver sees everything.
@@ -33,6 +33,7 @@ INSIDE: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "sizes": {"errors"},
     "ranges": {"errors", "sizes"},
+    "labels": set(),
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
     "device": {"errors"},
@@ -59,7 +60,7 @@ INSIDE: dict[str, set[str]] = {
     "stacked_memory": {"memory_plan", "plan", "regions", "sizes"},
     "schedule": _IR | {"ops", "workload", "runtime"},
     "codegen": _BASE | {"loops", "child"},
-    "runtime": {"errors", "dtypes", "sizes", "ranges", "loops", "detection", "targets"},
+    "runtime": {"errors", "dtypes", "labels", "sizes", "ranges", "loops", "detection", "targets"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},

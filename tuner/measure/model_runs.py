@@ -87,7 +87,7 @@ def run_all(executables: Sequence[Executable], seed: int = INPUT_SEED) -> Run:
 
     def run() -> None:
         for executable, inputs in drawn:
-            executable.run(inputs)
+            executable.run(inputs, labels=False)
 
     return run
 

@@ -66,6 +66,8 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
                                                          : run(program, other, next, profile);
             break;
         }
+        case TW_REFUSAL:
+            return TW_REFUSED + (int)code[2];
         default:
             return TW_BAD_OPCODE;
         }

@@ -55,6 +55,8 @@ enum {
     TW_BAD_OPCODE = 1,
     TW_BAD_LENGTH = 2,
     TW_TOO_LARGE = 3,
+    /* this and more: the program refuses to run on, for the reason of this number less TW_REFUSED */
+    TW_REFUSED = 4,
 };
 
 /* An instruction is a list of words: opcode, number of words in all, operands. */
@@ -72,6 +74,8 @@ enum {
     /* argument (a byte), number of words of the instructions to run where it is not 0, these, then
      * those to run where it is 0 */
     TW_BRANCH = 4,
+    /* the number of a reason, from 0 in the order of the code */
+    TW_REFUSAL = 5,
 };
 
 /* A program bound to its memory: one pointer for a caller in Python, whose calls cost by argument.
@@ -85,7 +89,7 @@ typedef struct {
     int64_t threads;
 } tw_program;
 
-/* Run a program. Returns TW_OK or what is wrong with the code. */
+/* Run a program. Returns TW_OK, why it is refused, or what is wrong with the code. */
 TW_EXPORT int tw_run_program(const tw_program *program);
 
 /* The same, with the seconds of each instruction in seconds[its first word]: CPU time where threads

@@ -10,13 +10,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from compiler.driver import compile_model
 from compiler.errors import (
     CompilerError,
     InvalidArgumentError,
+    InvalidInputError,
     InvalidModelError,
+    ModelWarning,
     UnsupportedOperatorError,
 )
 from compiler.frontend.onnx_import import NEWEST_OPSET, import_model
+from compiler.graph.text import parse_graph, print_graph
 from compiler.ops import builder
 from compiler.ops.interpret import run_graph
 
@@ -129,6 +133,39 @@ def test_branches_that_differ_are_refused_by_name(other: str, reason: str) -> No
     with pytest.raises(UnsupportedOperatorError, match=f"'n0': .* run-time .*{reason}") as caught:
         import_model(_choosing(known=False, other=other))
     assert caught.value.depends_on == ("c",)
+
+
+def _contradicting(*ops: str) -> onnx.ModelProto:
+    """y = c ? x as these sizes allow it : x as they do not; one operator for each branch."""
+    m = _choosing(known=False)
+    m.graph.initializer.append(helper.make_tensor("three", TensorProto.INT64, (1,), [3]))
+    for attribute, op in zip(m.graph.node[0].attribute, ops, strict=True):
+        (inner,) = attribute.g.node
+        inner.op_type, inner.input[:] = op, ["x", "three"] if op == "Reshape" else ["x"]
+    return m
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_branch_that_contradicts_itself_is_an_error_when_it_is_chosen(sound: bool) -> None:
+    m = _contradicting(*(("Relu", "Reshape") if sound else ("Reshape", "Relu")))
+    x = np.array([1, -2], np.float32)
+    with pytest.warns(ModelWarning, match=r"'n0': a branch contradicts itself.*Reshape"):
+        graph = import_model(m)
+    assert parse_graph(print_graph(graph)) == graph
+    compiled = compile_model(m)
+    for run in (
+        lambda go: run_graph(graph, {"x": x, "c": np.array(go)}),
+        lambda go: compiled.run({"x": x, "c": np.array(go)}),
+    ):
+        (found,) = run(sound)
+        assert found.tolist() == [1, 0]
+        with pytest.raises(InvalidInputError, match=r"'n0': the branch that is chosen.*Reshape"):
+            run(not sound)
+
+
+def test_branches_that_both_contradict_themselves_are_an_error() -> None:
+    with pytest.raises(InvalidModelError, match="Reshape"):
+        import_model(_contradicting("Reshape", "Reshape"))
 
 
 def test_the_branch_of_a_known_condition_is_imported() -> None:

@@ -228,8 +228,13 @@ def test_dimensions_have_names_or_places() -> None:
         import_model(m, {"n": 2, "a[1]": 5, "k": 4})
     with pytest.raises(InvalidArgumentError, match="dimension 'n' is -1"):
         import_model(m, {"n": -1, "a[1]": 5, "k": 4})
-    m.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
-    with pytest.raises(InvalidModelError, match="dimension 0 is -1"):
+    first = m.graph.input[0].type.tensor_type.shape.dim[0]
+    first.dim_value = -2
+    with pytest.raises(InvalidModelError, match="dimension 0 is -2"):
+        import_model(m, {"a[1]": 4, "k": 4})
+    first.dim_value = -1  # Paddle's exporter writes it for whatever is open
+    assert import_model(m, {"a[0]": 5, "a[1]": 4, "k": 4}).types["y"].shape == (5, 3)
+    with pytest.raises(InvalidModelError, match=r"dimension 0 \('a\[0\]'\) has no size"):
         import_model(m, {"a[1]": 4, "k": 4})
 
 

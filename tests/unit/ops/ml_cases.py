@@ -175,4 +175,100 @@ TREES = [
     ),
 ]
 
-CASES = [*LINEAR, *FEATURES, *TREES]
+_DRAWN = np.random.default_rng(2)
+PLATT = {"prob_a": [-1.3, -0.7, -2.0], "prob_b": [0.1, -0.2, 0.05]}
+
+
+def _supports(vectors: int, features: int = 3) -> list[float]:
+    return [float(value) for value in _DRAWN.standard_normal(vectors * features)]
+
+
+def _kernel(kind: str, degree: float = 3.0) -> dict[str, Any]:
+    return {"kernel_type": kind, "kernel_params": [0.4, 0.3, degree]}
+
+
+def _svc(classes: int, kind: str = "RBF", **attrs: Any) -> Case:
+    counts = [2, 3, 1][:classes]
+    pairs = classes * (classes - 1) // 2
+    given = {
+        key: value[:pairs] if key.startswith("prob_") else value for key, value in attrs.items()
+    }
+    return ml(
+        "SVMClassifier",
+        ((9, 3),),
+        {
+            **_kernel(kind),
+            "classlabels_ints": [7, -3, 5][:classes],
+            "coefficients": _supports(classes - 1, sum(counts)),
+            "support_vectors": _supports(sum(counts)),
+            "vectors_per_class": counts,
+            "rho": _supports(1, pairs),
+            **given,
+        },
+        outputs=2,
+        atol=1e-5,
+    )
+
+
+VECTORS = [
+    *(
+        ml(
+            "SVMRegressor",
+            (x,),
+            {
+                **_kernel(kind, degree),
+                "n_supports": 5,
+                "coefficients": _supports(5, 1),
+                "support_vectors": _supports(5),
+                "rho": [0.3],
+                "one_class": one_class,
+            },
+            atol=1e-5,
+        )
+        for kind, degree, x, one_class in (
+            ("LINEAR", 0.0, (9, 3), 0),
+            ("POLY", 2.0, (9, 3), 0),
+            ("POLY", 3.0, (3,), 0),
+            ("RBF", 0.0, (9, 3), 0),
+            ("RBF", 0.0, (9, 3), 1),
+            ("SIGMOID", 0.0, (9, 3), 0),
+        )
+    ),
+    ml(
+        "SVMRegressor", ((9, 3),), {**_kernel("LINEAR"), "coefficients": [0.5, -1, 2], "rho": [0.3]}
+    ),
+    *(_svc(classes, kind) for classes in (2, 3) for kind in ("LINEAR", "POLY", "RBF", "SIGMOID")),
+    *(_svc(classes, **PLATT) for classes in (2, 3)),
+    _svc(3, post_transform="LOGISTIC"),
+    *(
+        ml(
+            "SVMClassifier",
+            ((9, 3),),
+            {
+                **_kernel("LINEAR"),
+                "classlabels_ints": labels,
+                "coefficients": weights,
+                "rho": [-0.2],
+                "post_transform": transform,
+            },
+            outputs=2,
+        )
+        for labels, weights in (
+            ([4, 2, 9], _supports(3)),
+            ([4, 2], _supports(2)),
+            ([4, 2], [0.5, 0.0, 0.25, 1.0, 0.5, 0.1]),
+        )
+        for transform in ("NONE", "SOFTMAX")
+    ),
+]
+
+CATEGORIES = [
+    *(
+        ml("OneHotEncoder", (x,), {"cats_int64s": [3, -1, 4]})
+        for x in (data([[3, 4], [-1, 5]]), data([[3.0, 4.9], [-1.2, 5]], FLOAT), data([4, 4]))
+    ),
+    ml("ZipMap", ((4, 2),), {"classlabels_int64s": [5, 3]}, numpy=lambda x: [x]),
+    ml("ZipMap", ((2,),), {"classlabels_strings": ["a", "b"]}, numpy=lambda x: [x[None]]),
+]
+
+CASES = [*LINEAR, *FEATURES, *TREES, *VECTORS, *CATEGORIES]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
+from compiler.errors import InvalidInputError
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import aligned_empty
@@ -26,6 +27,7 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    Refuse,
     walk,
 )
 from compiler.runtime.program_encoding import encode
@@ -131,6 +133,22 @@ def test_scratch_is_for_functions_in_bodies_too() -> None:
     call = NativeCall("top_k", (0, 8, 1, 1, 1, 1, 1), (TRIPS, STATE))
     inner = Loop(COUNTER, TRIPS, GOING, 1, (Branch(CHOICE, (call,), ()),))
     assert program((*CALLS, inner)).scratch_bytes == 16
+
+
+def test_a_refusal_ends_the_run_with_its_reason() -> None:
+    # in the second branch that is met, so that reasons are told apart
+    inner = Branch(CHOICE, (Refuse("first"),), (Refuse("second"),))
+    made = program((*CALLS, Branch(STOPS, (inner,), ())))
+    made.check()
+    assert made.refusals == ("first", "second")
+    assert program_from_json(json.loads(json.dumps(program_to_json(made)))) == made
+    assert encode(made).code.tolist()[-14:] == [4, 14, 22, 10, 4, 10, 23, 3, 5, 3, 0, 5, 3, 1]
+    executable = Executable(made, NO_WEIGHTS, {}.__getitem__)
+    for begins, choice in ((1, "first"), (0, "second")):
+        with pytest.raises(InvalidInputError, match=choice):
+            executable.run([np.array(2), np.True_, np.bool_(begins)])
+    rows, found = executable.run([np.array(2), np.False_, np.True_])
+    assert (found, rows[0]) == (1, 0)
 
 
 def looping(call: Instruction) -> tuple[Instruction, ...]:

@@ -26,11 +26,14 @@ class Doubling:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = dict(sizes)
 
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def run(self, arrays: list[np.ndarray], *, labels: bool = True) -> list[np.ndarray]:
         x, mask = arrays
         assert x.shape == (self.sizes["batch"], 3)
         assert mask.shape == (self.sizes["batch"], self.sizes["sequence"])
         return [2 * mask]
+
+    def labelled(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        return outputs
 
 
 def make(sizes: Sizes) -> Executable:
@@ -146,7 +149,7 @@ class Ranged(Doubling):
         self.runs += 1
         return [2 * arrays[1]]
 
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def run(self, arrays: list[np.ndarray], *, labels: bool = True) -> list[np.ndarray]:
         return self.run_into(arrays, {})
 
 

@@ -1,0 +1,71 @@
+"""Text in models: positions of labels, which operators that move elements take for texts.
+
+A node's texts have one table of labels: where operands have others, their positions are looked up
+in that of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from compiler.labels import Labels
+from compiler.ops.onnx_node import OnnxNode
+
+_ML = "ai.onnx.ml"
+
+_MOVES = frozenset(
+    {("", op) for op in (
+        "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Gather", "GatherElements",
+        "GatherND", "Slice", "Split", "Transpose", "Concat", "Where", "Expand", "Tile",
+    )}
+    | {(_ML, "ArrayFeatureExtractor")}
+)  # fmt: skip
+"""Operators whose first output holds elements of their operands of text, and nothing else."""
+
+_READS = frozenset(
+    {("", "Equal"), ("", "Shape"), ("", "Size"), (_ML, "LabelEncoder"), (_ML, "OneHotEncoder")}
+)
+"""Operators that make something else of texts, by their positions or by themselves."""
+
+
+def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
+    """The node with its operands of text in one table; and that table, if its results are texts.
+
+    Raises:
+        UnsupportedOperatorError: if the operator is none that takes text.
+    """
+    builder = node.builder
+    found = {v: builder.labels[v] for v in node.inputs if v is not None and v in builder.labels}
+    if not found:
+        return node, None
+    operator = node.domain, node.op_type
+    if any(labels.columns for labels in found.values()):
+        raise node.unsupported("an operand of dictionaries")
+    if operator not in _MOVES | _READS:
+        raise node.unsupported("an operand of text")
+    tables = dict.fromkeys(found.values())
+    if len(tables) > 1:
+        whole = Labels(tuple(dict.fromkeys(key for each in tables for key in each.keys)))
+        moved = {value: _looked_up(node, value, labels, whole) for value, labels in found.items()}
+        node = replace(node, inputs=tuple(moved.get(v, v) if v else v for v in node.inputs))
+    else:
+        (whole,) = tables
+    return node, whole if operator in _MOVES else None
+
+
+def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str:
+    """The positions of the same texts in another table."""
+    if whole.keys[: len(labels.keys)] == labels.keys:
+        return value
+    places = {key: place for place, key in enumerate(whole.keys)}
+    table = np.array([places[key] for key in labels.keys], np.int64)
+    return node.emit("gather", [node.constant(table), value], axis=0)
+
+
+def labelled(node: OnnxNode, values: Sequence[str], labels: Labels | None) -> None:
+    """Note that these values are positions of labels."""
+    if labels is not None:
+        node.builder.labels.update(dict.fromkeys((v for v in values if v), labels))

@@ -1,0 +1,85 @@
+"""Labels: numbers that stand for texts, and columns that have names.
+
+    %2: int64[8] = labelled(%1) {labels="{\\"columns\\": false, \\"keys\\": [\\"ash\\"]}"}
+
+A text is the position of its label; operators that move elements move positions. What an output
+stands for is said by the `labelled` that makes it, a view that costs nothing and never folds. The
+executable looks the texts up (`compiler.labels`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs, Node
+from compiler.graph.types import TensorType
+from compiler.labels import Key, Labels
+from compiler.ops.attributes import word
+from compiler.ops.native import no_expression
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule, Operator, OpKind
+from compiler.ops.shapes import operand_count, show
+
+LABELLED = "labelled"
+
+
+def labels_of(node: Node | None) -> Labels | None:
+    """The labels of what a node makes; None where it makes plain numbers."""
+    if node is None or node.op != LABELLED:
+        return None
+    return Labels.from_json(json.loads(word(node.attrs, "labels")))
+
+
+def labels_text(labels: Labels) -> str:
+    """The attribute of `labelled`."""
+    return json.dumps(labels.to_json(), sort_keys=True, ensure_ascii=False)
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    try:
+        labels = Labels.from_json(json.loads(word(attrs, "labels")))
+        labels.check(types[0].dtype.numpy, types[0].shape)
+    except ValueError as error:
+        raise InvalidModelError(str(error)) from error
+    return types[0]
+
+
+def _reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+    return arrays[0]
+
+
+def _zip_map(node: OnnxNode) -> str:
+    """A dictionary for each row of scores, or for the only one."""
+    x = node.input(0)
+    shape = node.shape(x)
+    if len(shape) not in (1, 2):
+        raise node.invalid(f"the input has the shape {show(shape)}, not (rows, classes)")
+    keys: tuple[Key, ...] = node.ints("classlabels_int64s", ()) or ()
+    texts = node.attrs.get("classlabels_strings", ())
+    if isinstance(texts, tuple) and texts:
+        keys = tuple(str(text) for text in texts)
+    if len(keys) != shape[-1] or len(set(keys)) != len(keys):
+        raise node.invalid(f"{len(keys)} labels for {shape[-1]} classes, or one of them twice")
+    rows = x if len(shape) == 2 else node.reshape(x, (1, *shape))
+    made = node.keep("identity", [rows])  # a value of its own, which is nothing but labelled
+    node.builder.labels[made] = Labels(keys, columns=True)
+    return made
+
+
+OPERATORS = (Operator(LABELLED, OpKind.VIEW, _infer, _reference, no_expression),)
+
+RULES = (
+    OnnxRule(
+        "ZipMap",
+        _zip_map,
+        "ai.onnx.ml",
+        limits="only as an output of the model",
+        types=(DType.FLOAT32,),
+    ),
+)
