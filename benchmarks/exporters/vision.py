@@ -1,0 +1,112 @@
+"""Networks of torchvision, with random parameters, through both of torch's exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+from torchvision.models import detection, segmentation
+
+from benchmarks.exporters.from_torch import randomise, write
+from benchmarks.exporters.written import Feeds, Maker, make_all
+
+SIZE = 160
+"""Smaller than the images that the networks were trained on: what is compared are kernels."""
+
+
+def classifier(
+    build: Callable[..., nn.Module], path: Path, *, dynamo: bool, size: int = SIZE, **options: Any
+) -> Sequence[Feeds]:
+    """Images (batch, 3, size, size) -> logits; the batch is open in the traced one."""
+    torch.manual_seed(0)
+    model = build(weights=None, **options)
+    randomise(model)
+    images = [torch.randn(batch, 3, size, size) for batch in ((1,) if dynamo else (1, 2))]
+    axes = {} if dynamo else {"x": {0: "batch"}}
+    return write(First(model), [{"x": image} for image in images], path, axes, dynamo)
+
+
+def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> Sequence[Feeds]:
+    """Images (1, 3, height, width) -> classes of each pixel; height and width are open."""
+    torch.manual_seed(0)
+    model = build(weights=None, weights_backbone=None)
+    randomise(model)
+    images = [torch.randn(1, 3, *shape) for shape in ((128, 160), (96, 97))]
+    axes = {"x": {2: "height", 3: "width"}}
+    return write(First(model), [{"x": image} for image in images], path, axes, dynamo)
+
+
+def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
+    """One image -> boxes, labels, scores, after suppression: as many as the image has."""
+    torch.manual_seed(0)
+    model = build(weights=None, weights_backbone=None, num_classes=5)
+    randomise(model)
+    image = torch.rand(1, 3, SIZE, SIZE)
+    return write(Detections(model), [{"x": image}], path, {}, False)
+
+
+class First(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+    """The main output of networks that have several."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        result = self.model(x)
+        return result["out"] if isinstance(result, dict) else result
+
+
+class Detections(nn.Module):  # type: ignore[misc]  # as above
+    """Boxes, labels and scores of the only image."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        (found,) = self.model(x)
+        return found["boxes"], found["labels"], found["scores"]
+
+
+_m = torchvision.models
+_BOTH = {
+    "alexnet": partial(classifier, _m.alexnet),
+    "squeezenet": partial(classifier, _m.squeezenet1_1),
+    "mnasnet": partial(classifier, _m.mnasnet0_5),
+    "mobilenet-v3": partial(classifier, _m.mobilenet_v3_small),
+    "shufflenet-v2": partial(classifier, _m.shufflenet_v2_x0_5),
+    "efficientnet-v2": partial(classifier, _m.efficientnet_v2_s),
+    "regnet": partial(classifier, _m.regnet_y_400mf),
+    "convnext": partial(classifier, _m.convnext_tiny),
+    "resnext": partial(classifier, _m.resnext50_32x4d),
+    "swin": partial(classifier, _m.swin_t, size=224),
+    "swin-v2": partial(classifier, _m.swin_v2_t, size=224),
+    "maxvit": partial(classifier, _m.maxvit_t, size=224),
+    "vit": partial(classifier, _m.vit_b_32, size=224),
+    "googlenet": partial(classifier, _m.googlenet, init_weights=True, aux_logits=False),
+    "inception-v3": partial(
+        classifier, _m.inception_v3, init_weights=True, aux_logits=False, size=128
+    ),
+    "densenet": partial(classifier, _m.densenet121),
+    "lraspp": partial(segmenter, segmentation.lraspp_mobilenet_v3_large),
+    "deeplab-v3": partial(segmenter, segmentation.deeplabv3_mobilenet_v3_large),
+    "fcn": partial(segmenter, segmentation.fcn_resnet50),
+}
+
+MAKERS: dict[str, Maker] = {
+    **{f"tv-{name}": partial(maker, dynamo=False) for name, maker in _BOTH.items()},
+    **{f"tv-{name}-dynamo": partial(maker, dynamo=True) for name, maker in _BOTH.items()},
+    "tv-ssdlite": partial(detector, detection.ssdlite320_mobilenet_v3_large),
+    "tv-retinanet": partial(detector, detection.retinanet_resnet50_fpn),
+    "tv-faster-rcnn": partial(detector, detection.fasterrcnn_mobilenet_v3_large_320_fpn),
+    "tv-keypoint-rcnn": partial(detector, detection.keypointrcnn_resnet50_fpn),
+}
+
+if __name__ == "__main__":
+    make_all(MAKERS)

@@ -1,0 +1,39 @@
+"""What all exporters share: models and their inputs in files, and a command that makes several."""
+
+from __future__ import annotations
+
+import argparse
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Feeds = Mapping[str, NDArray[Any]]
+Maker = Callable[[Path], Sequence[Feeds]]
+"""Writes a model to a path and gives the inputs of its runs; the first is the one to be timed."""
+
+
+def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
+    """The inputs of runs as one file; read by `benchmarks.real_child`."""
+    arrays = {f"{n}/{name}": array for n, run in enumerate(runs) for name, array in run.items()}
+    np.savez(path, allow_pickle=False, **arrays)
+
+
+def make_all(makers: Mapping[str, Maker], arguments: Sequence[str] | None = None) -> None:
+    """The command of an exporter. What fails leaves `failed.txt`, and the rest goes on."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", default=sorted(makers))
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        folder = options.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            runs = makers[name](folder / "model.onnx")
+        except Exception:  # noqa: BLE001 - of any library, and the next model may go well
+            (folder / "failed.txt").write_text(traceback.format_exc())
+            continue
+        write_feeds(folder / "feeds.npz", runs)

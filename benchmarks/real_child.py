@@ -1,0 +1,188 @@
+"""One downloaded model in a process of its own: `python -m benchmarks.real_child FOLDER`.
+
+FOLDER holds model.onnx and feeds.npz, whose arrays are named RUN/INPUT. One JSON object is printed
+at the end: what stands in `Answer`. Both engines run in this process, in turns, on one thread and
+by its CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.runtime.verify import compare
+
+Run = Callable[[Mapping[str, NDArray[Any]]], list[Any]]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a model.
+
+    Attributes:
+        refused: the error of the compiler, or of the run that compiles; empty if there is none.
+        peer_refused: the same of ONNX Runtime.
+        errors: for each run the largest difference of an output over the output's largest value;
+            infinite where shapes, types or texts differ.
+        wrong: in words, which output differs most in which run.
+        compile_seconds: CPU seconds until the first run's sizes were compiled.
+        rounds: seconds of a run of Tilewright and of ONNX Runtime, round by round: medians.
+    """
+
+    made_with: str = ""
+    opset: int = 0
+    nodes: int = 0
+    refused: str = ""
+    peer_refused: str = ""
+    errors: list[float] = field(default_factory=list)
+    wrong: str = ""
+    compile_seconds: float = 0.0
+    rounds: list[tuple[float, float]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float | None:
+        """ONNX Runtime's time over ours, the median of the rounds: above 1 we are faster."""
+        return median(theirs / ours for ours, theirs in self.rounds) if self.rounds else None
+
+
+def _of_onnxruntime(path: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    run: Run = lambda feeds: list(session.run(names, dict(feeds)))  # noqa: E731
+    return run
+
+
+def _of_tilewright(path: Path) -> Run:
+    import compiler
+
+    executable = compiler.compile_model(str(path), threads=1)
+    run: Run = lambda feeds: list(executable.run(feeds))  # noqa: E731
+    return run
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """How far two outputs are apart, as `compare` says; dictionaries and sequences by their parts.
+
+    Integers and texts are equal or infinitely apart.
+    """
+    if isinstance(ours, np.ndarray) and ours.dtype == object:
+        ours = ours.tolist()
+    if isinstance(theirs, list):
+        if not isinstance(ours, list) or len(ours) != len(theirs):
+            return float("inf")
+        return max((difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    if isinstance(theirs, dict):
+        if not isinstance(ours, dict) or ours.keys() != theirs.keys():
+            return float("inf")
+        return max((difference(ours[key], theirs[key]) for key in theirs), default=0.0)
+    left, right = np.asarray(ours), np.asarray(theirs)
+    if left.dtype.kind in "OUS" or right.dtype.kind in "OUS":
+        same = left.shape == right.shape and left.astype(str).tolist() == right.astype(str).tolist()
+        return 0.0 if same else float("inf")
+    if left.dtype != right.dtype:
+        return float("inf")
+    if left.dtype.kind in "iub":
+        return 0.0 if np.array_equal(left, right) else float("inf")
+    return compare(left, right)
+
+
+def _feeds(path: Path) -> list[dict[str, NDArray[Any]]]:
+    runs: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            number, _, name = key.partition("/")
+            runs[number][name] = arrays[key]
+    return [runs[number] for number in sorted(runs, key=int)]
+
+
+def _seconds(run: Run, feeds: Mapping[str, NDArray[Any]], turn: float) -> float:
+    """The median CPU time of a run, over as many runs as fit in a turn, three at least."""
+    run(feeds)
+    samples: list[float] = []
+    while len(samples) < 3 or sum(samples) < turn:
+        start = time.process_time()
+        run(feeds)
+        samples.append(time.process_time() - start)
+    return median(samples)
+
+
+def _error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def examine(folder: Path, rounds: int, turn_seconds: float) -> Answer:
+    """Compile, compare and time one model; an engine's failure is part of the answer."""
+    answer = Answer()
+    path = folder / "model.onnx"
+    feeds = _feeds(folder / "feeds.npz")
+    _describe(path, answer)
+    try:
+        theirs = _of_onnxruntime(path)
+        expected = [theirs(each) for each in feeds]
+    except Exception as error:  # noqa: BLE001 - whatever it is, the table says it
+        answer.peer_refused = _error(error)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            start = time.process_time()
+            ours = _of_tilewright(path)
+            ours(feeds[0])
+            answer.compile_seconds = time.process_time() - start
+            found = [ours(each) for each in feeds]
+        answer.warnings = sorted({str(warning.message) for warning in caught})
+    except Exception as error:  # noqa: BLE001 - as above
+        answer.refused = _error(error)
+    if answer.refused or answer.peer_refused:
+        return answer
+    for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+        each = [difference(a, b) for a, b in zip(left, right, strict=True)]
+        answer.errors.append(max(each, default=0.0))
+        if answer.errors[-1] == max(answer.errors) > 0:
+            answer.wrong = f"run {number}, output {int(np.argmax(each))}"
+    for number in range(rounds):
+        pair = (ours, theirs) if number % 2 else (theirs, ours)
+        first, second = (_seconds(run, feeds[0], turn_seconds) for run in pair)
+        answer.rounds.append((first, second) if number % 2 else (second, first))
+    return answer
+
+
+def _describe(path: Path, answer: Answer) -> None:
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    answer.made_with = f"{model.producer_name} {model.producer_version}".strip()
+    answer.opset = max(
+        (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0
+    )
+    answer.nodes = len(model.graph.node)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turn-seconds", type=float, default=0.1)
+    options = parser.parse_args()
+    answer = examine(options.folder, options.rounds, options.turn_seconds)
+    print(json.dumps(asdict(answer)))
+
+
+if __name__ == "__main__":
+    main()

