@@ -229,9 +229,9 @@ def _regions(plan: GraphPlan) -> Regions:
     """The values of a plan, those joined that are views of each other."""
     regions = Regions()
     for value in plan.graph.inputs:
-        regions.add(value, value_bytes(plan, value))
-    for step in plan.steps:
-        regions.add(step.output, value_bytes(plan, step.output))
+        regions.add(value, value_bytes(plan, value), written=False)
+    for step in plan.steps:  # who writes what was decided with the views
+        regions.add(step.output, value_bytes(plan, step.output), written=False)
         if isinstance(step, ViewStep):
             for value, offset in zip(step.inputs, step.offsets, strict=True):
                 regions.join(step.output, value, offset)

@@ -299,6 +299,8 @@ def larger(first: int, second: int) -> int:
 
     `max` compares with `<`, which is not decided where two sizes may be equal.
     """
+    if not isinstance(first, Size) and not isinstance(second, Size):
+        return max(first, second)
     if bounds(second - first)[0] >= 0:
         return second
     return first if first >= second else second
@@ -306,6 +308,8 @@ def larger(first: int, second: int) -> int:
 
 def smaller(first: int, second: int) -> int:
     """The smaller of two sizes; raises OpenSizeError if which one that is depends on the run."""
+    if not isinstance(first, Size) and not isinstance(second, Size):
+        return min(first, second)
     if bounds(second - first)[0] >= 0:
         return first
     return second if first >= second else first

@@ -12,9 +12,9 @@ import numpy as np
 from compiler.graph.types import TensorType
 from compiler.sizes import (
     Dimension,
+    Size,
     at,
     dimensions,
-    is_open,
     open_size,
     replaced,
     typical_sizes,
@@ -159,14 +159,16 @@ class Graph:
 
 def open_sizes(graph: Graph) -> tuple[int, ...]:
     """The sizes in types and attributes that are known at run time only, as they are met."""
-    found = {n: None for kind in graph.types.values() for n in kind.shape if is_open(n)}
-    for value in (value for node in graph.nodes for _, value in node.attrs):
-        if isinstance(value, Graph):
-            found.update(dict.fromkeys(open_sizes(value)))
-        else:
-            items = value if isinstance(value, tuple) else (value,)
-            found.update({cast(int, item): None for item in items if is_open(item)})
-    return tuple(found)
+    items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
+    for node in graph.nodes:
+        for _, value in node.attrs:
+            if isinstance(value, Graph):
+                items += open_sizes(value)
+            elif isinstance(value, tuple):
+                items += value
+            else:
+                items.append(value)
+    return tuple(dict.fromkeys(cast(int, item) for item in items if isinstance(item, Size)))
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -62,6 +62,7 @@ class GraphBuilder:
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
         self._trims: dict[str, Trim] = {}
+        self._as_nodes: set[str] = set()
         self._undecided: dict[str, OpenSizeError] = {}
         self._generated_bytes = 0
         self._folded_bytes = 0
@@ -359,9 +360,10 @@ class GraphBuilder:
 
     def _as_data(self, value: str) -> str:
         """The value, made by nodes where it holds open sizes."""
-        array = self.sizes.pop(value, None)
-        if array is None:
+        array = self.sizes.get(value)
+        if array is None or value in self._as_nodes:
             return value
+        self._as_nodes.add(value)
         kind = self.types[value]
         parts = []
         for item in array.flat if array.size > 1 else ():

@@ -9,6 +9,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
+from compiler.ops.iota import counted
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import (
     MaskedAttention,
@@ -25,6 +26,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.scatter import rows_replaced
 from compiler.ops.shapes import show
+from compiler.sizes import is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,11 @@ class _Cache:
             return node.call("LessOrEqual", node.constant(keys), count)
         if known and reach < 0:
             return None
-        ahead = node.constant((keys - np.arange(self.rows)[:, None])[None, None])
+        if is_open(self.rows):
+            queries = node.reshape(counted(node, self.rows), (1, 1, self.rows, 1))
+            ahead = node.call("Sub", node.constant(keys[None, None, None]), queries)
+        else:
+            ahead = node.constant((keys - np.arange(self.rows)[:, None])[None, None])
         start = node.reshape(self.first, (node.type(self.first).elements, 1, 1, 1))
         found = node.call("LessOrEqual", ahead, start)
         if reach < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from compiler.graph.types import TensorType
 from compiler.labels import Labels
 from compiler.loops.semantics import to_memory
 from compiler.ops.builder import GraphBuilder
+from compiler.sizes import is_open
 
 CALLED_OPSET = 21
 """The opset of the operators that rules spell other operators out with."""
@@ -200,7 +202,9 @@ class OnnxNode:
         self.builder.reserve(f"{self.label}: {what}", size)
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """Add a constant of shape ()."""
+        """Add a constant of shape (), or an open size."""
+        if is_open(value):
+            return self.sizes(cast(int, value), dtype)
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:

@@ -20,11 +20,13 @@ from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer
 from compiler.ops.cast import cast_to
 from compiler.ops.gather import row_strides, wrapped
+from compiler.ops.iota import counted
 from compiler.ops.moves import transposed, window
 from compiler.ops.native import native
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import is_open
 
 _REDUCTIONS = {"add": "reduce_sum", "mul": "reduce_prod", "max": "reduce_max", "min": "reduce_min"}
 _JOINS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -87,7 +89,10 @@ def rows_replaced(
     shape, count = node.shape(cache), node.shape(update)[axis]
     batch, length, between = shape[0], shape[axis], prod(shape[1:axis])
     column = node.reshape(starts, (batch, 1, 1))
-    steps = node.constant(np.arange(count, dtype=np.int64).reshape(1, 1, count))
+    if is_open(count):
+        steps = node.reshape(counted(node, count), (1, 1, count))
+    else:
+        steps = node.constant(np.arange(count, dtype=np.int64).reshape(1, 1, count))
     place = node.emit("add", [column, steps])
     if circular:
         place = node.emit("mod", [place, node.scalar(length, DType.INT64)], fmod=0)

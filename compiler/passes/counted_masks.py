@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from compiler.graph.ir import Node
 from compiler.ops.attributes import axis_of, integer, ints
 from compiler.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True, slots=True)
-class _Count:
+class Count:
     """`start + i`, i the position along a dimension, which counts from the last one (-1)."""
 
     dim: int
@@ -80,12 +82,13 @@ _COMPARED: Mapping[str, tuple[bool, bool]] = {
 """Comparisons as `small < large`: whether their operands are swapped, and whether it is strict."""
 
 
-def _placed(rewriter: Rewriter, value: str, *, single: bool) -> _Count | None:
+def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:
     number = _whole(rewriter, value) if single else None
-    return _counted(rewriter, value) if number is None else _Count(-2, number)
+    return counted(rewriter, value) if number is None else Count(-2, number)
 
 
-def _counted(rewriter: Rewriter, value: str) -> _Count | None:
+def counted(rewriter: Rewriter, value: str) -> Count | None:
+    """How a value counts positions, if it does: an iota, or a part of a constant range, moved."""
     node = rewriter.producer(value)
     if node is None:
         return None
@@ -94,12 +97,14 @@ def _counted(rewriter: Rewriter, value: str) -> _Count | None:
             rank = len(ints(node.attrs, "shape"))
             if rank == 0 or integer(node.attrs, "step") != 1:
                 return None
-            return _Count(axis_of(node.attrs, rank, -1) - rank, integer(node.attrs, "start"))
+            return Count(axis_of(node.attrs, rank, -1) - rank, integer(node.attrs, "start"))
+        case "slice":
+            return _part(rewriter, node)
         case "cast":
             whole = not rewriter.type(value).dtype.is_float
-            return _counted(rewriter, node.inputs[0]) if whole else None
+            return counted(rewriter, node.inputs[0]) if whole else None
         case "expand":
-            return _counted(rewriter, node.inputs[0])
+            return counted(rewriter, node.inputs[0])
         case "reshape":
             return _reshaped(rewriter, node)
         case "add" | "sub":
@@ -107,25 +112,35 @@ def _counted(rewriter: Rewriter, value: str) -> _Count | None:
     return None
 
 
-def _reshaped(rewriter: Rewriter, node: Node) -> _Count | None:
+def _part(rewriter: Rewriter, node: Node) -> Count | None:
+    """A slice of a constant range, of which the model keeps all positions that there can be."""
+    table = rewriter.array(node.inputs[0])
+    if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
+        return None
+    if ints(node.attrs, "steps") != (1,) or (np.diff(table.astype(np.int64)) != 1).any():
+        return None
+    return Count(-1, ints(node.attrs, "starts")[0] + int(table[0]))
+
+
+def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
     """Dimensions of extent 1 come and go around the one that is counted along."""
-    inner = _counted(rewriter, node.inputs[0])
+    inner = counted(rewriter, node.inputs[0])
     shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
     if inner is None or any(sum(extent != 1 for extent in shape) != 1 for shape in shapes):
         return None
     (dim,) = (d for d, extent in enumerate(shapes[1]) if extent != 1)
-    return _Count(dim - len(shapes[1]), inner.start)
+    return Count(dim - len(shapes[1]), inner.start)
 
 
-def _moved(rewriter: Rewriter, node: Node) -> _Count | None:
+def _moved(rewriter: Rewriter, node: Node) -> Count | None:
     """A count and a size or number added to it or, behind it, subtracted."""
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:
-        count, amount = _counted(rewriter, value), _whole(rewriter, other)
+        count, amount = counted(rewriter, value), _whole(rewriter, other)
         if count is not None and amount is not None:
             sign = 1 if node.op == "add" else -1
-            return _Count(count.dim, count.start + sign * amount)
+            return Count(count.dim, count.start + sign * amount)
     return None
 
 

@@ -20,6 +20,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import integer, ints, number
 from compiler.ops.registry import OpKind
 from compiler.ops.shapes import broadcast
+from compiler.passes.counted_masks import counted
 from compiler.passes.rewrite import Rewriter, rewrite
 from compiler.sizes import is_open
 
@@ -94,24 +95,16 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
-    """`first, first + 1, ...`, as many as is known at run time: an iota, or a slice of a constant
-    range."""
-    axis = integer(node.attrs, "axis", 0) % len(rewriter.shape(node.inputs[0]))
-    (*_, count), made = rewriter.shape(node.inputs[1]) or (1,), rewriter.producer(node.inputs[1])
-    if made is None or not is_open(count) or len(rewriter.shape(node.inputs[1])) != 1:
+    """`first, first + 1, ...`, as many as is known at run time."""
+    shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
+    long = [extent for extent in places if extent != 1]
+    if len(long) != 1 or not is_open(long[0]):
         return None
-    if made.op == "iota" and integer(made.attrs, "step") == 1:
-        first = integer(made.attrs, "start")
-    elif made.op == "slice" and ints(made.attrs, "steps") == (1,):
-        table = rewriter.array(made.inputs[0])
-        if table is None or table.size == 0 or (np.diff(table) != 1).any():
-            return None
-        first = ints(made.attrs, "starts")[0] + int(table[0])
-    else:
+    found = counted(rewriter, node.inputs[1])
+    axis = integer(node.attrs, "axis", 0) % len(shape)
+    if found is None or found.start < 0 or found.start + long[0] > shape[axis]:
         return None
-    if not (first >= 0 and first + count <= rewriter.shape(node.inputs[0])[axis]):
-        return None
-    return _run_of(rewriter, node, axis, first, 1, count)
+    return _run_of(rewriter, node, axis, found.start, 1, long[0])
 
 
 def _gathered_from_open(

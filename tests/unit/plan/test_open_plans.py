@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.convolutional import mobilenet_v2, yolo_nano
+from benchmarks.decoders import gpt2_decoder, llama_decoder
 from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
 from compiler.driver import make_plan, optimise
 from compiler.frontend.onnx_import import import_model
@@ -67,6 +68,18 @@ CASES = {
         {"past": "0..512"},
         ({"past": 0}, {"past": 511}, {"past": 37}),
         more=2,
+    ),
+    "gpt2 that generates": Case(
+        partial(gpt2_decoder, length=64, cache="growing", **SMALL),
+        {"tokens": "1..32", "past": "0..31"},
+        ({"tokens": 5, "past": 0}, {"tokens": 1, "past": 31}, {"tokens": 4, "past": 9}),
+        more=2,
+    ),
+    "llama that generates": Case(
+        partial(llama_decoder, length=64, cache="growing", groups=2, intermediate=48, **SMALL),
+        {"tokens": "1..32", "past": "0..31"},
+        ({"tokens": 5, "past": 0}, {"tokens": 1, "past": 31}, {"tokens": 4, "past": 9}),
+        more=3,
     ),
     "mobilenet": Case(
         lambda: opened(mobilenet_v2(size=32), {"x": ["batch", 3, 32, 32]}),
