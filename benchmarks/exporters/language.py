@@ -109,7 +109,12 @@ def whisper(path: Path, *, dynamo: bool) -> Sequence[Feeds]:
         "encoder_attention_heads": 4,
         "encoder_ffn_dim": 128,
     }
-    small = {"vocab_size": VOCABULARY, "max_source_positions": 150, "decoder_layers": 2}
+    small = {
+        "vocab_size": VOCABULARY,
+        "max_source_positions": 150,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+    }
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
     model = _model("WhisperModel", "WhisperConfig", **sizes, **small, **ids).encoder
     return write(model, [{"input_features": torch.randn(1, 80, 300)}], path, {}, dynamo)

@@ -76,7 +76,7 @@ class Detections(nn.Module):  # type: ignore[misc]  # as above
 
 _m = torchvision.models
 _BOTH = {
-    "alexnet": partial(classifier, _m.alexnet),
+    "alexnet": partial(classifier, _m.alexnet, size=224),
     "squeezenet": partial(classifier, _m.squeezenet1_1),
     "mnasnet": partial(classifier, _m.mnasnet0_5),
     "mobilenet-v3": partial(classifier, _m.mobilenet_v3_small),
