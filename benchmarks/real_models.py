@@ -15,7 +15,7 @@ import math
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
@@ -172,7 +172,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _rows(options: argparse.Namespace) -> list[Row]:
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
     def chosen(group: str, name: str) -> bool:
         return group in options.groups and (not options.only or name in options.only)
 
@@ -185,13 +185,11 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         **fetch_shipped(files, options.folder, options.fetch_seconds),
         **export(made, listed.packages, options.folder, interpreters, options.fetch_seconds),
     }
-    rows = []
     everything: list[Shipped | Exported] = [*files, *made]
     for model in everything:
         row = _row(model, listed.packages, failed.get(model.name, ""), options)
         print(f"{row.name}: {row.verdict()} {row.answer.ratio or ''}", flush=True)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _row(
@@ -213,14 +211,18 @@ def _row(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    rows = _rows(options)
     origin = Origin.of(options)
-    (RESULTS / f"{options.name}.md").write_text(report(rows, origin))
+    rows: list[Row] = []
+    for row in _rows(options):  # what is known so far is there if the command is stopped
+        rows.append(row)
+        _write(rows, origin, options.name)
+
+
+def _write(rows: Sequence[Row], origin: Origin, name: str) -> None:
+    (RESULTS / f"{name}.md").write_text(report(rows, origin))
     data: dict[str, Any] = {"origin": asdict(origin), "rows": [asdict(row) for row in rows]}
     text = json.dumps(data, indent=1, default=str)
-    (RESULTS / f"{options.name}.json").write_text(
-        text.replace("Infinity", json.dumps(str(math.inf)))
-    )
+    (RESULTS / f"{name}.json").write_text(text.replace("Infinity", json.dumps(str(math.inf))))
 
 
 if __name__ == "__main__":
