@@ -27,7 +27,7 @@ from compiler.loops.nest import LoopNest
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import make_weight, pack, unpack
 from compiler.schedule.schedule import Schedule
-from compiler.sizes import at
+from compiler.sizes import at, replaced
 from compiler.target import Target, resolve_target
 from compiler.workload import Boundary, Halo, Workload
 
@@ -215,6 +215,60 @@ def run_nest_code(
         return code.run(*inputs, random=random)
 
 
+class WorkloadCode:
+    """A schedule of a workload, compiled and loaded; of one with open sizes, for all of them.
+
+    Raises:
+        ScheduleError: if the schedule does not fit.
+    """
+
+    def __init__(
+        self, workload: Workload, schedule: Schedule, target: Target, threads: int = 1
+    ) -> None:
+        built = build_kernel(workload, schedule, target, threads)
+        self._spec = built.spec
+        self._dimensions = built.spec.sizes
+        self._library = backend_of(target).load([built.object])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._library.close()
+
+    def run(
+        self, arrays: Sequence[Array], random: Numbers, sizes: Mapping[str, int] | None = None
+    ) -> Array:
+        """The logical output for these inputs; its halo must come out as zeros."""
+        values = sizes or {}
+        known = replaced(self._spec, lambda size: at(size, values))
+        contents: list[Array | int] = []
+        for spec in known.buffers:
+            match spec.role:
+                case BufferRole.INPUT:
+                    layout, array = spec.parsed_layout(), arrays[spec.source]
+                    contents.append(pack(array, spec.shape, layout, spec.halo, spec.dtype))
+                case BufferRole.WEIGHT:
+                    contents.append(make_weight(spec, arrays[spec.source]))
+                case BufferRole.SHARED | BufferRole.OUTPUT:
+                    contents.append(spec.bytes)
+        arena = Arena(contents, [spec.name for spec in known.buffers], random)
+        arena.run(
+            self._library,
+            [(stage.symbol, stage.extent) for stage in known.stages],
+            known.scratch_bytes,
+            split=True,
+            sizes=[values[d.name] // d.multiple for d in self._dimensions],
+        )
+        spec = known.buffers[-1]
+        raw = arena.guarded[-1].bytes.copy()
+        result = unpack(raw, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+        if spec.halo:
+            again = pack(result, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+            np.testing.assert_array_equal(raw.view(spec.dtype.numpy), again, "the halo is not zero")
+        return result
+
+
 def run_workload(
     workload: Workload,
     schedule: Schedule,
@@ -228,29 +282,8 @@ def run_workload(
     Raises:
         ScheduleError: if the schedule does not fit.
     """
-    built = build_kernel(workload, schedule, target, threads)
-    contents: list[Array | int] = []
-    for spec in built.spec.buffers:
-        match spec.role:
-            case BufferRole.INPUT:
-                layout, array = spec.parsed_layout(), arrays[spec.source]
-                contents.append(pack(array, spec.shape, layout, spec.halo, spec.dtype))
-            case BufferRole.WEIGHT:
-                contents.append(make_weight(spec, arrays[spec.source]))
-            case BufferRole.SHARED | BufferRole.OUTPUT:
-                contents.append(spec.bytes)
-    library = backend_of(target).load([built.object])
-    arena = Arena(contents, [spec.name for spec in built.spec.buffers], random)
-    stages = [(stage.symbol, stage.extent) for stage in built.spec.stages]
-    arena.run(library, stages, built.spec.scratch_bytes, split=True)
-    library.close()
-    spec = built.spec.buffers[-1]
-    raw = arena.guarded[-1].bytes.copy()
-    result = unpack(raw, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
-    if spec.halo:
-        again = pack(result, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
-        np.testing.assert_array_equal(raw.view(spec.dtype.numpy), again, "the halo is not zero")
-    return result
+    with WorkloadCode(workload, schedule, target, threads) as code:
+        return code.run(arrays, random)
 
 
 def as_workload(

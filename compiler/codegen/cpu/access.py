@@ -187,9 +187,17 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
     size = emitter.size(divisor // step)
     over = emitter.emit(DType.INT64, 1, "udiv i64 %s, %s", value, size)
     left = emitter.emit(DType.INT64, 1, "urem i64 %s, %s", value, size)
-    quotient.add(Linear({Variable(Kind.RUNTIME, -(-(high + 1) // divisor), over): 1}))
+    quotient.add(Linear({Variable(Kind.RUNTIME, _quotients(high + 1, divisor), over): 1}))
     inside.add(Linear({Variable(Kind.RUNTIME, divisor // step, left): step}))
     return quotient, inside
+
+
+def _quotients(numbers: int, divisor: int) -> int:
+    """How many quotients so many numbers have; of open ones that do not divide, no fewer."""
+    if is_open(divisor):
+        exact = exact_quotient(numbers, divisor)
+        return numbers if exact is None else exact
+    return -(-numbers // divisor)
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:

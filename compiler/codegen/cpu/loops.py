@@ -169,7 +169,7 @@ def tile_body(
     """The body of a run-time loop over a segment's tiles, whose counter starts at `first`."""
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
-        start = _moved(outer.start, segment.offset)
+        start = _started(context, outer, segment)
         # A tile that is there or not has a variable too: how many there are bounds where it ends,
         # and its loads stay inside. That of run-time width ends with the axis.
         if clipped or not (segment.count == 1 or is_open(segment.width)):
@@ -182,6 +182,26 @@ def tile_body(
         return body(values)
 
     return lowered
+
+
+def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
+    """Where a segment starts.
+
+    That it lies within its axis may be more than the normal forms of open sizes tell. Then its
+    start is one number, of which nothing but this is known.
+    """
+    start = _moved(outer.start, segment.offset)
+    if not is_open(segment.offset):
+        return start
+    reach = segment.width if is_open(segment.width) else segment.count * segment.step
+    last = outer.extent - reach
+    inside = always_less(-1, segment.offset) and always_less(segment.offset, last + 1)
+    if inside and always_less(-1, start.bounds()[0]):
+        return start
+    start = _moved(outer.start, 0)
+    value = context.emitter.size(segment.offset)
+    start.add(Linear({Variable(Kind.RUNTIME, last + 1, value): 1}))
+    return start
 
 
 def _clip(

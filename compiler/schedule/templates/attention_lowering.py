@@ -49,9 +49,11 @@ class _Blocks:
         self._lanes = lanes
         self.parts = segments(found, count, tile)
         dtype, keys = found.dot.dtype, found.keys.extent
-        # The longest of the segments; of open rows no more is known than that all is enough.
-        longest = [extent(part.rows) for part in self.parts]
-        rows = extent(found.rows) if any(map(is_open, longest)) else max(longest)
+        # The longest of the segments. Of open rows all are enough, and a tile for each segment makes
+        # it plain; rows that are not held take no memory.
+        rows = extent(found.rows) + count * tile
+        if not is_open(rows):
+            rows = max(extent(part.rows) for part in self.parts)
         held = _at_most(block, rows)
         padding = self._padding(keys, dtype)
         # What a layout leaves unused is a number.
