@@ -49,8 +49,8 @@ class _Blocks:
         self._lanes = lanes
         self.parts = segments(found, count, tile)
         dtype, keys = found.dot.dtype, found.keys.extent
-        # The longest of the segments. Of open rows all are enough, and a tile for each segment makes
-        # it plain; rows that are not held take no memory.
+        # The longest of the segments. Of open rows all are enough, and a tile for each segment
+        # makes it plain; rows that are not held take no memory.
         rows = extent(found.rows) + count * tile
         if not is_open(rows):
             rows = max(extent(part.rows) for part in self.parts)
