@@ -15,7 +15,12 @@ from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
 from compiler.codegen.backend import backend_of
 from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, enough_memory_for
+from compiler.errors import (
+    CompilerError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    enough_memory_for,
+)
 from compiler.frontend.dimensions import check_dims, model_ports
 from compiler.frontend.onnx_import import (
     ReadModel,
@@ -42,7 +47,7 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
-from compiler.ranges import SizeRange
+from compiler.ranges import SizeRange, default_range
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
@@ -250,8 +255,10 @@ def compile_model(
 ) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
 
-    If dimensions stay open, nothing is compiled yet. The executable compiles when it first meets
-    sizes of its inputs, and keeps what it made (`SizedExecutable.made`).
+    If dimensions stay open, one program serves all sizes of their ranges; those without a range
+    have 1 to 4096. Where no such program can be made (`SizedExecutable.reason`), and for sizes
+    outside of a range that nobody gave, the executable compiles when it first meets them, and keeps
+    what it made (`SizedExecutable.made`).
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
@@ -283,8 +290,8 @@ def compile_model(
     ranges = check_dims(source.proto.graph, dims or {})
     given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
 
-    def build(graph: Graph, sizes: Mapping[str, int], spare: int) -> Executable:
-        if planner is not None:
+    def build(graph: Graph, sizes: Mapping[str, int] | None, spare: int) -> Executable:
+        if planner is not None and sizes is not None:
             plan = planner(graph, sizes)
         else:
             optimised = optimise(graph, chosen, numerics, timings=timings, precision=precision)
@@ -312,7 +319,21 @@ def compile_model(
             whole = {**given, **dict(sizes)}
             return build(load_graph(source, whole, timings), whole, SPARE)
 
-    return SizedExecutable(ports, made, ranges=ranges)
+    def for_ranges() -> tuple[Executable | None, str]:
+        """A program for all sizes of the ranges, or the reason why there is none."""
+        try:
+            whole = {name: default_range(name) for name in ports.open} | ranges
+            with enough_memory_for("to compile the model"):
+                return build(load_graph(source, whole, timings), None, SPARE), ""
+        except OutOfMemoryError:
+            raise
+        except CompilerError as error:  # each size may still compile
+            return None, str(error)
+
+    if planner is not None:
+        return SizedExecutable(ports, made, ranges=ranges)
+    ranged, reason = for_ranges()
+    return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason)
 
 
 def check_numerics(numerics: str) -> None:

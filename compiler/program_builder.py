@@ -10,15 +10,17 @@ from typing import Protocol
 
 from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_workload
 from compiler.errors import CompilerError, InvalidModelError, ScheduleError
-from compiler.memory_plan import plan_memory
+from compiler.memory_plan import MemoryPlan, SharedBytes, plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
-from compiler.program_emitter import ProgramEmitter
+from compiler.program_emitter import ProgramEmitter, in_graph
 from compiler.runtime.kernel import BufferRole, aligned_bytes
 from compiler.runtime.packing import Bytes
-from compiler.runtime.program import Port, Program
+from compiler.runtime.program import Port, Program, Slot, slot_start
 from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
+from compiler.sizes import Dimension
+from compiler.stacked_memory import stack_memory
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
@@ -179,10 +181,14 @@ class ProgramBuilder:
     def _program(
         self, plan: GraphPlan, built: Mapping[Workload, ScheduledKernel], weights: PackedWeights
     ) -> Program:
+        dimensions = plan.dimensions
         with timed(self._timings, "memory plan"):
-            memory = plan_memory(plan, lambda step: _shared_bytes(built[step.workload][0]))
+            known = {dimension.name: dimension for dimension in dimensions}
+            memory, slots = _memory(
+                plan, lambda step: _shared_bytes(step, built[step.workload][0], known)
+            )
         emitter = ProgramEmitter(
-            {w: chosen[0] for w, chosen in built.items()}, weights, self._timings
+            {w: chosen[0] for w, chosen in built.items()}, weights, self._timings, dimensions
         )
         calls = emitter.whole(plan, memory)
         return Program(
@@ -193,6 +199,7 @@ class ProgramBuilder:
             calls,
             memory.arena_bytes,
             weights.bytes,
+            slots,
         )
 
 
@@ -233,8 +240,26 @@ def _weight_bytes(chosen: ScheduledKernel) -> int:
     return sum(b.bytes for b in chosen[0].spec.buffers if b.role is BufferRole.WEIGHT)
 
 
-def _shared_bytes(kernel: LoweredKernel) -> list[int]:
-    return [b.bytes for b in kernel.spec.buffers if b.role is BufferRole.SHARED]
+def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
+    """Where values lie; with open sizes, in slots of the arena."""
+    if not plan.dimensions:
+        return plan_memory(plan, shared_bytes), ()
+    stacked = stack_memory(plan, shared_bytes)
+    starts = [slot_start(number) for number in range(len(stacked.buffers))]
+    memory = MemoryPlan(
+        0,
+        {value: starts[number] + after for value, (number, after) in stacked.starts.items()},
+        stacked.roots,
+        {step: tuple(starts[n] for n in numbers) for step, numbers in stacked.shared.items()},
+    )
+    return memory, tuple(Slot(buffer.bytes, buffer.below) for buffer in stacked.buffers)
+
+
+def _shared_bytes(
+    step: KernelStep, kernel: LoweredKernel, known: Mapping[str, Dimension]
+) -> list[int]:
+    shared = [b.bytes for b in kernel.spec.buffers if b.role is BufferRole.SHARED]
+    return [in_graph(step, size, known) for size in shared]
 
 
 def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, ScheduledKernel]) -> int:
@@ -357,6 +382,9 @@ class _Compiler:
         target, threads = self._target, self._threads
         with timed(self._timings, "schedules"):
             best = source.best(workload.key, target.key, threads, numerics) if source else None
+            if source and best is None and workload.dimensions:
+                # what is best at typical sizes has the knobs of the open workload
+                best = source.best(workload.typical().key, target.key, threads, numerics)
         if best:
             yield best, True
         defaults = untuned_schedules(workload, target, threads, numerics, any_rows=self._any_rows)

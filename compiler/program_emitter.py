@@ -7,7 +7,7 @@ are instructions like all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -39,6 +39,7 @@ from compiler.runtime.program import (
     Refuse,
 )
 from compiler.runtime.weights import PackedWeights
+from compiler.sizes import Dimension, open_size, substituted
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
@@ -51,8 +52,11 @@ class ProgramEmitter:
         built: Mapping[Workload, LoweredKernel],
         weights: PackedWeights,
         timings: Timings | None = None,
+        dimensions: Iterable[Dimension] = (),
     ) -> None:
+        """`dimensions` are those of the plan that are open."""
         self.kernels: dict[KernelSpec, int] = {}
+        self._dimensions = {dimension.name: dimension for dimension in dimensions}
         self._built = built
         self._weights = weights
         self._timings = timings
@@ -85,10 +89,11 @@ class ProgramEmitter:
 
     def _kernel(self, step: KernelStep, places: _Places, position: int) -> KernelCall:
         spec = self._built[step.workload].spec
+        sizes = tuple(in_graph(step, open_size(d), self._dimensions) for d in spec.sizes)
         number = self.kernels.setdefault(spec, len(self.kernels))
         with timed(self._timings, "pack weights"):
             refs = tuple(self._buffer(b, step, places, position) for b in spec.buffers)
-        return KernelCall(number, refs)
+        return KernelCall(number, refs, sizes)
 
     def _buffer(
         self, buffer: BufferSpec, step: KernelStep, places: _Places, position: int
@@ -175,6 +180,13 @@ class ProgramEmitter:
             ports |= zip(body.graph.outputs, results, strict=True)
             bodies.append(self._steps(places.inside(position, number, ports, arena)))
         return Branch(condition, *bodies)
+
+
+def in_graph(step: KernelStep, size: int, known: Mapping[str, Dimension]) -> int:
+    """A size of a step's workload, in sizes of the graph, whose open dimensions are given."""
+    own = zip(step.workload.dimensions, step.sizes, strict=True)
+    stood_for = {dimension: open_size(known[name]) for dimension, name in own}
+    return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
 
 
 @dataclass(frozen=True, slots=True)

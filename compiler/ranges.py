@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from operator import index
 from typing import TypeAlias
 
@@ -14,6 +15,9 @@ SizeRange: TypeAlias = "int | str | range | Dimension"
 
 LARGEST_SIZE = 1 << 40
 """No dimension is larger."""
+
+DEFAULT_LAST = 4096
+"""An open dimension that nobody gives a range has the sizes from 1 to this."""
 
 _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
 
@@ -63,13 +67,39 @@ def parse_range(name: str, text: str) -> Dimension:
     return _of(name, int(first), int(last) if last else None, int(step) if step else 1)
 
 
+def default_range(name: str) -> Dimension:
+    """The sizes of an open dimension that nobody gives a range.
+
+    Raises:
+        InvalidArgumentError: if nothing can have this name.
+    """
+    return _of(name, 1, DEFAULT_LAST)
+
+
+def default_ranges_text(names: Iterable[str]) -> str:
+    """One sentence about dimensions that nobody gave a range; empty where there are none."""
+    listed = [f"'{name}'" for name in names]
+    if not listed:
+        return ""
+    named = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
+    what = "dimension" if len(listed) == 1 else "dimensions"
+    example = listed[0].strip("'")
+    return (
+        f"{what} {named} may be from 1 to {DEFAULT_LAST}; "
+        f"--dim {example}=FIRST..LAST says otherwise"
+    )
+
+
 def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:
     for end in (first, last):
         if end is not None and (step < 1 or end % step):
             raise InvalidArgumentError(f"dimension '{name}': {end} is no multiple of {step}")
     if last is not None and last < first:
         raise InvalidArgumentError(f"dimension '{name}': {first}..{last} has no sizes")
-    return _within(Dimension(name, first // step, None if last is None else last // step, step))
+    try:
+        return _within(Dimension(name, first // step, None if last is None else last // step, step))
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 def _within(dimension: Dimension) -> Dimension:

@@ -105,6 +105,10 @@ class Workload:
         """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
         return self.graph.dimensions
 
+    def typical(self) -> Workload:
+        """The workload at typical sizes, of which knobs, defaults and records are."""
+        return self.at({d.name: typical(open_size(d)) for d in self.dimensions})
+
     @property
     def structure(self) -> str:
         """A key that is the same for workloads which differ in sizes alone: SHA-256, hexadecimal.

@@ -10,7 +10,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from compiler.schedule.templates import FALLBACK, Template, templates
-from compiler.sizes import OpenSizeError, typical_sizes
+from compiler.sizes import OpenSizeError
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -68,7 +68,7 @@ def _applicable(
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    workload = workload.at(typical_sizes(*workload.sizes))
+    workload = workload.typical()
     liked = [(template.preference(workload, target), n) for n, template in enumerate(templates())]
     for preference, number in sorted(liked, key=lambda item: -item[0]):
         space = _space(number, workload, target, threads, numerics)

@@ -67,8 +67,9 @@ SizesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE[,SIZE...]",
-        help="Sizes of a named dimension; the artifact holds them all; repeatable",
+        metavar="NAME=SIZE|FIRST..LAST[,...]",
+        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32; "
+        "the artifact serves them all; repeatable",
     ),
 ]
 PadOption = Annotated[
@@ -175,12 +176,25 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
     return dims
 
 
-def parse_sizes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
-    """{"sequence": (16, 32)} from ["sequence=16,32"]. Raises UserError."""
-    sizes: dict[str, tuple[int, ...]] = {}
+def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
+    """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises UserError."""
+    from compiler.errors import InvalidArgumentError
+    from compiler.ranges import parse_range
+
+    sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
         name, _, listed = text.partition("=")
-        each = [parse_dims([f"{name}={size}"])[name] for size in listed.split(",")]
+        each: list[int | str] = []
+        for size in listed.split(","):
+            if ".." not in size or not name:
+                each.append(parse_dims([f"{name}={size}"])[name])
+                continue
+            try:
+                each.append(parse_range(name, size).range_text)
+            except InvalidArgumentError as error:
+                raise UserError(f"--dim '{text}': {error}") from error
+        if sum(isinstance(size, str) for size in each) > 1:
+            raise UserError(f"--dim '{text}': '{name}' has two ranges, give it one")
         if sizes.get(name, tuple(each)) != tuple(each):
             raise UserError(f"--dim '{text}': '{name}' has sizes already")
         sizes[name] = tuple(dict.fromkeys(each))

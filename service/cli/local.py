@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def inspect(
-    model: ModelPath,
+    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
     target: TargetOption = "host",
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
@@ -64,8 +64,13 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     dump_after: DumpOption = None,
 ) -> None:
-    """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into."""
+    """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into; of an
+    artifact, the programs in it and the sizes that they are for."""
     import json
+
+    if model.is_dir():
+        _inspect_artifact(model, as_json=as_json)
+        return
 
     from compiler.costs import plan_summary
     from service.cli.inspect_view import summary_view
@@ -101,6 +106,19 @@ def inspect(
     out.print(decision_view(planned.decision))
 
 
+def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
+    import json
+
+    from compiler.runtime.artifact import read_artifact
+    from service.cli.artifact_view import artifact_facts, artifact_view
+
+    facts = artifact_facts(read_artifact(folder))
+    if as_json:
+        say(json.dumps(facts, indent=2))
+        return
+    console().print(artifact_view(facts))
+
+
 def compile_(
     model: ModelPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the artifact")],
@@ -117,7 +135,7 @@ def compile_(
     """Compile to an artifact folder, with whatever the database knows."""
     from compiler.timings import Timings
     from service.cli.inspect_view import size
-    from service.cli.view import settled_line, timings_table
+    from service.cli.view import range_lines, settled_line, timings_table
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_sizes
@@ -147,6 +165,8 @@ def compile_(
         soft_wrap=True,
     )
     out.print(settled_line(settled), soft_wrap=True, markup=False)
+    for line in range_lines(plans):
+        out.print(line, soft_wrap=True, markup=False)
     if timings:
         out.print(timings_table(recorder.stages))
 

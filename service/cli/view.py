@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from compiler.ranges import default_ranges_text
+from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
 from db.standing import Backing
 from service.api.schemas.jobs import JobView, ProgressView, TaskView
@@ -22,6 +24,7 @@ from tuner.forecast import Forecast
 
 if TYPE_CHECKING:
     from service.jobs.no_regret import Settled
+    from service.jobs.planning import Planned
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -193,6 +196,16 @@ def settled_line(settled: Settled) -> str:
     return f"end to end: {settled.known} of {settled.workloads} workloads known; " + verdict_text(
         settled.verdict.to_json()
     )
+
+
+def range_lines(planned: Sequence[Planned]) -> list[str]:
+    """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    lines = []
+    for each in planned:
+        if each.open is not None:
+            lines.append(f"one program for {ranges_text(each.open.ranges)}")
+            lines.append(default_ranges_text(each.open.defaults))
+    return [line for line in lines if line]
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
 from compiler.target import Target
-from service.jobs.planning import ModelRequest
+from service.jobs.planning import ModelRequest, SizeChoice
 from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.search import strategies
@@ -62,7 +62,8 @@ class JobSpec:
     Attributes:
         model: a file, or its bytes.
         target: a name, or a target that was resolved before.
-        sizes: of the model's named dimensions; the artifact holds all combinations.
+        sizes: of the model's named dimensions; the artifact holds all combinations. A text is a
+            range of sizes (`1..512`), for which it holds one program.
         pad: whether inputs between the sizes are padded up to the next ones.
         weight_limit_bytes: most memory that packed weights may take; None: no limit.
         budget: when tuning ends.
@@ -74,7 +75,7 @@ class JobSpec:
     target: str | Target = "host"
     threads: int = 1
     numerics: str = "fast"
-    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[SizeChoice, ...]] = field(default_factory=dict)
     pad: bool = False
     weight_limit_bytes: int | None = None
     budget: JobBudget = JobBudget()
@@ -85,7 +86,7 @@ class JobSpec:
     def of_options(cls, request: ModelRequest, options: Mapping[str, Any]) -> JobSpec:
         """The job that a request and the options stored with it describe.
 
-        Options that are left out have their defaults. A dimension has one size or a list of them.
+        Options that are left out have their defaults. A dimension has one size or range, or a list.
 
         Raises:
             TuningError: if an option is unknown: none is silently ignored.
@@ -102,7 +103,7 @@ class JobSpec:
             request.target,
             request.threads,
             request.numerics,
-            {name: (n,) if isinstance(n, int) else tuple(n) for name, n in dims.items()},
+            {name: (n,) if isinstance(n, int | str) else tuple(n) for name, n in dims.items()},
             pad,
             limit,
             JobBudget(**given),

@@ -21,16 +21,21 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
+from compiler.ranges import as_range, default_range
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.sizes import Dimension, OpenSizeError, open_size, typical
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
 from tuner.analysis.compute_costs import compute_costs
 from tuner.graph.planner import Optimised, optimise
 from tuner.tasks import Task
+
+SizeChoice = int | str
+"""A size of a dimension, or a range of them as text."""
 
 COMBINATIONS = 64
 """Most combinations of sizes in one artifact."""
@@ -57,19 +62,36 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """A model cut for all sizes of ranges, at once.
+
+    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`.
+    """
+
+    plan: GraphPlan
+    ranges: tuple[Dimension, ...]
+    defaults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
-    """A model cut into workloads. `graph` is what was imported, before any pass: the reference."""
+    """A model cut into workloads. `graph` is what was imported, before any pass: the reference.
+
+    With `open`, it stands for all sizes of the ranges: graph and plan are those at typical sizes,
+    for which kernels are tuned. Their schedules then serve the ranges.
+    """
 
     request: ModelRequest
     graph: Graph
     plan: GraphPlan
     target: Target
     sizes: Sizes = ()
-    """The sizes of the dimensions for which the request gives several."""
+    """The sizes of the dimensions for which the request gives several, or a range."""
     decision: Mapping[str, Any] | None = None
     """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
     optimised: Optimised | None = field(default=None, repr=False, compare=False)
     """The graph after all passes: the start of every plan that leaves no pass out."""
+    open: OpenPlan | None = None
 
     @property
     def threads(self) -> int:
@@ -108,11 +130,14 @@ def plan_model(
 
 def plan_sizes(
     request: ModelRequest,
-    dims: Mapping[str, Sequence[int]],
+    dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
     """`plan_model` for every combination of sizes, in the order in which they are given.
+
+    Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
+    have a default range.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, or there are more
@@ -121,27 +146,92 @@ def plan_sizes(
     return tuple(_plan_each(request, dims, observer, timings))
 
 
-def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[int]]) -> Planned:
+def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
     """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
     return next(_plan_each(request, dims))
 
 
 def _plan_each(
     request: ModelRequest,
-    dims: Mapping[str, Sequence[int]],
+    dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Iterator[Planned]:
-    count = prod(len(sizes) for sizes in dims.values())
+    ranges = {
+        name: as_range(name, size)
+        for name, sizes in dims.items()
+        for size in sizes
+        if isinstance(size, str)
+    }
+    numbers = {name: [n for n in sizes if isinstance(n, int)] for name, sizes in dims.items()}
+    count = prod(len(sizes) for sizes in numbers.values())
     if count > COMBINATIONS:
         raise InvalidArgumentError(
             f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
         )
+    one = {name: sizes[0] for name, sizes in numbers.items() if len(sizes) == 1}
+    ports = model_ports(read_model(request.model).proto.graph)
+    defaults = ports.fixed(dict.fromkeys(dims, 1)).open
+    if ranges or defaults:
+        several = [n for n, sizes in numbers.items() if n not in ranges and len(sizes) != 1]
+        if several:
+            raise InvalidArgumentError(
+                f"dimension '{several[0]}' has several sizes, and "
+                f"'{next(iter((*ranges, *defaults)))}' a range: give '{several[0]}' a range too"
+            )
+        own = any(numbers[name] for name in ranges)
+        absent = [*(name for name in ranges if not numbers[name]), *defaults] if own else []
+        if absent:
+            raise InvalidArgumentError(
+                f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
+                f"give '{absent[0]}' sizes too"
+            )
+        whole = {name: default_range(name) for name in defaults} | one | ranges
+        yield _plan_ranges(request, whole, defaults, observer, timings)
+        if not own:
+            return
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
-    for combination in product(*dims.values()):
-        chosen = dict(zip(dims, combination, strict=True))
+    for combination in product(*numbers.values()):
+        chosen = dict(zip(numbers, combination, strict=True))
         planned = plan_model(replace(request, dims=chosen), observer, timings)
         yield replace(planned, sizes=tuple((name, chosen[name]) for name in varying))
+
+
+def _plan_ranges(
+    request: ModelRequest,
+    dims: Mapping[str, int | Dimension],
+    defaults: tuple[str, ...],
+    observer: Observer | None,
+    timings: Timings | None,
+) -> Planned:
+    """The plan for all sizes of ranges.
+
+    Raises:
+        CompilerError: also if there is none, since what is done depends on the size.
+    """
+    target = request.target
+    if isinstance(target, str):
+        target = resolve_target(target)
+    try:
+        graph = driver.load_graph(request.model, dims, timings)
+        optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
+        plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
+    except OpenSizeError as error:
+        name = next(iter(defaults or [n for n, d in dims.items() if isinstance(d, Dimension)]))
+        raise InvalidArgumentError(
+            f"no program serves a range of sizes of this model: {error}; give dimension '{name}' a "
+            f"size, such as --dim '{name}=1'"
+        ) from error
+    sizes = {d.name: typical(open_size(d)) for d in graph.dimensions}
+    closed = {name: size for name, size in dims.items() if isinstance(size, int)}
+    return Planned(
+        replace(request, dims={**closed, **sizes}),
+        graph.at(sizes),
+        plan.at(sizes),
+        target,
+        tuple(sorted(sizes.items())),
+        open=OpenPlan(plan, graph.dimensions, defaults),
+    )
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:

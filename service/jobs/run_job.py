@@ -39,6 +39,7 @@ from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
     all_known,
     build_artifact,
+    check_ranges,
     check_weight_limit,
     save_texts,
     tune_tasks,
@@ -303,8 +304,10 @@ def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
         plans = plan_sizes(spec.request, spec.sizes, timings=timings)
         known = spec.digest if digest is None else digest.result()
-    # now, and not after an hour of tuning: what padding refuses, and a limit that cannot be met
+    # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
+    # has, and a limit that cannot be met
     open_ports(plans, pad=spec.pad)
+    check_ranges(plans, workshop.kernels)
     if spec.weight_limit_bytes is not None:
         check_weight_limit(plans, spec.weight_limit_bytes, workshop.kernels)
     return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)
@@ -321,6 +324,9 @@ def _choose(
     """The plan of each size, and the budget that is left after choosing them."""
     chosen, budget = [], spec.budget
     for planned in plans:
+        if planned.open is not None:  # one plan for all sizes: the rules' own
+            chosen.append(ChosenPlan(planned, budget))
+            continue
         found = choose_plan(
             planned,
             workshop.storage,

@@ -127,7 +127,7 @@ def build_artifact(
         kernels=kernels,
     )
     ports = open_ports(planned, pad=pad)
-    plans = {p.sizes: p.plan for p in planned}
+    plans = {() if p.open else p.sizes: p.open.plan if p.open else p.plan for p in planned}
     return driver.save_artifact(plans, builder, folder, ports, timings, check)
 
 
@@ -140,6 +140,16 @@ def check_weight_limit(
         None, first.target, first.threads, first.numerics, limit, kernels=kernels
     )
     builder.reserve([each.plan for each in planned])
+
+
+def check_ranges(planned: Sequence[Planned], kernels: driver.KernelCache | None = None) -> None:
+    """Raises CompilerError if a kernel that has to serve a range of sizes has no schedule."""
+    for each in planned:
+        if each.open is not None:
+            builder = driver.ProgramBuilder(
+                None, each.target, each.threads, each.numerics, kernels=kernels
+            )
+            builder.build(each.open.plan)
 
 
 def store_artifact(folder: Path, storage: Storage) -> str:

@@ -66,7 +66,8 @@ INSIDE: dict[str, set[str]] = {
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
     "program_emitter": _IR | {"workload", "plan", "memory_plan", "build", "runtime"},
     "program_builder": _IR
-    | {"workload", "plan", "memory_plan", "schedule", "build", "runtime", "program_emitter"},
+    | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
+    | {"program_emitter"},
 }
 FREE = {"driver", "onnx_backend"}
 

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.errors import InvalidArgumentError
-from compiler.ranges import LARGEST_SIZE, as_range, parse_range
+from compiler.ranges import (
+    LARGEST_SIZE,
+    as_range,
+    default_range,
+    default_ranges_text,
+    parse_range,
+)
 from compiler.sizes import Dimension, open_size
 
 
@@ -61,3 +67,12 @@ def test_one_number_is_no_open_size() -> None:
 def test_what_is_no_size_is_refused_by_name(given: object) -> None:
     with pytest.raises(InvalidArgumentError, match="dimension 'n'"):
         as_range("n", given)  # type: ignore[arg-type]  # the wrong type is the point
+
+
+def test_the_default_range_is_told() -> None:
+    assert default_range("n") == Dimension("n", 1, 4096)
+    assert default_ranges_text([]) == ""
+    assert default_ranges_text(["batch"]) == (
+        "dimension 'batch' may be from 1 to 4096; --dim batch=FIRST..LAST says otherwise"
+    )
+    assert default_ranges_text(["a", "b", "c"]).startswith("dimensions 'a', 'b' and 'c' may be")

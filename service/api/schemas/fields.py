@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import AfterValidator, Field
 
+from compiler.ranges import parse_range
 from compiler.target import known_targets
 
 # Examples for the description of the interface.
@@ -58,6 +59,19 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+def _range(text: str) -> str:
+    """A range of sizes as everything writes it; raises ValueError."""
+    return parse_range("range", text).range_text
+
+
+SizeRange = Annotated[
+    str,
+    Field(max_length=64, pattern=r"^[0-9]+\.\.[0-9]*(:[0-9]+)?$", examples=["1..512"]),
+    AfterValidator(_range),
+]
+"""`1..512`, `32..640:32` (multiples), `1..` (no bound)."""
 
 
 def _name(text: str) -> str:

@@ -18,6 +18,7 @@ from service.api.schemas.fields import (
     Precision,
     Seconds,
     Size,
+    SizeRange,
     Time,
 )
 
@@ -44,10 +45,14 @@ class JobRequest(RequestBody):
     seconds: float | None = Field(
         None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
     )
-    dims: dict[str, Size | Annotated[list[Size], Field(min_length=1, max_length=64)]] = Field(
+    dims: dict[
+        str,
+        Size | SizeRange | Annotated[list[Size | SizeRange], Field(min_length=1, max_length=64)],
+    ] = Field(
         default_factory=dict,
         max_length=64,
-        description="Sizes of the model's named dimensions: one, or a list that the artifact holds",
+        description="Sizes of the model's named dimensions: one, a range such as 1..512, or a list "
+        "of them that the artifact serves. An open dimension that is left out has 1..4096",
     )
     pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
     weight_limit: int | None = Field(

@@ -451,7 +451,7 @@ MISTAKES = [
     (["inspect", "{none}"], 1, "none.onnx"),
     (["inspect", "{empty}"], 1, "empty"),
     (["inspect", "{noise}"], 1, "noise.onnx"),
-    (["inspect", "{folder}"], 1, "a folder"),
+    (["inspect", "{folder}"], 1, "is no artifact"),
     (["inspect", "{model}"], 1, "batch"),
     (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),

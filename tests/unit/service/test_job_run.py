@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 from dataclasses import replace
 from typing import Any
 
@@ -217,7 +220,7 @@ def test_what_the_api_resolved_is_what_is_tuned_for(
     assert [one.name for one in seen] == [resolve_target("host").name, "x86-64-v2"]
 
 
-@pytest.mark.parametrize("sizes", [[2, 4], 2])
+@pytest.mark.parametrize("sizes", [[2, 4], 2, "1..9", ["1..9", 4]])
 def test_a_job_may_have_several_sizes(
     storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch, sizes: Any
 ) -> None:
@@ -226,11 +229,19 @@ def test_a_job_may_have_several_sizes(
     for value in (proto.graph.input[0], proto.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_param = "rows"
     digest = storage.models.add(proto.SerializeToString(), "open").digest
-    options = {"trials": 4, "dims": {"rows": sizes}, "pad": isinstance(sizes, list)}
+    several = isinstance(sizes, list)
+    options = {"trials": 4, "dims": {"rows": sizes}, "pad": several}
     job = storage.jobs.create(digest, "host", options=options)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert work_once(tuner)
     done = storage.jobs.get(job.id)
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
     assert done.result is not None and done.result["verified"]
-    assert len(done.result["plans"]) == (2 if isinstance(sizes, list) else 1)
+    assert len(done.result["plans"]) == (2 if several else 1)
+    assert done.artifact_digest is not None
+    with tarfile.open(fileobj=io.BytesIO(storage.blobs.get(done.artifact_digest))) as tar:
+        stored = tar.extractfile("manifest.json")
+        assert stored is not None
+        programs = json.load(stored)["programs"]
+    ranged = "1..9" in (sizes if several else [sizes])
+    assert programs[0]["program"].get("dimensions") == ({"rows": "1..9"} if ranged else None)

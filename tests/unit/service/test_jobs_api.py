@@ -139,7 +139,11 @@ def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
         ({"pad": True}, "compiler-error", "nothing can be padded"),
         ({"trails": 5}, "invalid-request", "trails"),
         ({"target": "z80"}, "unknown-target", "z80"),
-        ({"dims": {}}, "invalid-model", "batch"),
+        ({"dims": {"batch": "5..1"}}, "invalid-request", "dims"),
+        ({"dims": {"batch": "1..-5"}}, "invalid-request", "dims"),
+        ({"dims": {"batch": ["1..8", "x..y"]}}, "invalid-request", "dims"),
+        ({"dims": {"batch": ["1..8", f"1..{1 << 41}"]}}, "invalid-request", "dims"),
+        ({"dims": {"batch": "1..8", "width": "1..2"}}, "compiler-error", "width"),
         ({"dims": {"batch": 10**12}}, "invalid-model", ""),
     ],
 )

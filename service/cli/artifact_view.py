@@ -1,0 +1,79 @@
+"""What `tilewright inspect` shows of an artifact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from compiler.runtime.artifact import Artifact, SizedProgram
+from compiler.runtime.ports import open_dims, shape_text
+from compiler.runtime.program import Port
+from service.cli.inspect_view import size
+
+
+def artifact_facts(artifact: Artifact) -> dict[str, Any]:
+    """Plain data for `json`: what it was made for, and the programs in it."""
+    return {
+        "target": artifact.target.get("name"),
+        "cpu": artifact.target.get("cpu"),
+        "threads": artifact.metadata.get("threads"),
+        "numerics": artifact.metadata.get("numerics"),
+        "weight_bytes": max(entry.program.weight_bytes for entry in artifact.programs),
+        "pads": artifact.ports.pad,
+        "programs": [_program_facts(entry) for entry in artifact.programs],
+    }
+
+
+def _program_facts(entry: SizedProgram) -> dict[str, Any]:
+    program = entry.program
+    return {
+        "name": program.name,
+        "sizes": dict(entry.sizes),
+        "ranges": {d.name: d.range_text for d in program.dimensions},
+        "inputs": [_port_facts(port) for port in program.inputs],
+        "outputs": [_port_facts(port) for port in program.outputs],
+        "kernels": len(program.kernels),
+        "instructions": len(program.instructions),
+    }
+
+
+def _port_facts(port: Port) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "dtype": port.dtype.value,
+        "shape": list(open_dims(port.shape)),
+        "text": f"{port.name}: {port.dtype}{shape_text(port.shape)}",
+    }
+
+
+def artifact_view(facts: dict[str, Any]) -> RenderableType:
+    """The facts of an artifact, and a line for each of its programs."""
+    head = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    head.add_column()
+    head.add_column()
+    first = facts["programs"][0]
+    rows = [
+        ("artifact", first["name"]),
+        ("target", f"{facts['target']}, {facts['threads']} threads, numerics {facts['numerics']}"),
+        ("inputs", ", ".join(port["text"] for port in first["inputs"])),
+        ("outputs", ", ".join(port["text"] for port in first["outputs"])),
+        ("packed weights", size(facts["weight_bytes"])),
+        *([("between sizes", "inputs are padded up to the next")] if facts["pads"] else []),
+    ]
+    for name, value in rows:
+        head.add_row(Text(name, style="bold"), Text(value))
+    table = Table(box=None, header_style="bold", title="Programs", title_justify="left")
+    for name in ("sizes", "kernels", "instructions"):
+        table.add_column(name, justify="left" if name == "sizes" else "right")
+    for program in facts["programs"]:
+        ranges = [f"{name} {text}" for name, text in program["ranges"].items()]
+        fixed = [f"{name}={number}" for name, number in program["sizes"].items()]
+        table.add_row(
+            Text(", ".join(ranges or fixed) or "as in the model"),
+            str(program["kernels"]),
+            str(program["instructions"]),
+        )
+    return Group(head, Text(), table)

@@ -1,0 +1,246 @@
+"""One program over fifty size vectors: against ONNX Runtime, programs of fixed sizes, and an
+artifact that a process without the compiler loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import compiler
+from benchmarks.open_models import open_bert, open_gpt2, open_llama
+from compiler.runtime.executable import Executable
+from compiler.runtime.sized import SizedExecutable
+from service import cli
+
+TOLERANCE = 1e-5
+"""Of each output's largest element: float32 products in another order than ONNX Runtime's."""
+
+VOCABULARY, HIDDEN, HEADS, LAYERS = 60, 32, 4, 1
+
+Feeds = Callable[[Mapping[str, int]], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    model: Any
+    ranges: Mapping[str, str]
+    feeds: Feeds
+
+
+def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(0, VOCABULARY, shape)
+
+
+def _bert(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    shape = sizes["batch"], sizes["sequence"]
+    rng = np.random.default_rng(shape)
+    mask = np.arange(shape[1]) <= rng.integers(0, shape[1], (shape[0], 1))
+    return {"input_ids": _ids(shape, rng), "attention_mask": mask.astype(np.int64)}
+
+
+def _decoder(heads: int, width: int) -> Feeds:
+    def feeds(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng((sizes["sequence"], sizes["past"]))
+        given = {"input_ids": _ids((1, sizes["sequence"]), rng)}
+        for layer in range(LAYERS):
+            for name in ("key", "value"):
+                cache = rng.standard_normal((1, heads, sizes["past"], width))
+                given[f"past_{name}_{layer}"] = cache.astype(np.float32)
+        return given
+
+    return feeds
+
+
+@cache
+def case(name: str) -> Case:
+    small: dict[str, int] = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}
+    past = {"sequence": "1..40", "past": "0..70"}
+    match name:
+        case "bert":
+            model = open_bert(**small, intermediate=64, vocabulary=VOCABULARY)
+            return Case(model, {"batch": "1..5", "sequence": "1..70"}, _bert)
+        case "gpt2":
+            model = open_gpt2(**small, vocabulary=VOCABULARY)
+            return Case(model, past, _decoder(HEADS, HIDDEN // HEADS))
+        case _:
+            model = open_llama(**small, cached=2, intermediate=64, vocabulary=VOCABULARY)
+            return Case(model, past, _decoder(2, HIDDEN // HEADS))
+
+
+def vectors(ranges: Mapping[str, str], count: int = 50) -> list[dict[str, int]]:
+    """Both ends of all ranges, what lies beside tiles, then drawn ones."""
+    draw = Random(1)
+    ends = {name: tuple(map(int, text.split(".."))) for name, text in ranges.items()}
+    first, last = ({name: pair[k] for name, pair in ends.items()} for k in (0, 1))
+    edges = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33]
+    listed = [first, last]
+    for edge in edges:
+        listed.append({n: min(max(edge, low), high) for n, (low, high) in ends.items()})
+    while len(listed) < count:
+        listed.append({n: draw.randint(low, high) for n, (low, high) in ends.items()})
+    draw.shuffle(listed)
+    return listed
+
+
+def agree(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: object) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.shape == theirs.shape, what
+        largest = float(np.abs(theirs).max(initial=0))
+        np.testing.assert_allclose(
+            mine, theirs, rtol=0, atol=TOLERANCE * largest, err_msg=f"{what}"
+        )
+
+
+NAMES = ["bert", "gpt2", "llama"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_program_over_fifty_size_vectors(name: str) -> None:
+    tried = case(name)
+    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges))
+    assert isinstance(executable, SizedExecutable)
+    assert executable.reason == ""
+    session = onnxruntime.InferenceSession(tried.model.SerializeToString())
+    for sizes in vectors(tried.ranges):
+        given = tried.feeds(sizes)
+        agree(executable.run(given), session.run(None, given), sizes)
+    assert executable.made == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_size_of_its_own_computes_the_same(name: str) -> None:
+    tried = case(name)
+    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges))
+    for sizes in vectors(tried.ranges, 14)[::7]:
+        fixed = compiler.compile_model(tried.model, dims=dict(sizes))
+        assert isinstance(fixed, Executable)
+        given = tried.feeds(sizes)
+        agree(executable.run(given), fixed.run(given), sizes)
+
+
+def test_two_threads_run_one_program_with_different_sizes() -> None:
+    tried = case("gpt2")
+    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges), threads=2)
+    listed = [tried.feeds(sizes) for sizes in vectors(tried.ranges, 20)]
+    expected = [executable.run(given) for given in listed]
+
+    def run(seed: int) -> None:
+        order = list(range(len(listed))) * 3
+        Random(seed).shuffle(order)
+        for k in order:
+            agree(executable.run(listed[k]), expected[k], k)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    onnx.save(case("bert").model, tmp_path / "bert.onnx")
+    return tmp_path / "bert.onnx"
+
+
+def test_an_artifact_serves_ranges_without_the_compiler(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried, folder = case("bert"), tmp_path / "artifact"
+    dims = ["--dim", "batch=1..5,2", "--dim", "sequence=1..70,16"]
+    assert cli.run(["compile", str(saved), "-o", str(folder), *dims]) == 0
+    assert "one program for batch 1..5, sequence 1..70" in capsys.readouterr().out
+    listed = vectors(tried.ranges, 12)
+    given = {f"{k} {n}": a for k, sizes in enumerate(listed) for n, a in tried.feeds(sizes).items()}
+    np.savez(tmp_path / "in.npz", **given)
+    code = f"""
+import sys
+import numpy as np
+for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
+    sys.modules[name] = None
+import compiler
+loaded = compiler.load_artifact({str(folder)!r})
+given, made = np.load({str(tmp_path / "in.npz")!r}), {{}}
+for k in range({len(listed)}):
+    names = [name for name in given.files if name.startswith(f"{{k}} ")]
+    made[str(k)] = loaded.run({{name.split()[1]: given[name] for name in names}})[0]
+assert loaded.made == (), loaded.made
+two = {{"input_ids": np.zeros((2, 16), np.int64), "attention_mask": np.ones((2, 16), np.int64)}}
+loaded.run(two)
+assert loaded.made == ((("batch", 2), ("sequence", 16)),), loaded.made
+np.savez({str(tmp_path / "out.npz")!r}, **made)
+"""
+    listed = [sizes for sizes in listed if sizes != {"batch": 2, "sequence": 16}]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(tried.model.SerializeToString())
+    made = np.load(tmp_path / "out.npz")
+    for k, sizes in enumerate(listed):
+        agree([made[str(k)]], session.run(None, tried.feeds(sizes)), sizes)
+
+    assert cli.run(["inspect", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    ranges = [program["ranges"] for program in facts["programs"]]
+    assert ranges == [{"batch": "1..5", "sequence": "1..70"}, {}]
+    assert facts["programs"][1]["sizes"] == {"batch": 2, "sequence": 16}
+    assert facts["programs"][0]["inputs"][0]["shape"] == ["batch", "sequence"]
+    assert cli.run(["inspect", str(folder)]) == 0
+    assert "batch 1..5, sequence 1..70" in capsys.readouterr().out
+    np.savez(tmp_path / "one.npz", **tried.feeds({"batch": 6, "sequence": 3}))
+    run = ["run", str(folder), "--inputs", str(tmp_path / "one.npz")]
+    assert cli.run([*run, "--outputs", str(tmp_path / "o.npz")]) == 1
+    assert "dimension 0 ('batch') is 6, expected 1..5" in capsys.readouterr().err
+
+
+def test_open_dimensions_without_a_range_have_a_default_one(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "artifact"
+    command = ["compile", str(saved), "-o", str(folder), "--dim", "sequence=1..70"]
+    assert cli.run(command) == 0
+    shown = capsys.readouterr().out
+    assert "one program for batch 1..4096, sequence 1..70" in shown
+    assert (
+        "dimension 'batch' may be from 1 to 4096; --dim batch=FIRST..LAST says otherwise" in shown
+    )
+    loaded = compiler.load_artifact(folder)
+    assert loaded.run(_bert({"batch": 40, "sequence": 3}))[0].shape == (40, 3, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        (["sequence=1..70,16"], "dimension 'batch' has a range alone"),
+        (["sequence=1..70", "batch=1,2"], "give 'batch' a range too"),
+        (["sequence=1..70,1..8"], "'sequence' has two ranges"),
+        (["sequence=70..1"], "70..1 has no sizes"),
+        (["sequence=1..70:3"], "70 is no multiple of 3|1 is no multiple of 3"),
+        (["sequence=a..b"], "'a..b' is no size"),
+        (["sequence=1..2", "sequence=1..3"], "'sequence' has sizes already"),
+        (["=1..2"], "expected NAME=SIZE"),
+        (["width=1..2"], "no open dimension 'width'"),
+    ],
+)
+def test_ranges_that_mean_nothing_are_refused(
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    dims: list[str],
+    message: str,
+) -> None:
+    given = [part for text in dims for part in ("--dim", text)]
+    assert cli.run(["compile", str(saved), "-o", str(tmp_path / "artifact"), *given]) != 0
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "artifact").exists()
