@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compiler.errors import InvalidInputError, OutOfMemoryError
 from compiler.runtime.context import Context, ProgramForm, SizedPort
-from compiler.runtime.inputs import InputSizes, arrays_in_order
+from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.native import check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes
@@ -199,18 +199,19 @@ class Executable:
             return False
         return all(np.shape(a) == port.shape for a, port in zip(arrays, ports, strict=True))
 
-    def run_into(self, arrays: Sequence[Array], given: Mapping[int, Array]) -> list[Array]:
-        """As `run`, with memory for some outputs, and with numbers for labels.
+    def run_into(
+        self, arrays: Sequence[Array | Placed], given: Mapping[int, Placed]
+    ) -> list[Array]:
+        """As `run`, with memory for some inputs and outputs, and with numbers for labels.
 
         Args:
-            arrays: the inputs, in order.
-            given: for the number of an output the array that it is written to: C-contiguous,
-                aligned to 64 bytes, of the output's shape and dtype. Only an output of `in_place`
-                may share memory, with its input; the caller answers for that.
+            arrays: the inputs, in order. Those that are placed have the dtype of their port.
+            given: for the number of an output where it is written to: an array of its shape and
+                dtype. Only an output of `in_place` may share memory, with its input. The caller
+                answers for what is placed.
 
         Raises:
             InvalidInputError, OutOfMemoryError: as `run` does.
-            ValueError: if an output does not fit its array.
         """
         context = self._context(self._sizes.of(arrays))
         try:
@@ -218,11 +219,16 @@ class Executable:
             pointers = context.pointers
             for index, (dtype, shape, _, positions) in enumerate(context.inputs):
                 array = arrays[index]
-                if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
-                    array = self._sizes.checked(arrays, index, shape)
-                    converted.append(array)  # it must live as long as its address is in use
-                if not array.flags.c_contiguous or (address := _address(array)) % ALIGNMENT:
-                    address = context.stage(index, array)
+                if type(array) is Placed and array.shape == shape:
+                    address = array.address
+                else:
+                    if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
+                        fitting = array
+                    else:
+                        fitting = self._sizes.checked(unplaced(arrays), index, shape)
+                        converted.append(fitting)  # it must live as long as its address is in use
+                    if not fitting.flags.c_contiguous or (address := _address(fitting)) % ALIGNMENT:
+                        address = context.stage(index, fitting)
                 for position in positions:
                     pointers[position] = address
             if not context.ready:
@@ -230,8 +236,8 @@ class Executable:
             outputs = []
             for index, (dtype, shape, size, positions) in enumerate(context.outputs):
                 if index in given:
-                    outputs.append(given[index])
-                    start = self._address_for(index, given[index], shape)
+                    outputs.append(given[index].array)
+                    start = given[index].address
                 else:
                     raw = np.empty(size + ALIGNMENT, np.uint8)
                     address = addressof(_first_byte(raw))
@@ -298,15 +304,6 @@ class Executable:
         if context.values != values:
             context.resize(values)
         return context
-
-    def _address_for(self, index: int, array: Array, shape: tuple[int, ...]) -> int:
-        """Where an output goes that is written to an array of the caller's."""
-        port = self.program.outputs[index]
-        fits = array.shape == shape and array.dtype == port.dtype.numpy
-        address = _address(array) if fits and array.flags.c_contiguous else 1
-        if address % ALIGNMENT or not array.flags.writeable or port.counted is not None:
-            raise ValueError(f"output '{port.name}' cannot be written to the array given for it")
-        return address
 
 
 # A cast: NumPy's annotations know buffers from Python 3.12 on.

@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidInputError
-from compiler.runtime.packing import Array
+from compiler.runtime.kernel import ALIGNMENT
+from compiler.runtime.packing import Array, Bytes
 from compiler.runtime.ports import shape_text, size_text
 from compiler.runtime.program import Port, Program
 from compiler.sizes import dimensions, is_open
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An array that lies as programs need it, and its address."""
+
+    array: Array
+    address: int
+
+    @staticmethod
+    def at_start(memory: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
+        """An array at the start of a block of memory.
+
+        Raises:
+            ValueError: if the memory is too small, not aligned to 64 bytes, or read-only.
+        """
+        address, size = memory.ctypes.data, prod(shape) * dtype.itemsize
+        if memory.nbytes < size or (size and address % ALIGNMENT) or not memory.flags.writeable:
+            raise ValueError(f"{memory.nbytes} bytes at {address} do not hold {size} to be written")
+        return Placed(np.ndarray(shape, dtype, memory), address)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's."""
+        return self.array.shape
+
+
+def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
+    """The arrays alone."""
+    return [each.array if isinstance(each, Placed) else each for each in arrays]
 
 
 def arrays_in_order(
@@ -60,7 +94,7 @@ class InputSizes:
             (dimension, *sources[dimension], dimension.multiple) for dimension in program.dimensions
         )
 
-    def of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+    def of(self, arrays: Sequence[Array | Placed]) -> tuple[int, ...]:
         """What each dimension is in these inputs, divided by its `multiple`; within the ranges.
 
         Raises:

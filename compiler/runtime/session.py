@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
-from compiler.runtime.inputs import arrays_in_order, listed
+from compiler.runtime.inputs import Placed, arrays_in_order, listed
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.ports import Dims, dims_text
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 GROWTH = 2
 """A state that grows gets room for so many times as much, so that few steps need new memory."""
+
+STEPS = 64
+"""Shapes of steps that a session remembers what to do for."""
 
 
 class Session:
@@ -91,15 +94,14 @@ class Session:
                 raise InvalidArgumentError(
                     f"'{name}' has a first value and is no state, the states are {listed(taken)}"
                 )
+        self._states.sort(key=lambda state: state.input)
         for state in self._states:
             state.begin_with(initial.get(state.name))
         kept = {state.output for state in self._states}
         self.states = tuple(taken)
         self.input_names = tuple(name for name in order if name not in taken)
         self.output_names = tuple(name for k, name in enumerate(outputs) if k not in kept)
-        self._by_input = {state.input: state for state in self._states}
-        self._order = order
-        self._checked: WeakSet[Executable] = WeakSet()
+        self._steps: dict[object, tuple[Executable, Sequence[_Move]]] = {}
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array] | Sequence[Array] = ()) -> list[Array]:
@@ -121,22 +123,14 @@ class Session:
         with _alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:
                 raise InvalidInputError(f"input '{bound}' is a state of this session")
-            given = iter(arrays_in_order(inputs, self.input_names))
-            arrays = [
-                self._by_input[k].value() if k in self._by_input else next(given)
-                for k in range(len(self._order))
-            ]
-            executable = self._fitting(arrays)
-            self.check(executable)
-            taken, made = executable.ports_for(arrays)
-            for state in self._states:
-                arrays[state.input] = state.of(taken[state.input])
+            given = arrays_in_order(inputs, self.input_names)
+            executable, moves = self._step(given)
+            arrays: list[Array | Placed] = [*given]
+            for state, before, _, _ in moves:  # in the order of the inputs
+                arrays.insert(state.input, state.of(before))
             written = {
-                state.output: state.next(
-                    made[state.output],
-                    in_place=executable.in_place.get(state.output) == state.input,
-                )
-                for state in self._states
+                state.output: state.next(after, in_place=in_place)
+                for state, _, after, in_place in moves
             }
             outputs = executable.run_into(arrays, written)
             for state in self._states:
@@ -172,11 +166,33 @@ class Session:
                 shape, or the data decide how many elements there are.
             InvalidInputError: if a first value has another dtype.
         """
-        if executable in self._checked:
-            return
         for state in self._states:
             state.check(executable.inputs[state.input], executable.outputs[state.output])
-        self._checked.add(executable)
+
+    def _step(self, given: Sequence[Array]) -> tuple[Executable, Sequence[_Move]]:
+        """What runs for inputs of these shapes, and what becomes of the states."""
+        key = (*map(np.shape, given), *(state.shape for state in self._states))
+        found = self._steps.get(key)
+        if found is None:
+            arrays = [*given]
+            for state in self._states:
+                arrays.insert(state.input, state.value())
+            executable = self._fitting(arrays)
+            self.check(executable)
+            taken, made = executable.ports_for(arrays)
+            moves = [
+                _Move(
+                    state,
+                    taken[state.input],
+                    made[state.output],
+                    executable.in_place.get(state.output) == state.input,
+                )
+                for state in self._states
+            ]
+            if len(self._steps) >= STEPS:
+                self._steps.clear()
+            found = self._steps[key] = executable, moves
+        return found
 
     def _by_name(self, inputs: Mapping[str, Array]) -> str | None:
         return next((name for name in self.states if name in inputs), None)
@@ -190,11 +206,19 @@ class Session:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Memory of a state, which may be more than it takes, and the array at its start."""
+
+    memory: Bytes
+    placed: Placed
+
+
 class _State:
     """One input, and the output that becomes it.
 
-    `_array` is what the next step finds, in the memory `_raw`; None before the first step. `_spare`
-    is what a step writes to that cannot work in place.
+    `_now` is what the next step finds; None before the first. `_spare` is what a step writes to
+    that cannot work in place.
     """
 
     def __init__(self, name: str, input_: int, output: int, dims: Dims) -> None:
@@ -205,10 +229,14 @@ class _State:
         self._grows = any(isinstance(dim, str) for dim in dims)
         self._dtype: np.dtype[Any] | None = None
         self._first: Array | None = None
-        self._array: Array | None = None
-        self._next: Array | None = None
-        self._raw: Bytes | None = None
-        self._spare: Bytes | None = None
+        self._now: _Buffer | None = None
+        self._next: _Buffer | None = None
+        self._spare: _Buffer | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of what the next step finds."""
+        return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
         """Set the first value; None is zeros."""
@@ -235,12 +263,12 @@ class _State:
         self._first, self._dtype = array.copy(), array.dtype
 
     def reset(self) -> None:
-        self._array = self._next = self._raw = self._spare = None
+        self._now = self._next = self._spare = None
 
     def value(self) -> Array:
         """What the next step finds; while the type is not known, zeros of any."""
-        if self._array is not None:
-            return self._array
+        if self._now is not None:
+            return self._now.placed.array
         if self._first is not None:
             return self._first
         return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
@@ -268,31 +296,31 @@ class _State:
             )
         self._dtype = port.dtype.numpy
 
-    def of(self, port: SizedPort) -> Array:
+    def of(self, port: SizedPort) -> Placed:
         """What the next step finds, in memory that steps may write to."""
-        if self._array is None:
-            self._raw = self._memory(port.bytes, zeros=self._first is None)
-            self._array = np.ndarray(port.shape, port.dtype, self._raw)
+        if self._now is None:
+            self._now = _placed(self._memory(port.bytes, zeros=self._first is None), port)
             if self._first is not None:
-                self._array[...] = self._first
-        return self._array
+                self._now.placed.array[...] = self._first
+        return self._now.placed
 
-    def next(self, port: SizedPort, *, in_place: bool) -> Array:
+    def next(self, port: SizedPort, *, in_place: bool) -> Placed:
         """Where a step writes what comes next."""
+        spare = self._spare
         if in_place:
-            self._next = self._array
-        else:
-            if self._spare is None or self._spare.nbytes < port.bytes:
-                self._spare = self._memory(port.bytes)
-            self._next = np.ndarray(port.shape, port.dtype, self._spare)
-        assert self._next is not None
-        return self._next
+            spare = self._now
+        elif spare is None or spare.memory.nbytes < port.bytes:
+            spare = self._spare = _placed(self._memory(port.bytes), port)
+        elif spare.placed.shape != port.shape:
+            spare = self._spare = _placed(spare.memory, port)
+        assert spare is not None
+        self._next = spare
+        return spare.placed
 
     def advance(self) -> None:
         """The step is done."""
-        if self._next is not self._array:
-            self._raw, self._spare = self._spare, self._raw
-        self._array = self._next
+        if self._next is not self._now:
+            self._now, self._spare = self._next, self._now
 
     def _memory(self, size: int, *, zeros: bool = False) -> Bytes:
         room = size * GROWTH if self._grows else size
@@ -300,6 +328,19 @@ class _State:
         check_memory(room, what)
         with enough_memory_for(what):
             return aligned_zeros(room) if zeros else aligned_empty(room)
+
+
+def _placed(memory: Bytes, port: SizedPort) -> _Buffer:
+    return _Buffer(memory, Placed.at_start(memory, port.shape, port.dtype))
+
+
+class _Move(NamedTuple):
+    """What a program makes of a state: the ports that it is, and whether both are one buffer."""
+
+    state: _State
+    before: SizedPort
+    after: SizedPort
+    in_place: bool
 
 
 def _fits(shape: tuple[int, ...], dims: Dims) -> bool:

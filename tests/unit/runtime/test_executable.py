@@ -13,6 +13,7 @@ import pytest
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
 from compiler.runtime.executable import Executable
+from compiler.runtime.inputs import Placed
 from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, Port, Program
@@ -105,24 +106,24 @@ def test_outputs_of_two_runs_are_different_arrays(executable: Executable) -> Non
     assert all(output.ctypes.data % 64 == 0 and output.flags.writeable for output in first)
 
 
-def test_an_output_is_written_where_it_is_told_to(executable: Executable) -> None:
+def test_inputs_and_outputs_lie_where_they_are_told_to(executable: Executable) -> None:
     given = inputs(5)
-    block = aligned_empty(N * 4).view(np.float32).reshape(N // 8, 8)
-    outputs = executable.run_into([given["a"], given["b"]], {0: block})
-    assert outputs[0] is block
+    shape, dtype = given["a"].shape, given["a"].dtype
+    a, y = (Placed.at_start(aligned_empty(N * 4 + more), shape, dtype) for more in (0, 64))
+    a.array[...] = given["a"]
+    outputs = executable.run_into([a, given["b"]], {0: y})
+    assert outputs[0] is y.array and y.array.ctypes.data == y.address
     expect(outputs, given)
-    wide = aligned_empty(N * 8).view(np.float32)
-    frozen = block.copy()
+    expect(executable.run(given), given)  # elsewhere again
+    block = aligned_empty(N * 4 + 64)
+    frozen = block[: N * 4]
     frozen.flags.writeable = False
-    for wrong in (
-        block.reshape(-1),
-        block.view(np.int32),
-        wide[1 : N + 1].reshape(N // 8, 8),
-        wide.reshape(N // 8, 16)[:, ::2],
-        frozen,
-    ):
-        with pytest.raises(ValueError, match="output 'y' cannot be written to the array given"):
-            executable.run_into([given["a"], given["b"]], {0: wrong})
+    for wrong in (block[: N * 4 - 4], block[4:], frozen):
+        with pytest.raises(ValueError, match="do not hold 800 to be written"):
+            Placed.at_start(wrong, shape, dtype)
+    smaller = Placed.at_start(block, (3, 8), dtype)
+    with pytest.raises(InvalidInputError, match=r"input 'a' has shape \(3, 8\), expected"):
+        executable.run_into([smaller, given["b"]], {})
 
 
 def test_inputs_may_lie_anyhow(executable: Executable) -> None:

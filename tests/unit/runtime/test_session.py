@@ -13,6 +13,7 @@ import pytest
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, InvalidInputError
 from compiler.runtime.executable import Executable
+from compiler.runtime.inputs import Placed
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.program import (
@@ -26,6 +27,7 @@ from compiler.runtime.program import (
     Program,
 )
 from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.runtime.session import STEPS
 from compiler.runtime.sized import SizedExecutable
 
 ROWS, WIDTH = 6, 4
@@ -68,9 +70,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     original = Executable.run_into
 
-    def run_into(self: Executable, arrays: list, given: Mapping[int, np.ndarray]) -> list:
+    def run_into(self: Executable, arrays: list, given: Mapping[int, Placed]) -> list:
         outputs = original(self, arrays, given)
-        seen.append((arrays[0].ctypes.data, outputs[0].ctypes.data))
+        assert arrays[0].address == arrays[0].array.ctypes.data
+        seen.append((arrays[0].address, outputs[0].ctypes.data))
         return outputs
 
     monkeypatch.setattr(Executable, "run_into", run_into)
@@ -291,7 +294,7 @@ def test_a_session_takes_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
         session.reset,
     ]
 
-    def run_into(self: Executable, arrays: list, given: Mapping[int, np.ndarray]) -> list:
+    def run_into(self: Executable, arrays: list, given: Mapping[int, Placed]) -> list:
         for attempt in tried:  # a step is under way
             with pytest.raises(InvalidArgumentError, match="one step at a time"):
                 attempt()
@@ -354,9 +357,10 @@ def test_a_state_may_grow() -> None:
 def test_memory_for_a_state_that_grows_is_rarely_new(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     session = SizedExecutable(GROWING, growing).bind({"present": "past"}, {"past": EMPTY})
-    for _ in range(64):
+    for _ in range(STEPS + 6):
         session.run([np.ones((1, WIDTH), np.float32)])
     assert len({written for _, written in seen}) <= 14
+    assert (session.state("past") == 1).all()
 
 
 def test_an_open_state_needs_a_first_value() -> None:
