@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 DATA_FOLDER = Path(__file__).parent / "data" / "real_models"
 
+LARGEST_ERROR = 1e-3
+"""Over the largest output: float32 engines differ by less."""
+
 Feeds = Mapping[str, NDArray[Any]]
 
 
@@ -32,6 +35,8 @@ class Shipped:
         runs: the shapes of its inputs, run by run; the first run is the one that is timed.
         below: integers stay below these, by input; 2 where nothing is said.
         values: what fills an input altogether.
+        largest_error: how far outputs may be apart, over the largest; one that quantises what it
+            computes moves by whole steps.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Shipped:
     below: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     beside: Sequence[str] = ()
+    largest_error: float = LARGEST_ERROR
 
     def feeds(self, types: Mapping[str, np.dtype[Any]], seed: int = 1) -> list[Feeds]:
         """Seeded inputs of every run: standard normal floats, and integers below their bounds.

@@ -11,6 +11,7 @@ from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.frontend.onnx_import import NEWEST_OPSET
+from compiler.frontend.sequences import SEQUENCES
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr, Load, Tensor
 from compiler.loops.index import Affine, Axis
@@ -37,6 +38,9 @@ CONTROL_FLOW = {
     "Scan": "steps whose shapes differ are up to 4096",
 }
 """Operators with subgraphs, which the import spells out, or makes nodes with bodies of."""
+
+SEQUENCE_LIMIT = "sequences whose length is known at import, and no output of the model"
+"""What is said of each operator on sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,14 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
         if op_type in CONTROL_FLOW:
             limits = CONTROL_FLOW[op_type]
             entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "control flow", limits)
+        elif op_type in SEQUENCES:
+            kinds = _types(schemas) or frozenset(DType)
+            entry = (_opsets(schemas, NEWEST_OPSET), kinds, "rule", SEQUENCE_LIMIT)
         elif op_type not in ruled and _is_function(newest, ruled, history):
             entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "function", "")
         else:
             continue
-        if entry[1]:  # the others work on sequences or text
+        if entry[1]:  # the others work on text
             entries.append(CatalogueEntry(op_type, "ai.onnx", *entry))
     return tuple(sorted(entries, key=lambda e: (e.domain, e.op_type)))
 

@@ -16,6 +16,7 @@ from compiler.frontend.counted import carried
 from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
+from compiler.frontend.sequences import on_sequences
 from compiler.frontend.tensors import read_tensor
 from compiler.frontend.texts import labelled, with_one_table
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
@@ -141,14 +142,17 @@ class NodeImporter:
                 graph = subgraph(proto, "body", name)
                 made = self._loop_body(graph, name, body)
                 return (imported_scan if proto.op_type == "Scan" else imported_loop)(node, made)
+        attrs = self._attributes(proto, name, body)
+        node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
+        if (follow := on_sequences(node)) is not None:
+            with asked_by(node.label):
+                return [follow(node)]
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
             found = self._expand(proto, name, body, inputs, outputs, None)
             if found is None:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
             return found
-        attrs = self._attributes(proto, name, body)
-        node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         try:
             node, labels = with_one_table(node)
             with asked_by(node.label):

@@ -324,6 +324,8 @@ class _Importer:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
             if info.name in listed:
                 raise InvalidModelError(f"output '{info.name}' is listed twice")
+            if value in self._builder.sequences:
+                raise InvalidModelError(f"output '{info.name}' is a sequence, not a tensor")
             trim = self._builder.trim(value)
             labels = self._builder.labels.get(value)
             if labels is not None:

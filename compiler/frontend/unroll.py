@@ -231,6 +231,8 @@ def _looped_loop(
     node: OnnxNode, trips: int | None, states: Sequence[str], body: LoopBody
 ) -> list[str]:
     """As a loop of the run, which may know only then how many steps there are."""
+    if not node.builder.sequences.keys().isdisjoint(states):
+        raise node.unsupported("a state that is a sequence")
     limit, begin = node.optional(0), node.optional(1)
     count: int | str | None = trips
     if trips is None and limit is not None:

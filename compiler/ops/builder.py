@@ -57,6 +57,8 @@ class GraphBuilder:
         self.narrow: set[str] = set()
         self.labels: dict[str, Labels] = {}
         """What values stand for that are no plain numbers."""
+        self.sequences: dict[str, tuple[str, ...]] = {}
+        """The values of each sequence; its name is that of no value."""
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
@@ -172,6 +174,12 @@ class GraphBuilder:
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
         if op == "trim":
             self._trims[name] = Trim(inputs[0], inputs[1], axis_of(pairs, len(kind.shape), 0))
+        return name
+
+    def sequence(self, values: Sequence[str]) -> str:
+        """A name for a sequence of these values."""
+        name = self._fresh("sequence")
+        self.sequences[name] = tuple(values)
         return name
 
     def known(self, value: str) -> np.ndarray | None:

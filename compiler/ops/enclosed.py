@@ -51,8 +51,8 @@ class Enclosure:
             UnsupportedOperatorError: if its size is known only at run time, or if it is text.
         """
         if value not in self._inner:
+            _refuse_others(self._outer, [value])
             self._outer.refuse_trimmed([value])
-            _refuse_labels(self._outer, [value])
             outer, number = self._outer.builder, len(self._inner)
             kind, known = outer.types[value], outer.known(value)
             if known is not None:
@@ -86,8 +86,8 @@ class Enclosure:
             UnsupportedOperatorError: if the size of one of them is known only at run time, or if it
                 is text.
         """
+        _refuse_others(self.node, outputs)
         self.node.refuse_trimmed(outputs)
-        _refuse_labels(self.node, outputs)
         prefix = "output"
         while any(name.startswith(f"{prefix}.") for name in self.builder.types):
             prefix += "_"
@@ -95,8 +95,11 @@ class Enclosure:
         return self.builder.finish("body", names, {}, {})
 
 
-def _refuse_labels(node: OnnxNode, values: Sequence[str]) -> None:
+def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
+    """Raises UnsupportedOperatorError for what bodies hold no values of."""
     for value in values:
+        if value in node.builder.sequences:
+            raise node.unsupported("a sequence across a body")
         if value in node.builder.labels:
             raise node.unsupported(f"text or dictionaries ('{value}') across a body")
 
