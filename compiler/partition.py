@@ -39,6 +39,7 @@ from compiler.plan import (
     distance,
     same_bytes,
 )
+from compiler.sizes import asked_by
 from compiler.views import Views, union, view_offset
 from compiler.workload import Boundary, Halo, cut_workload
 
@@ -67,7 +68,13 @@ def plan_graph(
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
         InvalidArgumentError: if `choice` has layouts that are none of a group's options.
+        OpenSizeError: if how values lie depends on sizes that are known at run time only.
     """
+    with asked_by(f"the plan of '{graph.name}'"):
+        return _planned(graph, lanes, assign, choice)
+
+
+def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> GraphPlan:
     prepared, groups = fused(graph, choice)
     if len(groups) > GROUP_LIMIT:
         raise InvalidModelError(

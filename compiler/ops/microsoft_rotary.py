@@ -6,12 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.ops.iota import counted
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import merge_heads, split_heads
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import is_open
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
@@ -19,7 +21,10 @@ def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
 
     From 0 where `first` is None.
     """
-    count = node.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
+    if is_open(rows):
+        count = node.reshape(counted(node, rows), (1, rows))
+    else:
+        count = node.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
     if first is None:
         return count
     extent = node.type(first).elements

@@ -52,6 +52,7 @@ APART = {
     OpKind.CONTROL: "no kernel",
     "field": "part of the result of control flow",
     "bitcast": "the bits of a float have no neighbours that are alike",
+    "labelled": "text as positions, which only an output is",
 }
 """Kinds and operators that are not drawn, and why."""
 
@@ -152,7 +153,7 @@ class Grower:
             raise Rejected from error
         if not 0 < kind.elements <= ELEMENTS:
             raise Rejected
-        if types[0].dtype is DType.BOOL and op not in TRUTHS:
+        if types and types[0].dtype is DType.BOOL and op not in TRUTHS:
             raise Rejected
         exact = all(v in self.exact for v in inputs)
         if op in JUMPING and not exact:
@@ -343,6 +344,18 @@ def _row(g: Grower, op: str) -> str:
     return g.add(op, [x, scale, shift, mean, spread], epsilon=1e-1)
 
 
+def _iota(g: Grower, op: str) -> str:
+    """Counts along a dimension of another value, and added to it."""
+    x = g.some()
+    shape = g.shape(x)
+    axis = g.extent(0, len(shape) - 1) if shape else 0
+    counted = g.add(
+        op, [], dtype=g.make.types[x].dtype.value, axis=axis, start=g.extent(-3, 3),
+        step=g.pick(0, 1, 2), shape=tuple(e if d == axis else 1 for d, e in enumerate(shape)),
+    )  # fmt: skip
+    return g.add("add", [x, counted])
+
+
 def _lrn(g: Grower, op: str) -> str:
     return g.add(op, [g.some(floats=True)], size=g.pick(3, 5), alpha=0.5, beta=0.75, bias=1.5)
 
@@ -449,7 +462,7 @@ _OWN: dict[str, _Generator] = {
     "transpose": _transpose, "slice": _slice, "expand": _expand, "reshape": _reshape,
     "lrn": _lrn, "max_pool": _pool, "average_pool": _pool, "conv": _conv, "matmul": _matmul,
     "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather, "descend": _descend,
-    "block_matmul": _block_matmul, "lookup": _lookup,
+    "block_matmul": _block_matmul, "iota": _iota, "lookup": _lookup,
 }  # fmt: skip
 
 

@@ -200,6 +200,12 @@ CASES = [
     Case("reshape", ((1, 4),), {"shape": (4, 1, 1)}),
     Case("concat", ((2, 3), (2, 1), (2, 4)), {"axis": 1}),
     Case("concat", ((2, 3), (1, 3)), {"axis": -2}, dtype=INT),
+    *(
+        Case("iota", (), {"dtype": kind, "shape": (3, 4), "axis": axis, "start": -2, "step": 3})
+        for kind in ("int64", "int32", "float32")
+        for axis in (0, 1)
+    ),
+    Case("iota", (), {"dtype": "int64", "shape": (), "start": 7, "step": 1}),
     Case("pad", ((2, 3, 2),), {"pads": (1, 0, 2, 0, 1, 1), "value": 2.5}),
     Case("pad", ((2, 3),), {"pads": (0, 0, 0, 0)}),
     Case("gather", ((5, 3), ((2, 2), LONG)), {"axis": 0}, low=-9, high=9),

@@ -272,3 +272,22 @@ def test_equal_kernels_of_different_names_are_one() -> None:
     keys = [[step.workload.key for step in plan.kernels] for plan in plans]
     assert keys[0] == keys[1]
     assert {step.sizes for step in plans[1].steps if isinstance(step, KernelStep)} == {("images",)}
+
+
+@pytest.mark.parametrize("build", [gpt2_decoder, partial(llama_decoder, groups=2, intermediate=48)])
+def test_caches_of_fixed_length_take_any_number_of_rows(build: Callable[..., Any]) -> None:
+    """What such a cache holds behind its rows is anyone's: the import at fixed sizes is compared."""
+    proto = build(length=16, cache="fixed", **SMALL)
+    graph = make_plan(optimise(import_model(proto, {"tokens": "1..16"}), TARGET), TARGET).graph
+    for tokens, past in [(1, 0), (1, 15), (5, 3), (16, 0)]:
+        fixed = import_model(proto, {"tokens": tokens})
+        random = np.random.default_rng(tokens)
+        inputs = {
+            value: np.asarray(random.normal(size=fixed.types[value].shape), np.float32)
+            for value in fixed.inputs
+        }
+        inputs["input_ids"] = random.integers(0, 50, (1, tokens))
+        inputs["past_length"] = np.array([past], np.int32)
+        found = run_graph(graph.at({"tokens": tokens}), inputs)
+        for ours, theirs in zip(found, run_graph(fixed, inputs), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
