@@ -276,7 +276,7 @@ def test_equal_kernels_of_different_names_are_one() -> None:
 
 @pytest.mark.parametrize("build", [gpt2_decoder, partial(llama_decoder, groups=2, intermediate=48)])
 def test_caches_of_fixed_length_take_any_number_of_rows(build: Callable[..., Any]) -> None:
-    """What such a cache holds behind its rows is anyone's: the import at fixed sizes is compared."""
+    """What a cache holds behind its rows is anyone's: the import at fixed sizes is compared."""
     proto = build(length=16, cache="fixed", **SMALL)
     graph = make_plan(optimise(import_model(proto, {"tokens": "1..16"}), TARGET), TARGET).graph
     for tokens, past in [(1, 0), (1, 15), (5, 3), (16, 0)]:
