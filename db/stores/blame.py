@@ -16,7 +16,7 @@ of its token while no result of its own was taken: else a new name would be the 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,9 @@ from db.stores.requests import Blame, LeaseOutcome, RequestState
 from db.stores.statements import table_of
 
 workers = table_of(WorkerRow)
+
+MOST_TOGETHER = 100
+"""Leases that one transaction of a sweep ends."""
 
 MOST_DEATHS = 3
 """Workers that may die with a request in hand before nobody gets it any more."""
@@ -48,6 +51,37 @@ FIRST_CANARY_SECONDS, LONGEST_CANARY_SECONDS = 30.0, 3600.0
 
 FORGIVEN_SECONDS = 86_400.0
 """A worker that was back for so long begins with the first pause again."""
+
+
+def end_some(
+    connection: sa.Connection,
+    over: sa.ColumnElement[bool],
+    now: float,
+    heard_since: float,
+    most_failures: int,
+) -> Sequence[tuple[str, RequestState]]:
+    """End the first `MOST_TOGETHER` leases that are over, as nobody heard of their workers; their
+    requests, and what became of each. None that another transaction has locked."""
+    query = (
+        sa.select(requests)
+        .join(leases, leases.c.id == requests.c.lease_id)
+        .where(over)
+        .order_by(requests.c.serial)
+        .limit(MOST_TOGETHER)
+        .with_for_update(skip_locked=True)
+    )
+    rows = connection.execute(query).all()
+    alive = fit_workers(connection, heard_since) if rows else ()
+    ended = []
+    for row in rows:
+        end = LeaseOutcome.LOST, Blame.WORKER, f"worker '{row.worker_id}' was not heard of"
+        state = end_without_result(connection, row, row.lease_id, *end, now, alive)
+        ended.append((row.id, state))
+    for worker_id, count in sorted(Counter(row.worker_id for row in rows).items()):
+        update = sa.update(workers).where(workers.c.id == worker_id)
+        connection.execute(update.values(leases_lost=workers.c.leases_lost + count))
+        judge(connection, worker_id, now, most_failures)
+    return ended
 
 
 def end_without_result(

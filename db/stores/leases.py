@@ -8,7 +8,6 @@ processes cannot wait for each other.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
@@ -18,7 +17,7 @@ from db.clock import Clock
 from db.engine import reading, writing
 from db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from db.notices import announce, is_queued, queue_topic
-from db.stores.blame import end_without_result, fit_workers, judge, workers
+from db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
 from db.stores.claims import Claim, Found, survey, take
 from db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
 from db.stores.reports import Report, held, over, save
@@ -261,41 +260,24 @@ class LeaseStore(MeasureQueue):
     def expire(self) -> Expiry:
         """End leases whose deadline is over: their requests are queued again, or end.
 
-        Any process may call it, at any time, several at once.
+        Any process may call it, at any time, several at once. Where thousands run out together,
+        each transaction ends some: whoever waits for what it has locked is not kept waiting long.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
             if connection.execute(sa.select(leases.c.id).where(over).limit(1)).first() is None:
                 return Expiry()
         found: dict[RequestState, list[str]] = {state: [] for state in RequestState}
-        with writing(self._engine) as connection:
-            now = self._time(connection)
-            query = (
-                sa.select(requests, leases.c.deadline)
-                .join(leases, leases.c.id == requests.c.lease_id)
-                .where(over)
-                .order_by(requests.c.serial)
-                .with_for_update(skip_locked=True)
-            )
-            rows = connection.execute(query).all()
-            alive = fit_workers(connection, now - self._lost_after_seconds)
-            for row in rows:
-                state = end_without_result(
-                    connection,
-                    row,
-                    row.lease_id,
-                    LeaseOutcome.LOST,
-                    Blame.WORKER,
-                    f"worker '{row.worker_id}' was not heard of",
-                    now,
-                    alive,
-                )
-                found[state].append(row.id)
-            lost = Counter(row.worker_id for row in rows)
-            for worker_id, count in sorted(lost.items()):
-                update = sa.update(workers).where(workers.c.id == worker_id)
-                connection.execute(update.values(leases_lost=workers.c.leases_lost + count))
-                judge(connection, worker_id, now, self._most_failures)
+        now = None  # one for all: what a worker had in hand when it died is one death
+        while True:
+            with writing(self._engine) as connection:
+                now = self._time(connection) if now is None else now
+                heard_since = now - self._lost_after_seconds
+                ended = end_some(connection, over, now, heard_since, self._most_failures)
+            for name, state in ended:
+                found[state].append(name)
+            if not ended:
+                break
         return Expiry(
             requeued=tuple(found[RequestState.QUEUED]),
             lost=tuple(found[RequestState.EXPIRED]),

@@ -8,6 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from db.errors import NotFoundError, StaleLeaseError
+from db.stores import blame
+from db.stores.blame import end_without_result
 from db.stores.jobs import JobStore
 from db.stores.leases import (
     Blame,
@@ -356,6 +358,33 @@ def test_a_candidate_that_kills_three_workers_is_set_aside(
     clock.advance(1000)
     assert leases.claim("w", ["t"], limit=9, lease_seconds=10) == []
     assert all(worker.quarantine is None for worker in workers.list())
+
+
+def test_of_many_leases_that_run_out_together_each_transaction_ends_some(
+    leases: LeaseStore, workers: WorkerStore, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 5,000 workers one that ended all held them locked until whoever renewed gave up. What
+    is done stays done if the sweep breaks off."""
+    monkeypatch.setattr(blame, "MOST_TOGETHER", 2)
+    leases.submit([request(f"r{number}") for number in range(6)])
+    assert len(leases.claim("w", ["t"], limit=6, lease_seconds=10)) == 6
+    clock.advance(11)
+    ended: list[str] = []
+
+    def end(connection: sa.Connection, row: Any, *arguments: Any) -> Any:
+        if len(ended) == 5:
+            raise RuntimeError("the process dies")
+        ended.append(row.id)
+        return end_without_result(connection, row, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(blame, "end_without_result", end)
+        leases.expire()
+    depth = leases.depth()
+    assert (depth[RequestState.QUEUED], depth[RequestState.LEASED]) == (4, 2)
+    assert leases.expire().requeued == ("r4", "r5")
+    assert leases.expire().count == 0
+    assert workers.get("w").leases_lost == 6
 
 
 def test_giving_back_is_no_attempt_but_ends_the_lease(leases: LeaseStore) -> None:
