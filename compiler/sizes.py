@@ -474,8 +474,9 @@ def bounds(size: int) -> tuple[float, float]:
     if not isinstance(size, Size):
         return size, size
     low, high = _interval(size)
-    low = max(low, _relaxed(size, upward=False))
-    high = min(high, _relaxed(size, upward=True))
+    for paired in (False, True):
+        low = max(low, _relaxed(size, upward=False, paired=paired))
+        high = min(high, _relaxed(size, upward=True, paired=paired))
     # Of what the coefficients leave, the nearest number inside.
     step = gcd(*(c for _, c in size.terms))
     if step > 1 and low > -inf:
@@ -501,16 +502,28 @@ def _interval(size: Size) -> tuple[float, float]:
     return low, high
 
 
-def _relaxed(size: Size, *, upward: bool) -> float:
+def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
     """A bound with each quotient q = x // d that stands alone between (x - d + 1) / d and x / d.
 
-    The outermost first: what of its dividend cancels is not rounded.
+    The outermost first: what of its dividend cancels is not rounded. Paired, the difference of two
+    quotients by one divisor, whose dividends are a number apart, is rounded once.
     """
     terms = {monomial: Fraction(c) for monomial, c in size.terms}
     constant = Fraction(size.constant)
     while quotients := [m[0] for m in terms if len(m) == 1 and isinstance(m[0], Quotient)]:
         outer = max(quotients, key=_nesting)
-        factor = terms.pop((outer,)) / outer.divisor
+        factor = terms.pop((outer,))
+        partner = _partner(outer, factor, quotients, terms) if paired else None
+        if partner is not None:  # (x + k) // d - x // d is k / d, rounded down or up
+            common = min(abs(factor), abs(terms[(partner,)])) * (1 if factor > 0 else -1)
+            apart = outer.dividend - cast(int, partner.dividend)
+            up = (common > 0) == upward
+            constant += common * (-(-apart // outer.divisor) if up else apart // outer.divisor)
+            terms[(partner,)] += common
+            terms[(outer,)] = factor - common
+            terms = {monomial: f for monomial, f in terms.items() if f}
+            continue
+        factor /= outer.divisor
         if (factor > 0) != upward:
             constant -= factor * (outer.divisor - 1)
         constant += factor * outer.dividend.constant
@@ -528,6 +541,21 @@ def _relaxed(size: Size, *, upward: bool) -> float:
     total = constant + Fraction(int(end), scale)
     # a whole number: it is rounded to the side where the bound still holds
     return float(total // 1) if upward else float(-(-total // 1))
+
+
+def _partner(
+    quotient: Quotient,
+    factor: Fraction,
+    others: Iterable[Quotient],
+    terms: Mapping[Monomial, Fraction],
+) -> Quotient | None:
+    """Another quotient that is subtracted from this one, by the same divisor, a number apart."""
+    for other in others:
+        if other != quotient and other.divisor == quotient.divisor:
+            apart = other.dividend - cast(int, quotient.dividend)
+            if not isinstance(apart, Size) and terms[(other,)] * factor < 0:
+                return other
+    return None
 
 
 def _nesting(atom: Atom) -> int:

@@ -198,3 +198,5 @@ def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
     assert bounds(8 * (n // 8) - 16 * (n // 16)) == (0, 8)
     rest = n - 48 * (n // 48)
     assert bounds(rest - 32 * (rest // 32)) == (0, 31)
+    row = 16 * ((n + 15) // 16 + (n + 15) // 256 - (n + 255) // 256 + 1)  # no multiple of 256
+    assert row >= n

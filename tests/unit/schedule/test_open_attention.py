@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from compiler.codegen.cpu.lower import lower_nest
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
@@ -112,6 +113,7 @@ def test_rows_of_scores_share_no_cache_sets() -> None:
     workload = open_workload(of_itself, Dimension("n", 1, 2048))
     schedule = next(untuned_schedules(workload, TARGET))
     nest = assert_right(workload, schedule, [{"n": 1}])
+    assert "masked.load" in lower_nest(nest, TARGET)  # the rows are seen to hold all keys
     for n in (1, 7, 8, 250, 256, 1000, 1024, 2048):
         (scores,) = [t for t in nest.at({"n": n}).scratch if t.name == "scores"]
         row = scores.byte_strides[0]
