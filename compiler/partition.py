@@ -219,6 +219,8 @@ class _Partition:
                 self._add_concat(group.nodes[0])
             elif group.output in self._views.slices:
                 self._add_slice(group.nodes[0])
+            elif group.output in self._views.turned:
+                self._add_turn(group.nodes[0])
             elif group.is_view:
                 self._add_reshape(group.nodes[0])
             elif group.is_native:
@@ -316,6 +318,10 @@ class _Partition:
         source = self._dense_rows(node.inputs[0])
         self._nodes.append(replace(node, inputs=(source,)))
         self._cuts.append(ViewStep((source,), node.output, (-view_offset(node),)))
+
+    def _add_turn(self, node: Node) -> None:
+        self._nodes.append(node)
+        self._cuts.append(ViewStep(node.inputs, node.output, (0,)))
 
     def _add_native(self, node: Node) -> None:
         """Add a native function, or a step that runs bodies: it reads rows without a halo, and

@@ -1,4 +1,4 @@
-"""Views: concatenations and slices that cost nothing, because their parts lie in place.
+"""Views: concatenations, slices and transposes that cost nothing: what they give lies in place.
 
 Before:                                     After:
     {conv}: a; {conv}: b                        {conv}: a; {conv}: b, each writing into y
@@ -7,7 +7,8 @@ Before:                                     After:
 A piece of a concatenation that a kernel writes can be written where it belongs, if the pieces lie
 one after the other in memory: along channels where the batch is 1, along the outermost dimension
 otherwise. A piece that cannot (an input, a constant, a value with another place already) is copied
-there alone. A slice whose elements lie together is read where it is. In a dense block (Huang et
+there alone. A slice whose elements lie together is read where it is, and so are rows of channels
+that an image lies in (`passes/turns.py`). In a dense block (Huang et
 al., 2017) all features then lie in one buffer that grows by what each layer adds. Also called
 memory-efficient concatenation, or concat elimination (TensorRT).
 """
@@ -22,9 +23,11 @@ from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR
 from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Demand, LayoutChoice
+from compiler.passes.layout_options import Demand, LayoutChoice, channels_last
+from compiler.passes.turns import turns
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.sizes import OpenSizeError, typical
@@ -60,6 +63,7 @@ class Views:
         concats: for each concatenation that is a view (by its output), a slot for each operand.
         slices: the slices that are views (by their output), and where they start. Slices and
             concatenations in `copied` are no views.
+        turned: the transposes that are views, by their output.
         types: of all values of the graph, and of the copies.
     """
 
@@ -81,6 +85,8 @@ class Views:
         self._fixed = _fixed(graph, work)
         self.concats: dict[str, tuple[Slot, ...]] = {}
         self.slices: dict[str, tuple[int, ...]] = {}
+        self.turned: set[str] = set()
+        self._turns = turns(graph)
         for value in graph.inputs:
             self._add(value, ROW, written=True)
         for group, choice in work:
@@ -114,6 +120,8 @@ class Views:
             self._dense.add(output)
         elif group.is_view:
             self._reshape(node)
+        elif node.name in self._turns and self._is_turned(node, choice):
+            self._turn(node, place)
         elif not more and node.op == "concat" and not self._moves(output):
             self._concat(node, place)
         elif not more and node.op == "slice" and not self._moves(output):
@@ -159,6 +167,24 @@ class Views:
         self._add(output, ROW, written=False)
         self._dense |= {source, output}
         self._regions.join(source, output, view_offset(node))
+
+    def _is_turned(self, node: Node, choice: LayoutChoice) -> bool:
+        """Whether a transpose gives the bytes of its operand, as that lies."""
+        (source,), output = node.inputs, node.output
+        held, wish = self._places.get(source), choice.demands[source].layout
+        last = channels_last(len(self.types[output].shape))
+        if held is None or wish is None or output in self._fixed or self._graph.returns(source):
+            return False
+        return held == Placement(wish) and {wish, choice.output} == {ROW_MAJOR, last}
+
+    def _turn(self, node: Node, place: Placement) -> None:
+        (source,), output = node.inputs, node.output
+        if source in self._fixed:
+            self._fixed.add(output)
+        self._add(output, place, written=False)
+        self._dense |= {source, output}
+        self._regions.join(source, output, 0)
+        self.turned.add(output)
 
     def _slice(self, node: Node, place: Placement) -> None:
         link = _Link(node.inputs[0], node.output, ints(node.attrs, "starts"))

@@ -1,15 +1,16 @@
 """Resizing by interpolation, one dimension after the other.
 
 Along a dimension, each output is a weighted sum of a few inputs; which ones and with what weights
-is known from the extents. So each tap is a gather with constant positions, times a constant row of
-weights. Coordinates and coefficients are those of the ONNX specification of Resize, version 19.
+is known from the extents: constants, which `interpolate` takes for as many dimensions at once as
+have few taps. With many, each tap is a gather, times a constant row of weights. Coordinates and
+coefficients are those of the ONNX specification of Resize, version 19.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import floor, prod
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from compiler.ops.shapes import Shape, show
 from compiler.sizes import OpenSizeError, exact_quotient, is_open
 
 Floats = np.ndarray
+
+MOST_TAPS = 16
+"""Elements that one sum of `interpolate` has at most: those of bicubic interpolation of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +140,46 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
         weights = np.where((found < 0) | (found >= line.inputs), 0, weights)
     if shrink < 1 or node.integer("exclude_outside", 0):
         weights = weights / weights.sum(axis=0)
-    return _Taps(np.clip(found, 0, line.inputs - 1), weights, outside)
+    used = weights.any(axis=1)
+    return _Taps(np.clip(found, 0, line.inputs - 1)[used], weights[used], outside)
 
 
-def _applied(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
-    """The dimension interpolated."""
+def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
+    """Dimensions interpolated, one after the other or several at once."""
+    together: list[int] = []
+    for dim, taps in lines.items():
+        if len(taps.weights) == 1 and (taps.weights == 1).all():
+            x = _picked(node, _interpolated(node, x, lines, together), dim, taps.positions[0])
+            together = []
+        elif len(taps.weights) > MOST_TAPS:
+            x = _summed(node, _interpolated(node, x, lines, together), dim, taps)
+            together = []
+        else:
+            if prod(len(lines[d].weights) for d in (*together, dim)) > MOST_TAPS:
+                x, together = _interpolated(node, x, lines, together), []
+            together.append(dim)
+    return _interpolated(node, x, lines, together)
+
+
+def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequence[int]) -> str:
+    """All of these dimensions at once."""
+    if not dims:
+        return x
+    dtype, operands = node.type(x).dtype, [x]
+    for dim in dims:
+        operands.append(node.constant(lines[dim].positions.astype(np.int32)))
+        operands.append(node.constant(to_memory(lines[dim].weights, dtype), dtype))
+    return node.emit("interpolate", operands, axes=tuple(dims))
+
+
+def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
+    """One dimension, tap by tap."""
     shape, dtype = node.shape(x), node.type(x).dtype
-    used = [k for k in range(len(taps.weights)) if taps.weights[k].any()]
-    if len(used) == 1 and (taps.weights[used[0]] == 1).all():
-        return _picked(node, x, dim, taps.positions[used[0]])
     column = (-1, *(1,) * (len(shape) - 1 - dim))
     total = ""
-    for k in used:
-        weights = to_memory(taps.weights[k].reshape(column), dtype)
-        value = _picked(node, x, dim, taps.positions[k])
+    for positions, each in zip(taps.positions, taps.weights, strict=True):
+        weights = to_memory(each.reshape(column), dtype)
+        value = _picked(node, x, dim, positions)
         value = node.emit("mul", [value, node.constant(weights, dtype)])
         total = node.emit("add", [total, value]) if total else value
     return total
@@ -273,6 +303,7 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
     node.reserve(f"shape {show(full)}", sum(n for n in full if not is_open(n)) * 8)
     value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
     outside = np.zeros((1,) * len(shape), bool)
+    changed: dict[int, _Taps] = {}
     # Dimensions that shrink come first, which leaves less work for the others.
     for dim in sorted(range(len(shape)), key=lambda d: _ratio(lines[d].outputs, lines[d].inputs)):
         line = lines[dim]
@@ -281,10 +312,9 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
         if is_open(line.inputs) or is_open(line.outputs):
             value = _open_applied(node, mode, value, dim, line)
             continue
-        taps = _taps(node, mode, line)
-        value = _applied(node, value, dim, taps)
+        taps = changed[dim] = _taps(node, mode, line)
         outside = outside | taps.outside.reshape((-1, *(1,) * (len(shape) - 1 - dim)))
-    value = cast_to(node, value, dtype)
+    value = cast_to(node, _applied(node, value, changed), dtype)
     if not outside.any():
         return value
     beyond = node.scalar(node.number("extrapolation_value", 0.0), dtype)

@@ -27,6 +27,7 @@ from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.registry import Effort, OpKind
 from compiler.passes.merge_matmuls import INDEX_MAPS
 from compiler.passes.narrow_values import READERS, widening
+from compiler.passes.turns import turns
 from compiler.sizes import OpenSizeError, typical
 
 EPILOGUE_LIMIT = 40
@@ -93,6 +94,8 @@ class _Fusion:
             if graph.types[node.output].elements == 0 and node.op != "trim"
         }
         self._outputs = {*graph.outputs, *kept}
+        self._alone = turns(graph)
+        """Transposes that may be views: no group takes them."""
 
     def groups(self) -> tuple[Group, ...]:
         found: list[Group] = []
@@ -125,7 +128,7 @@ class _Fusion:
                 continue
             self._taken.add(node.name)
             nodes = [node]
-            if _kind(node) in MOVEMENT:
+            if _kind(node) in MOVEMENT and node.name not in self._alone:
                 self._grow_up(nodes, cheap=False)
             found.append(self._group(nodes, None))
         return tuple(sorted(found, key=lambda group: self._position[group.nodes[-1].name]))
@@ -207,7 +210,8 @@ class _Fusion:
         (user,) = users
         readers = self._graph.consumers(user.output)
         prologue = len(readers) == 1 and readers[0].op == "matmul"
-        if user.op != "transpose" or user.name in self._taken or prologue:
+        taken = user.name in self._taken or user.name in self._alone
+        if user.op != "transpose" or taken or prologue:
             return []
         self._taken.add(user.name)
         return [user]
@@ -236,6 +240,7 @@ class _Fusion:
                 node is not None
                 and node.op == "transpose"
                 and node.name not in self._taken
+                and node.name not in self._alone
                 and value not in self._outputs
                 and self._graph.consumers(value) == (anchor,)
             ):
@@ -307,6 +312,7 @@ class _Fusion:
                 if (
                     node is None
                     or node.name in self._taken
+                    or node.name in self._alone
                     or _kind(node) not in MOVEMENT
                     or self._narrows(node)
                     or value in self._outputs

@@ -153,6 +153,15 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
     return work * 1.2 * _gathered(step) * _filled(graph.types[node.output].shape[-1], lanes)
 
 
+def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
+    """Sums of elements at positions; along a row they are gathered one by one."""
+    types = graph.types
+    taps = prod(types[value].shape[0] for value in node.inputs[1::2])
+    along_row = len(types[node.output].shape) - 1 in ints(node.attrs, "axes")
+    gathered = _MIXED if layout == ROW_MAJOR and along_row else 1.0
+    return 2.0 * types[node.output].elements * taps * gathered
+
+
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
     """A sum over pixels. In rows, lanes run along the pixels and are added up at the end."""
     return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)

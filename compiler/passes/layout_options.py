@@ -2,8 +2,8 @@
 
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
 would be partly empty, they may also lie in blocks of half a vector (NCHW8c) or channels-last
-(NHWC), and so may images of four bytes a pixel. Matrix products, rows and gathers read and write
-row-major values.
+(NHWC), and so may images of four bytes a pixel, and all images of a graph that turns some of them
+into rows. Matrix products, rows and gathers read and write row-major values.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from compiler.ops.registry import OpKind
 from compiler.passes import layout_costs as costs
 from compiler.passes.fusion import Group
 from compiler.passes.narrow_values import narrow_source
+from compiler.passes.turns import RANKS as BLOCKED_RANKS
+from compiler.passes.turns import is_to_image, is_to_rows, turns
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES
 from compiler.sizes import OpenSizeError, bounds, is_open, larger
 from compiler.workload import Halo
-
-BLOCKED_RANKS = (3, 4, 5)
-"""Batch, channels, then one to three spatial dimensions."""
 
 GROUP = 4
 """Channels of bytes that are multiplied together."""
@@ -131,6 +130,7 @@ class Options:
         self._lanes = lanes
         self._weight_macs = weight_macs
         self._copied = copied
+        self._turns = turns(graph)
 
     def of(self, group: Group) -> list[Option]:
         """The options of a group: at least one, and the first is row-major."""
@@ -138,6 +138,8 @@ class Options:
         if group.is_view:
             return [Option(self._rows(group), 0.0)]
         if anchor is None:
+            if group.nodes[0].name in self._turns:
+                return self._turn(group)
             if ops.get(group.nodes[0].op).kind is OpKind.PIECES:
                 return self._pieces(group)
             if any(ops.get(node.op).kind is OpKind.MOVEMENT for node in group.nodes):
@@ -150,6 +152,8 @@ class Options:
                 return self._window(group, anchor)
             case OpKind.REDUCTION:
                 return self._reduction(group, anchor)
+            case OpKind.GATHER if anchor.op == "interpolate":
+                return self._interpolation(group, anchor)
         return [self._option(self._rows(group), 0.0)]
 
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
@@ -158,7 +162,9 @@ class Options:
         if len(kind.shape) not in BLOCKED_RANKS or is_open(kind.shape[1]):
             return (ROW_MAJOR,)
         together = kind.dtype.bytes == 1 and kind.shape[1] == GROUP
-        return _layouts(len(kind.shape), kind.shape[1], groups, self._lanes, together)
+        return _layouts(
+            len(kind.shape), kind.shape[1], groups, self._lanes, together, bool(self._turns)
+        )
 
     def _at_typical(self, node: Node) -> Node:
         found = self._typical.node(node.name)
@@ -227,6 +233,20 @@ class Options:
             for layout in self.layouts(x)
         ]
 
+    def _interpolation(self, group: Group, anchor: Node) -> list[Option]:
+        """Images keep the layout that they have; batches and channels are not resized in blocks."""
+        x, *others = (_operand(group, value) for value in anchor.inputs)
+        constants = {value: Demand(ROW_MAJOR) for value in others}
+        resized = min(ints(anchor.attrs, "axes")) < 2
+        return [
+            self._option(
+                self._operands(group, layout, {x: Demand(layout), **constants}),
+                costs.interpolation(self._graph, anchor, layout),
+                group.output,
+            )
+            for layout in ((ROW_MAJOR,) if resized else self.layouts(x))
+        ]
+
     def _reduction(self, group: Group, anchor: Node) -> list[Option]:
         """If only spatial dimensions are reduced, lanes may be channels; others read rows."""
         x = _operand(group, anchor.inputs[0])
@@ -256,6 +276,24 @@ class Options:
         return [
             self._option(self._operands(group, layout, {}), 0.0, group.output) for layout in layouts
         ]
+
+    def _turn(self, group: Group) -> list[Option]:
+        """An image that lies channels-last has the bytes of its rows; else they are copied."""
+        (node,) = group.nodes
+        (x,), y = node.inputs, node.output
+        last = channels_last(len(self._graph.types[y].shape))
+        returned = self._graph.returns(y)
+        anything = LayoutChoice(ROW_MAJOR, {x: Demand(None)})
+        found = [self._option(anything, 0.0, y)]
+        inner = x not in self._graph.inputs and not returned
+        if is_to_rows(self._graph, node) and last in self.layouts(x) and inner:
+            found.append(Option(LayoutChoice(ROW_MAJOR, {x: Demand(last)}), 0.0))
+        if is_to_image(self._graph, node):
+            for layout in self.layouts(y)[1:]:
+                choice = LayoutChoice(layout, {x: Demand(ROW_MAJOR)})
+                view = layout == last and not returned
+                found.append(Option(choice, 0.0) if view else self._option(choice, 0.0, y))
+        return found
 
     def _movement(self, group: Group) -> list[Option]:
         """Slices of whole blocks keep the layout; other movement reads any layout, writes rows."""
@@ -321,7 +359,7 @@ class Options:
 
 @lru_cache(maxsize=4096)
 def _layouts(
-    rank: int, channels: int, groups: int, lanes: int, together: bool
+    rank: int, channels: int, groups: int, lanes: int, together: bool, turned: bool
 ) -> tuple[Layout, ...]:
     found = [ROW_MAJOR]
     if fits_block(channels, groups, lanes):
@@ -330,7 +368,8 @@ def _layouts(
     if half >= 4 and channels % lanes and fits_block(channels, groups, half):
         found.append(blocked(rank, 1, half))
     single = groups in (1, channels)
-    if single and channels % lanes and (channels >= half >= 4 or together):
+    enough = channels >= half >= 4
+    if single and ((turned and enough) or (channels % lanes and (enough or together))):
         found.append(channels_last(rank))
     return tuple(found)
 

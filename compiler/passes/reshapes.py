@@ -77,8 +77,7 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
         return None
     if any(rewriter.shape(v) != full for v in views):
         return None
-    made = [rewriter.producer(v) for v in sources]
-    if not any(n is not None and ops.get(n.op).kind in _PRODUCERS for n in made):
+    if not any(_follows_kernel(rewriter, value) for value in sources):
         return None
     operands: list[str] = []
     for value in node.inputs:
@@ -94,3 +93,11 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
     if rewriter.shape(result) != shape:
         return None
     return rewriter.emit("reshape", [result], {"shape": full})
+
+
+def _follows_kernel(rewriter: Rewriter, value: str) -> bool:
+    """Whether a kernel makes a value, but for a transpose, which sinks as well."""
+    node = rewriter.producer(value)
+    if node is not None and node.op == "transpose":
+        node = rewriter.producer(node.inputs[0])
+    return node is not None and ops.get(node.op).kind in _PRODUCERS

@@ -6,7 +6,9 @@ Before:                                     After:
     %3 = transpose(%2) {perm=(0, 3, 1, 2)}
 
 Transposes sink below elementwise operators until two meet and become one, or none. One that moves
-only dimensions of extent 1 is a reshape. Also called layout propagation.
+only dimensions of extent 1 is a reshape. A reshape that joins dimensions goes after a transpose,
+one that splits them before it: so images stay images where they become rows of channels, and back.
+Also called layout propagation.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def transposes(graph: Graph) -> Graph:
 
 def _rule(rewriter: Rewriter, node: Node) -> str | None:
     if node.op == "transpose":
-        return _merge(rewriter, node)
+        return _merge(rewriter, node) or _join_later(rewriter, node)
+    if node.op == "reshape":
+        return _split_earlier(rewriter, node)
     if ops.get(node.op).kind is OpKind.ELEMENTWISE:
         return _sink(rewriter, node)
     return None
@@ -51,6 +55,60 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
     if moved == sorted(moved):
         return rewriter.emit("reshape", [value], {"shape": tuple(shape[dim] for dim in perm)})
     return rewriter.emit("transpose", [value], {"perm": perm}) if inner is not None else None
+
+
+def _join_later(rewriter: Rewriter, node: Node) -> str | None:
+    """`transpose(reshape(x))` -> `reshape(transpose(x))`, where the reshape joins dimensions."""
+    inner = rewriter.producer(node.inputs[0], "reshape")
+    if inner is None or not rewriter.used_once(inner.output):
+        return None
+    joined, source = rewriter.shape(inner.output), rewriter.shape(inner.inputs[0])
+    runs = _runs(joined, source)
+    if runs is None or len(source) <= len(joined):
+        return None
+    perm = tuple(dim for part in permutation(node, len(joined)) for dim in runs[part])
+    turned = rewriter.emit("transpose", [inner.inputs[0]], {"perm": perm})
+    return rewriter.emit("reshape", [turned], {"shape": rewriter.shape(node.output)})
+
+
+def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
+    """`reshape(transpose(x))` -> `transpose(reshape(x))`, where the reshape splits dimensions."""
+    inner = rewriter.producer(node.inputs[0], "transpose")
+    if inner is None or not rewriter.used_once(inner.output):
+        return None
+    whole, parts = rewriter.shape(inner.output), rewriter.shape(node.output)
+    runs = _runs(whole, parts)
+    if runs is None or len(parts) <= len(whole):
+        return None
+    perm = permutation(inner, len(whole))
+    order = [dim for place in np.argsort(perm) for dim in runs[place]]
+    split = rewriter.emit(
+        "reshape", [inner.inputs[0]], {"shape": tuple(parts[dim] for dim in order)}
+    )
+    return rewriter.emit(
+        "transpose", [split], {"perm": tuple(order.index(dim) for dim in range(len(parts)))}
+    )
+
+
+def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
+    """For each joined dimension the parts that it is the product of; None if some part is in two.
+
+    A dimension of extent 1 is a part of the one before it, if it is not one by itself.
+    """
+    found: list[list[int]] = []
+    place = 0
+    for extent in joined:
+        run, size = [], 1
+        while place < len(parts) and (not run or size < extent):
+            run.append(place)
+            size *= parts[place]
+            place += 1
+        if size != extent:
+            return None
+        found.append(run)
+    if found:
+        found[-1] += range(place, len(parts))
+    return found if all(parts[dim] == 1 for dim in range(place, len(parts))) else None
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:

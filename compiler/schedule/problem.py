@@ -164,9 +164,18 @@ class _Composer:
             if not indirect:
                 return self.value(name, index)
             tensor = self._sources.get(name)
-            if tensor is None:
+            if tensor is not None:
+                return Load(tensor, index, indirect)
+            node = self._graph.producer(name)
+            if node is None or ops.get(node.op).kind is not OpKind.ELEMENTWISE or node.inputs[1:]:
                 raise ValueError(f"'{name}' is read indirectly and must be an input")
-            return Load(tensor, index, indirect)
+            inner = self._source(node.inputs[0])
+
+            def moved(index: tuple[Affine, ...], more: tuple[tuple[int, Expr], ...] = ()) -> Expr:
+                return inner(index, (*more, *indirect))
+
+            kinds = [self._graph.types[node.inputs[0]]]
+            return ops.get(node.op).expression([moved], kinds, node.attrs, index, self._axis)
 
         return read
 

@@ -158,11 +158,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         base = pointer(context.emitter, context.base(tensor), offset)
     elif offset.of(Kind.RUNTIME) or lanes or is_open(offset.constant):
         raise ScheduleError(f"constant '{tensor.name}' needs a static index")
-    indirect = []
-    for dim, _ in load.indirect:
-        if tensor.layout.factors:
-            raise ScheduleError(f"indirect read of '{tensor.name}' needs a row-major layout")
-        indirect.append(tensor.byte_strides[dim])
+    indirect = [_stride(tensor, dim) for dim, _ in load.indirect]
     return Access(
         tensor,
         base,
@@ -176,6 +172,15 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         present,
         apart,
     )
+
+
+def _stride(tensor: Tensor, dim: int) -> int:
+    """Bytes from one index of a dimension to the next, where its layout does not split it."""
+    factors = tensor.layout.resolved(len(tensor.shape))
+    steps = [s for f, s in zip(factors, tensor.byte_strides, strict=True) if f.dim == dim]
+    if len(steps) != 1:
+        raise ScheduleError(f"indirect read of '{tensor.name}' along blocks of dimension {dim}")
+    return steps[0]
 
 
 def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int, int]:

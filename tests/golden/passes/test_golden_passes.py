@@ -212,6 +212,18 @@ def turning() -> Graph:
     return g.graph(back, g("transpose", g("exp", y), perm=(1, 0, 2)))
 
 
+def between_rows_and_images() -> Graph:
+    """What PyTorch's `flatten(2).transpose(1, 2)` becomes, and the way back."""
+    g = Maker()
+    x = g.input("x", 1, 3, 4, 5)
+    rows = g("transpose", g("reshape", x, shape=(1, 3, 20)), perm=(0, 2, 1))
+    total = g("reduce_sum", rows, axes=(2,), keepdims=1)
+    columns = g("transpose", g("add", rows, total), perm=(0, 2, 1))
+    image = g("reshape", columns, shape=(1, 3, 4, 5))
+    heads = g("transpose", g("reshape", x, shape=(2, 6, 5)), perm=(1, 0, 2))
+    return g.graph(image, g("reshape", heads, shape=(12, 5)))
+
+
 def reshaping() -> Graph:
     g = Maker()
     x = g.input("x", 2, 12)
@@ -353,6 +365,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "algebra": (algebra, identities),
     "pool_first": (pool_first, pooled_last),
     "transposes": (transposes, turning),
+    "transposes_images": (transposes, between_rows_and_images),
     "reshapes": (reshapes, reshaping),
     "no_ops": (no_ops, motionless),
     "no_ops_pad": (no_ops, padded),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
+from compiler.graph.ir import Graph
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.no_ops import no_ops
@@ -265,8 +266,41 @@ def turned_under(g: Maker, c: Any) -> tuple[str, ...]:
     return (z, g("exp", x)) if c.shared else (z,)
 
 
+def joined_then_turned(g: Maker, c: Any) -> tuple[str, ...]:
+    x = g("reshape", g.input("x", *c.shape), shape=c.joined)
+    y = g("transpose", x, perm=c.perm)
+    return (y, g("exp", x)) if c.shared else (y,)
+
+
+def turned_then_split(g: Maker, c: Any) -> tuple[str, ...]:
+    x = g("transpose", g.input("x", 2, 6, 20), perm=c.perm)
+    y = g("reshape", x, shape=c.torn or tuple(part for dim in c.perm for part in c.parts[dim]))
+    return (y, g("exp", x)) if c.shared else (y,)
+
+
+def views_last(before: Graph, after: Graph) -> bool:
+    """Whether the transpose comes first and the reshape last."""
+    return [node.op for node in after.nodes] == ["transpose", "reshape"]
+
+
+def views_first(before: Graph, after: Graph) -> bool:
+    return [node.op for node in after.nodes] == ["reshape", "transpose"]
+
+
 PERMS = [(2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0)]
 TRANSPOSES = [
+    Pattern("joined dimensions", transposes, joined_then_turned, {
+        "shape": [(2, 3, 4, 5)], "joined": [(2, 3, 20), (2, 12, 5), (6, 4, 5)],
+        "perm": [(0, 2, 1), (2, 0, 1), (2, 1, 0)], "shared": [False],
+    }, {"joined": [(2, 10, 6), (3, 2, 20), (4, 3, 10)], "shared": [True]}, views_last),
+    Pattern("joined ones", transposes, joined_then_turned, {
+        "shape": [(1, 3, 4, 5), (3, 1, 4, 5), (3, 20, 1, 1)], "joined": [(3, 20)],
+        "perm": [(1, 0)], "shared": [False],
+    }, {"shape": [(2, 6, 1, 5)]}, views_last),
+    Pattern("split dimensions", transposes, turned_then_split, {
+        "perm": [(0, 2, 1), (2, 0, 1), (1, 2, 0)], "torn": [()], "shared": [False],
+        "parts": [((2,), (6,), (4, 5)), ((2,), (2, 3), (4, 5)), ((2, 1), (6,), (20,))],
+    }, {"torn": [(2, 5, 3, 8), (240,), (8, 30), (3, 4, 4, 5)], "shared": [True]}, views_first),
     Pattern("transposes", transposes, turned_twice, {
         "shape": [(2, 3, 4), (2, 2, 2)], "first": [(2, 0, 1), (1, 0, 2), None],
         "second": [(2, 0, 1), (1, 2, 0), (0, 2, 1), None], "shared": [False, True],

@@ -16,6 +16,7 @@ from compiler.loops.layout import ROW_MAJOR, blocked
 from compiler.memory_plan import plan_memory
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
+from compiler.passes.layout_options import channels_last
 from compiler.plan import GraphPlan, Placement, ViewStep
 from compiler.target import resolve_target
 from tests.examples import examples
@@ -25,7 +26,7 @@ from tests.plans import check_memory, planned
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}
 LANES = 16
-NCHW16 = blocked(4, 1, LANES)
+NCHW16, NHWC = blocked(4, 1, LANES), channels_last(4)
 HALO = ((0, 0), (0, 0), (1, 1), (1, 1))
 
 
@@ -226,7 +227,9 @@ def grow(g: Maker, draw: st.DrawFn, values: list[str]) -> str:
     x = draw(pick)
     channels = g.types[x].shape[1]
     number = f"k{len(g.constants)}"
-    match draw(st.sampled_from(["point", "padded", "relu", "concat", "concat", "slice", "turn"])):
+    match draw(
+        st.sampled_from(["point", "padded", "relu", "concat", "concat", "slice", "turn", "rows"])
+    ):
         case "point":
             return point(g, x, draw(st.sampled_from([16, 24, 32])))
         case "padded":
@@ -241,6 +244,14 @@ def grow(g: Maker, draw: st.DrawFn, values: list[str]) -> str:
         case "turn":
             flat = g("reshape", x, shape=(1, channels, 16, 1))
             return g("reshape", flat, shape=(1, channels, 4, 4))
+        case "rows":
+            rows = g("transpose", x, perm=(0, 2, 3, 1))
+            if draw(st.booleans()):
+                scale, bias = g.weight(number, channels), g.weight(f"{number}.b", channels)
+                rows = g("layer_norm", rows, scale, bias, axis=3, epsilon=1e-5)
+            if draw(st.booleans()):
+                rows = g("matmul", rows, g.weight(f"{number}.w", channels, channels))
+            return g("transpose", rows, perm=(0, 3, 1, 2))
     return g("relu", x)
 
 
@@ -267,6 +278,55 @@ def test_outputs_that_are_reshapes_of_each_other(order: str) -> None:
     assert copies(plan) == len(order) - 1
 
 
+ROWS, IMAGE = {"perm": (0, 2, 3, 1)}, {"perm": (0, 3, 1, 2)}
+
+
+def depthwise(g: Maker, x: str, channels: int) -> str:
+    weight = g.weight(f"w{len(g.constants)}", channels, 1, 3, 3)
+    return g("conv", x, weight, **CONV | {"group": channels})
+
+
+def normalised_rows(channels: int = 32) -> Graph:
+    """A block of ConvNeXt: a window, a layer norm along channels and a product, then an image."""
+    g = Maker()
+    x = point(g, g.input("x", 1, 16, 4, 4), channels, "x0")
+    rows = g("transpose", depthwise(g, x, channels), **ROWS, name="rows")
+    scale, bias = g.positive("s", channels), g.weight("b", channels)
+    rows = g("layer_norm", rows, scale, bias, axis=3, epsilon=1e-5)
+    image = g("transpose", g("matmul", rows, g.weight("m", channels, channels)), **IMAGE, name="im")
+    return g.graph(g("reduce_mean", depthwise(g, g("add", x, image), channels), axes=(2, 3)))
+
+
+def test_rows_of_channels_are_the_bytes_of_an_image_that_lies_channels_last() -> None:
+    plan = checked(normalised_rows())
+    held = {step.output: step.inputs for step in plan.steps if isinstance(step, ViewStep)}
+    assert held.keys() == {"rows", "im"}
+    assert plan.placements["im"].layout == plan.placements[held["rows"][0]].layout == NHWC
+    operators = [step.workload.operators for step in plan.kernels]
+    assert ("layer_norm",) in operators and ("matmul",) in operators
+    assert not any("transpose" in each for each in operators)
+
+
+def test_rows_that_the_graph_is_given_or_returns_are_copied_where_they_must() -> None:
+    """The caller's buffers hold what the caller says: rows lie in one as an image channels-last,
+    but no image in rows, and what is returned is written by a kernel."""
+    g = Maker()
+    x, y = g.input("x", 1, 16, 4, 4), g.input("y", 1, 4, 4, 16)
+    rows = g("transpose", depthwise(g, x, 16), **ROWS)
+    image = g("transpose", y, **IMAGE, name="image")
+    given = g("exp", g("transpose", g("relu", x), **ROWS))
+    plan = checked(g.graph(rows, g("reduce_mean", point(g, image, 16), axes=(2, 3)), given))
+    assert [s.output for s in plan.steps if isinstance(s, ViewStep)] == ["image"]
+
+
+def test_transposes_that_no_window_is_near_are_index_maps() -> None:
+    g = Maker()
+    x = g.input("x", 1, 16, 4, 4)
+    rows = g("transpose", g("exp", x), **ROWS)
+    plan = checked(g.graph(g("matmul", rows, g.weight("m", 16, 16))))
+    assert [step.workload.operators for step in plan.kernels] == [("exp",), ("transpose", "matmul")]
+
+
 @settings(max_examples=examples(120))
 @given(graphs())
 def test_random_graphs(graph: Graph) -> None:
@@ -284,7 +344,7 @@ def unit() -> Graph:
     return g.graph(g("relu", point(g, z, 16)), g("reduce_mean", z, axes=(2, 3), keepdims=1))
 
 
-@pytest.mark.parametrize("make", [dense_block, unit])
+@pytest.mark.parametrize("make", [dense_block, unit, normalised_rows])
 def test_compiled(make: Callable[[], Graph]) -> None:
     graph = make()
     target = resolve_target("host")

@@ -1,0 +1,83 @@
+"""Weighted sums of elements at constant positions, along several dimensions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.ops.attributes import ints
+from compiler.ops.registry import Fresh, Operator, OpKind, Source
+
+
+def _axes(types: Sequence[TensorType], attrs: Attrs) -> tuple[int, ...]:
+    """The dimensions that are interpolated.
+
+    For each of them, positions and weights (taps, outputs) follow the image among the operands.
+    """
+    axes = ints(attrs, "axes", ())
+    if len(types) != 1 + 2 * len(axes) or not axes:
+        raise InvalidModelError(f"{len(types)} operands for {len(axes)} dimensions")
+    return axes
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    x, *rest = types
+    shape = list(x.shape)
+    for number, axis in enumerate(_axes(types, attrs)):
+        positions, weights = rest[2 * number : 2 * number + 2]
+        if positions.dtype is not DType.INT32 or weights.dtype is not x.dtype:
+            raise InvalidModelError(f"positions are {positions.dtype}, weights {weights.dtype}")
+        if len(positions.shape) != 2 or positions.shape != weights.shape:
+            raise InvalidModelError("positions and weights are not (taps, outputs) alike")
+        shape[axis] = positions.shape[1]
+    return TensorType(x.dtype, tuple(shape))
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x, *rest = arrays
+    for number, axis in enumerate(ints(attrs, "axes", ())):
+        positions, weights = rest[2 * number : 2 * number + 2]
+        column = (-1, *(1,) * (x.ndim - 1 - axis))
+        taps = (
+            np.take(x, place, axis=axis) * weight.reshape(column)
+            for place, weight in zip(positions, weights, strict=True)
+        )
+        x = sum(taps, start=next(taps))
+    return x
+
+
+def _expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """sum[a] v[a, i] * (sum[b] w[b, j] * x[..., p[a, i], q[b, j]]), each sum written out."""
+    axes = _axes(types, attrs)
+    direct = tuple(Affine() if dim in axes else i for dim, i in enumerate(index))
+
+    def summed(number: int, places: tuple[tuple[int, Expr], ...]) -> Expr:
+        if number == len(axes):
+            return operands[0](direct, places)
+        axis = axes[number]
+        positions, weights = operands[1 + 2 * number : 3 + 2 * number]
+        total: Expr | None = None
+        for tap in range(types[1 + 2 * number].shape[0]):
+            at = (Affine() + tap, index[axis])
+            term = weights(at) * summed(number + 1, (*places, (axis, positions(at))))
+            total = term if total is None else total + term
+        assert total is not None
+        return total
+
+    return summed(0, ())
+
+
+OPERATORS = (Operator("interpolate", OpKind.GATHER, _infer, _reference, _expression),)

@@ -1,0 +1,78 @@
+"""Transposes that turn images into rows of channels, or back, and so may cost nothing.
+
+Before:                                             After (the image lies channels-last):
+    %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
+    %2 = transpose(%1)         1x56x56x96               %2 is there
+    %3 = layer_norm(%2, ...)                            {layer_norm}
+
+An image that lies channels-last has the bytes of its rows. So such a transpose is a group of its
+own, and layout assignment decides whether it is a view or a copy. Others become index maps of the
+kernels around them (`fusion`).
+"""
+
+from __future__ import annotations
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.transposes import permutation
+
+RANKS = (3, 4, 5)
+"""Batch, channels, then one to three spatial dimensions."""
+
+_REACH = 64
+"""Values that are looked at for a window, at most."""
+
+
+def is_to_rows(graph: Graph, node: Node) -> bool:
+    """Whether a transpose puts the channels of its operand last."""
+    rank = len(graph.types[node.output].shape)
+    return rank in RANKS and permutation(node, rank) == (0, *range(2, rank), 1)
+
+
+def is_to_image(graph: Graph, node: Node) -> bool:
+    """Whether a transpose puts what is last in its operand to the place of the channels."""
+    rank = len(graph.types[node.output].shape)
+    return rank in RANKS and permutation(node, rank) == (0, rank - 1, *range(1, rank - 1))
+
+
+def turns(graph: Graph) -> frozenset[str]:
+    """The names of the transposes between rows and what windows slide over, or make."""
+    return frozenset(
+        node.name
+        for node in graph.nodes
+        if node.op == "transpose"
+        and (
+            (is_to_rows(graph, node) and _is_image(graph, node.inputs[0]))
+            or (is_to_image(graph, node) and _is_image(graph, node.output))
+        )
+    )
+
+
+def _is_image(graph: Graph, value: str) -> bool:
+    """Whether a window makes or reads a value, but for elementwise operators between them."""
+    shape = graph.types[value].shape
+    found, queue = {value}, [value]
+    while queue and len(found) < _REACH:
+        current = queue.pop()
+        maker = graph.producer(current)
+        beside: list[str] = []
+        if maker is not None:
+            if _has_windows(maker):
+                return True
+            if ops.get(maker.op).kind is OpKind.ELEMENTWISE:
+                beside += maker.inputs
+        for reader in graph.consumers(current):
+            if _has_windows(reader) and reader.inputs[0] == current:
+                return True
+            if ops.get(reader.op).kind is OpKind.ELEMENTWISE:
+                beside.append(reader.output)
+        for each in beside:
+            if each not in found and each not in graph.constants:
+                found.add(each)
+                queue += [each] if graph.types[each].shape == shape else []
+    return False
+
+
+def _has_windows(node: Node) -> bool:
+    return node.op in ("conv", "interpolate") or ops.get(node.op).kind is OpKind.WINDOW
