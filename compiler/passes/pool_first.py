@@ -29,7 +29,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
         return None
     value = node.inputs[0]
     conv = rewriter.producer(value, "conv")
-    if conv is None or not rewriter.used_once(value) or not _is_pointwise(rewriter, conv):
+    if conv is None or not rewriter.used_once(value) or not is_pointwise(rewriter, conv):
         return None
     if not _averages_pixels(rewriter, node, biased=len(conv.inputs) == 3):
         return None
@@ -39,7 +39,8 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
     return rewriter.emit("conv", [pooled, *conv.inputs[1:]], conv.attrs)
 
 
-def _is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
+def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
+    """Whether a convolution mixes channels alone: one tap, each pixel once."""
     spatial = len(rewriter.shape(conv.inputs[1])) - 2
     return (
         all(extent == 1 for extent in rewriter.shape(conv.inputs[1])[2:])

@@ -49,6 +49,7 @@ class CoreModel:
             `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
+        level2_ways: lines that a set of the second level holds.
     """
 
     fma_units: float
@@ -75,6 +76,7 @@ class CoreModel:
     crossing_load: float = 1.2
     crossing_store: float = 1.0
     translated_pages: int = 2048
+    level2_ways: int = 16
 
     @property
     def cached_weight_macs(self) -> float:

@@ -92,6 +92,21 @@ class Contraction:
             return core.level1_ways * sets
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
+    def crowds_cache(self, core: CoreModel) -> bool:
+        """Whether the channels of one row share so few sets of the second level that it cannot hold
+        them: the blocks of channels of an image of 128x128 pixels lie a power of two apart."""
+        load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
+        if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
+            return False
+        factors = load.tensor.layout.resolved(len(load.tensor.shape))
+        apart = [
+            step
+            for factor, step in zip(factors, load.tensor.byte_strides, strict=True)
+            if factor.mod is None and self.channel in load.index[factor.dim].axes()
+        ]
+        blocks = -(-self.channel.extent // self.channel_block)
+        return any(blocks * gcd(step, sets) > sets * core.level2_ways for step in apart)
+
     @cached_property
     def _row_stride(self) -> int | None:
         """Bytes from one row of the tile to the next; None where no rows are read in place."""

@@ -21,6 +21,7 @@ from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
+from compiler.passes.enlarge_last import enlarge_last
 from compiler.passes.fold_batch_norm import fold_batch_norm
 from compiler.passes.fold_scale import fold_scale
 from compiler.passes.gelu import gelu
@@ -202,6 +203,24 @@ def pooled_last() -> Graph:
     return g.graph(first, second, third, biased, g("max_pool", g("conv", x, w, **point), **largest))
 
 
+def enlarged_first() -> Graph:
+    """A concatenation of an image that is enlarged and two others, mixed by one convolution."""
+    g = Maker()
+    point = CONV | {"pads": (0, 0, 0, 0)}
+    small, first, last = (
+        g.input("x", 1, 6, 2, 3),
+        g.input("y", 1, 2, 4, 6),
+        g.input("z", 1, 1, 4, 6),
+    )
+    places = g.constant("p", np.array([[0, 0, 0, 1], [0, 1, 1, 1]], np.int32))
+    weights = g.constant("f", [[0.25, 0.75, 0.25, 0.75], [0.75, 0.25, 0.75, 0.25]])
+    columns = g.constant("q", np.array([[0, 0, 1, 1, 2, 2]], np.int32))
+    ones = g.constant("one", [[1.0] * 6])
+    large = g("interpolate", small, places, weights, columns, ones, axes=(2, 3))
+    joined = g("concat", first, large, last, axis=1)
+    return g.graph(g("conv", joined, g.weight("w", 4, 9, 1, 1), g.weight("b", 4), **point))
+
+
 def turning() -> Graph:
     g = Maker()
     x = g.input("x", 2, 3, 4, 5)
@@ -364,6 +383,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "fold_scale": (fold_scale, scales),
     "algebra": (algebra, identities),
     "pool_first": (pool_first, pooled_last),
+    "enlarge_last": (enlarge_last, enlarged_first),
     "transposes": (transposes, turning),
     "transposes_images": (transposes, between_rows_and_images),
     "reshapes": (reshapes, reshaping),

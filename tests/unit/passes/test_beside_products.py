@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
+from compiler.passes.enlarge_last import enlarge_last
 from compiler.passes.fold_batch_norm import fold_batch_norm
 from compiler.passes.fold_scale import fold_scale
 from compiler.passes.lower_gemm import lower_gemm
@@ -205,6 +206,56 @@ def test_a_batch_norm_after_a_bias_of_run_time_is_a_scale_and_a_shift() -> None:
     statistics = [g.positive("s", 3), g.weight("t", 3), g.weight("m", 3), g.positive("v", 3)]
     graph = g.graph(g("batch_norm", y, *statistics, epsilon=1e-5))
     assert operators(proven(fold_batch_norm, graph)) == ["conv", "mul", "add"]
+
+
+# enlarge_last
+
+
+def enlarged(g: Maker, c: Any) -> tuple[str, ...]:
+    x = g.input("x", 1, c.channels, *c.size)
+    rows = len(c.weights)
+    places = np.arange(rows * 8).reshape(rows, 8) % c.size[0]
+    taps = [g.constant("p", places.astype(np.int32)), g.constant("f", np.repeat(c.weights, 8, 1))]
+    if c.both:
+        taps += [g.constant("q", places.astype(np.int32) % c.size[1]), taps[1]]
+    y = g("interpolate", x, *taps, axes=c.axes if c.both else c.axes[:1])
+    shape = g.types[y].shape[2:]
+    others = {"first": (3,), "between": (3, 2), "twice": (3,)}.get(c.pieces, ())
+    pieces = [y, *(g.input(f"z{n}", 1, n, *shape) for n in others)]
+    if c.pieces == "between":
+        pieces.insert(0, pieces.pop())
+    if c.pieces == "twice":
+        pieces.append(g("relu", y))
+    joined = g("concat", *pieces, axis=c.axis) if len(pieces) > 1 else y
+    window = g.weight("w", c.filters, g.types[joined].shape[1] // c.group, *c.window)
+    if c.run_time:
+        window = g.input("w'", *g.types[window].shape)
+    z = g("conv", joined, window, *optional(g, "b", c.bias, c.filters), group=c.group,
+          pads=(0, 0, 0, 0), strides=c.strides, dilations=(1, 1))  # fmt: skip
+    return (z, g("exp", joined)) if c.shared else (z,)
+
+
+LINEAR = np.array([[0.25], [0.75]], np.float32)
+ENLARGED = {
+    "channels": [16, 8], "size": [(4, 4), (2, 4)], "weights": [LINEAR, LINEAR[:1] * 4],
+    "both": [True, False], "axes": [(2, 3), (3, 2)], "axis": [1, -3], "filters": [4, 24],
+    "pieces": ["alone", "first", "between"], "bias": ["none", "constant", "run time"],
+    "group": [1], "window": [(1, 1)], "strides": [(1, 1)], "shared": [False], "run_time": [False],
+}  # fmt: skip
+ENLARGED_BESIDE = {
+    "weights": [LINEAR / 2], "pieces": ["twice"], "group": [2],
+    "window": [(3, 1), (1, 3)], "strides": [(2, 1)], "shared": [True], "run_time": [True],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases([
+    Pattern("enlarged", enlarge_last, enlarged, ENLARGED, ENLARGED_BESIDE),
+    Pattern("enlarged less than mixed", enlarge_last, enlarged, ENLARGED | {
+        "size": [(7, 7)], "channels": [32], "filters": [4], "both": [True], "axes": [(2, 3)],
+    }, {"channels": [1]}),
+]))  # fmt: skip
+def test_images_are_enlarged_last(case: Case) -> None:
+    case.check()
 
 
 # pool_first

@@ -108,3 +108,16 @@ def test_winograd_reads_cached_weights_seldom_where_caches_are_slow(untuned: Unt
         for third in (26, 3)
     )
     assert slow.integer("block") > fast.integer("block")
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "inner"), [(128, 1024, True), (120, 1024, False), (128, 256, False)]
+)
+def test_rows_that_share_cache_sets_are_read_once(
+    untuned: Untuned, size: int, channels: int, inner: bool
+) -> None:
+    """64 blocks of 16 channels, a power of two apart, are more than the lines of a set."""
+    workload = conv(16, channels=channels, filters=256, size=size, kernel=1)
+    found = untuned(workload, "strict", cache_bytes=caches(MI, 32 * MI))
+    assert (found.text("order") == "lanes-inner") is inner
+    assert not inner or found.integer("tile") >= 9
