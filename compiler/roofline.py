@@ -17,8 +17,10 @@ from compiler.codegen.backend import backend_of
 from compiler.codegen.link import link_shared
 from compiler.device import DeviceFacts
 from compiler.dtypes import DType
+from compiler.ops.products import BYTES
 from compiler.runtime.speeds import (
     CHAINS,
+    DOTS,
     PEAK_ROUNDS,
     PEAK_SAMPLES,
     Level,
@@ -26,8 +28,9 @@ from compiler.runtime.speeds import (
     Speeds,
 )
 from compiler.target import Target
+from compiler.targets import DotInstruction
 
-__all__ = ["Level", "Speeds", "TimeBound", "bound", "measure_speeds", "probe_library"]
+__all__ = ["Level", "Speeds", "TimeBound", "bound", "dots", "measure_speeds", "probe_library"]
 
 CACHE_LEVELS = (1, 2, 3)
 
@@ -56,6 +59,7 @@ def bound(
     value_bytes: int,
     all_weight_bytes: int,
     threads: int = 1,
+    dot: tuple[str, int] = ("", 1),
 ) -> TimeBound:
     """The least time of one kernel of a model.
 
@@ -70,10 +74,14 @@ def bound(
         value_bytes: what it reads and writes besides.
         all_weight_bytes: packed weights of the whole model.
         threads: cores that share the work.
+        dot: the narrow type whose products are added in groups, and of how many. Where its peak was
+            not measured, a group takes as long as one product of float32.
     """
+    name, group = dot
+    rate = speeds.dots.get(name, speeds.flops_per_second * group)
     memory = weight_bytes / speeds.level_for(all_weight_bytes).bytes_per_second
     memory += value_bytes / speeds.level_for(weight_bytes + value_bytes).bytes_per_second
-    return TimeBound(flops / speeds.flops_per_second / threads, memory / threads)
+    return TimeBound(flops / rate / threads, memory / threads)
 
 
 def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
@@ -93,7 +101,7 @@ def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
 
 
 def probe_library(target: Target) -> bytes:
-    """The code of `peak` and `read` as a shared library, for a device elsewhere.
+    """The code of `peak`, `read` and `dots` as a shared library, for a device elsewhere.
 
     Raises:
         LinkerError: if no linker of this machine links for the target.
@@ -114,22 +122,54 @@ def peak_ir(target: Target) -> str:
 
     A loop of independent fused multiply-adds on registers, nothing else.
     """
-    vector = f"<{target.lanes(DType.FLOAT32)} x float>"
+    lanes = target.lanes(DType.FLOAT32)
+    vector = _vector(DType.FLOAT32, lanes)
+    return _peak_ir("peak", vector, vector, f"llvm.fmuladd.v{lanes}f32")
+
+
+def dots(target: Target) -> dict[str, DotInstruction]:
+    """The instruction for products of each narrow type (`speeds.DOTS`) that the target has."""
+    lanes = target.lanes(DType.FLOAT32)
+    types = {
+        "int8": [(x, y, DType.INT32) for x in BYTES for y in BYTES],
+        "bfloat16": [(DType.BFLOAT16, DType.BFLOAT16, DType.FLOAT32)],
+    }
+    found = {}
+    for name in DOTS:
+        known = filter(None, (target.dot(*each, lanes) for each in types[name]))
+        whole = (each for each in known if each.accumulates and lanes in dict(each.intrinsic))
+        if instruction := next(whole, None):
+            found[name] = instruction
+    return found
+
+
+def dot_peak_ir(target: Target, name: str) -> str:
+    """LLVM IR of `peak` by the instruction of a narrow type in `dots`, as `peak_NAME`."""
+    instruction, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
+    sums = _vector(instruction.accumulator, lanes)
+    factors = _vector(instruction.operand, 4 * lanes // instruction.operand.bytes)
+    intrinsic = dict(instruction.intrinsic)[lanes]
+    return _peak_ir(f"peak_{name}", sums, factors, intrinsic)
+
+
+def _peak_ir(symbol: str, sums: str, factors: str, function: str) -> str:
+    """A loop of one function of a sum and two factors; all of them are vectors of equal size."""
     chains = range(CHAINS)
-    phis = [f"  %s{i} = phi {vector} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
+    phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
     steps = [
-        f"  %n{i} = call {vector} @llvm.fmuladd({vector} %s{i}, {vector} %a, {vector} %b)"
+        f"  %n{i} = call {sums} @{function}({sums} %s{i}, {factors} %a, {factors} %b)"
         for i in chains
     ]
+    add = "add" if " x i" in sums else "fadd"
     lines = [
-        f"declare {vector} @llvm.fmuladd({vector}, {vector}, {vector})",
-        "define void @peak(i64 %rounds, ptr %memory) {",
+        f"declare {sums} @{function}({sums}, {factors}, {factors})",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) {{",
         "entry:",
-        f"  %a = load {vector}, ptr %memory",
-        f"  %pb = getelementptr {vector}, ptr %memory, i64 1",
-        f"  %b = load {vector}, ptr %pb",
-        f"  %ps = getelementptr {vector}, ptr %memory, i64 2",
-        f"  %start = load {vector}, ptr %ps",
+        f"  %a = load {factors}, ptr %memory",
+        f"  %pb = getelementptr {sums}, ptr %memory, i64 1",
+        f"  %b = load {factors}, ptr %pb",
+        f"  %ps = getelementptr {sums}, ptr %memory, i64 2",
+        f"  %start = load {sums}, ptr %ps",
         "  br label %loop",
         "loop:",
         "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
@@ -139,13 +179,12 @@ def peak_ir(target: Target) -> str:
         "  %more = icmp ult i64 %next, %rounds",
         "  br i1 %more, label %loop, label %exit",
         "exit:",
-        *_sum(vector, CHAINS),
-        f"  store {vector} %t{CHAINS - 1}, ptr %ps",
+        *_sum(sums, CHAINS, add),
+        f"  store {sums} %t{CHAINS - 1}, ptr %ps",
         "  ret void",
         "}",
     ]
-    name = f"@llvm.fmuladd.v{target.lanes(DType.FLOAT32)}f32"
-    return "\n".join(lines).replace("@llvm.fmuladd", name) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def read_ir(target: Target) -> str:
@@ -197,10 +236,16 @@ def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_R
         return probes.peak_flops(samples, rounds)
 
 
-def _sum(vector: str, terms: int) -> list[str]:
+def _vector(dtype: DType, lanes: int) -> str:
+    """LLVM's type of a vector."""
+    names = {DType.FLOAT32: "float", DType.BFLOAT16: "bfloat"}
+    return f"<{lanes} x {names.get(dtype, f'i{8 * dtype.bytes}')}>"
+
+
+def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
     """%t{terms - 1} = %n0 + %n1 + ..."""
-    first = [f"  %t1 = fadd {vector} %n0, %n1"]
-    return first + [f"  %t{i} = fadd {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
+    first = [f"  %t1 = {add} {vector} %n0, %n1"]
+    return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
 
 
 @contextmanager
@@ -208,11 +253,15 @@ def _loaded(target: Target) -> Iterator[Probes]:
     """The probes in this process."""
     library = backend_of(target).load(_objects(target))
     try:
-        yield Probes(library.address("peak"), library.address("read"), vector_bytes(target))
+        narrow = {name: library.address(f"peak_{name}") for name in dots(target)}
+        peak, read = (library.address(name) for name in ("peak", "read"))
+        yield Probes(peak, read, vector_bytes(target), narrow)
     finally:
         library.close()
 
 
 def _objects(target: Target) -> list[bytes]:
     backend = backend_of(target)
-    return [backend.compile(text, target) for text in (peak_ir(target), read_ir(target))]
+    narrow = (dot_peak_ir(target, name) for name in dots(target))
+    texts = (peak_ir(target), read_ir(target), *narrow)
+    return [backend.compile(text, target) for text in texts]

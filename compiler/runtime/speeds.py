@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
@@ -21,6 +21,9 @@ CHAINS = 12
 
 LEAST_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
 """What is read to time memory at least and at most, in bytes: more than caches hold."""
+
+DOTS = {"int8": 4, "bfloat16": 2}
+"""Narrow types whose products a core may add in groups of so many, where an instruction does."""
 
 PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
 READ_SAMPLES = 8
@@ -39,11 +42,13 @@ class Level:
 class Speeds:
     """Rates of one core: float32 operations a second, and bytes a second read from each level.
 
-    `levels` run from the smallest cache to the memory.
+    `levels` run from the smallest cache to the memory. `dots` are the operations a second of the
+    types in DOTS for which the target has an instruction.
     """
 
     flops_per_second: float
     levels: tuple[Level, ...]
+    dots: Mapping[str, float] = field(default_factory=dict)
 
     def level_for(self, size: int) -> Level:
         """The smallest level that holds so many bytes."""
@@ -52,7 +57,11 @@ class Speeds:
     def to_json(self) -> dict[str, Any]:
         """A JSON form that `from_json` reads back to an equal value."""
         levels = [[level.name, level.bytes, level.bytes_per_second] for level in self.levels]
-        return {"flops_per_second": self.flops_per_second, "levels": levels}
+        return {
+            "flops_per_second": self.flops_per_second,
+            "levels": levels,
+            "dots": dict(self.dots),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Speeds:
@@ -60,7 +69,9 @@ class Speeds:
         levels = tuple(Level(str(n), int(size), float(rate)) for n, size, rate in data["levels"])
         if not levels or levels[-1].bytes:
             raise ValueError("the last level of a roofline is the memory")
-        return cls(float(data["flops_per_second"]), levels)
+        # Workers of earlier releases measure float32 alone.
+        dots = {str(name): float(rate) for name, rate in data.get("dots", {}).items()}
+        return cls(float(data["flops_per_second"]), levels, dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +81,33 @@ class Probes:
     `peak` is the address of `void peak(int64_t rounds, float *memory)`: on each of CHAINS vectors
     one multiply-add a round; `memory` holds 3 vectors. `read` is the address of
     `void read(int64_t rounds, float *memory, int64_t bytes)`: reads the memory once a round;
-    `bytes` is a multiple of CHAINS vectors.
+    `bytes` is a multiple of CHAINS vectors. `dots` has functions like `peak` for types in DOTS.
     """
 
     peak: int
     read: int
     vector_bytes: int
+    dots: Mapping[str, int] = field(default_factory=dict)
 
     def peak_flops(self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
         """Float32 operations a second of one core: the best of some runs of a few milliseconds."""
+        return self._operations(self.peak, 1, samples, rounds)
+
+    def dot_peaks(
+        self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS
+    ) -> Mapping[str, float]:
+        """As `peak_flops`, of the narrow types."""
+        return {
+            name: self._operations(address, DOTS[name], samples, rounds)
+            for name, address in self.dots.items()
+        }
+
+    def _operations(self, address: int, group: int, samples: int, rounds: int) -> float:
         lanes = self.vector_bytes // 4
         memory = aligned_empty(3 * self.vector_bytes).view(np.float32)
         memory[:lanes], memory[lanes:] = 0.5, 1.0  # s * 0.5 + 1 stays near 2
-        seconds = _fastest(self.peak, (rounds, memory.ctypes.data), samples)
-        return 2.0 * lanes * CHAINS * rounds / seconds
+        seconds = _fastest(address, (rounds, memory.ctypes.data), samples)
+        return 2.0 * lanes * group * CHAINS * rounds / seconds
 
     def read_bytes_per_second(self, size: int, samples: int = READ_SAMPLES) -> float:
         """Bytes that one core reads a second from a block of about `size` bytes, over and over."""
@@ -113,7 +137,7 @@ class Probes:
                 smaller = size
         rate = self.read_bytes_per_second(largest_block(cache_bytes, memory_bytes))
         levels.append(Level("memory", 0, rate))
-        return Speeds(self.peak_flops(), tuple(levels))
+        return Speeds(self.peak_flops(), tuple(levels), self.dot_peaks())
 
 
 def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:

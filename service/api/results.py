@@ -114,6 +114,7 @@ class _Race(_Body):
 class _Speeds(_Body):
     flops_per_second: float
     levels: list[Annotated[tuple[Name, Size, float], Field(strict=False)]] = Field(max_length=16)
+    dots: dict[Name, float] = Field(default_factory=dict, max_length=16)
 
 
 class _RunResult(_Body):

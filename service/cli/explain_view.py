@@ -129,10 +129,12 @@ def _headline(report: ModelReport) -> str:
     levels = ", ".join(
         f"{level.name} {level.bytes_per_second / 1e9:.0f}" for level in report.speeds.levels
     )
+    dots = report.speeds.dots.items()
+    narrow = "".join(f", {rate / 1e9:.0f} of {name}" for name, rate in dots)
     core = report.device or "the device"
     return (
         f"{text}, {tuned} tuned. All kernels: {report.seconds * 1e3:.3f} ms.\n"
-        f"A core of {core}: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s; "
+        f"A core of {core}: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s{narrow}; "
         f"reads GB/s: {levels}."
     )
 

@@ -11,6 +11,7 @@ from compiler import costs
 from compiler.build import LoweredKernel, lower_workload
 from compiler.codegen.statistics import InnerLoop, inner_loops
 from compiler.graph.text import print_graph
+from compiler.loops.nest import dot_operands
 from compiler.loops.text import print_nest
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
 from compiler.roofline import Speeds, TimeBound, bound
@@ -158,9 +159,8 @@ def explain(
         weights, values = _bytes(lowered)
         limit = None
         if speeds is not None:
-            # One instruction adds a group of products, as one multiply-add does of float32.
-            steps = executed / max((c.group for c in lowered.nest.computes), default=1)
-            limit = bound(speeds, steps, weights, values, compiled.program.weight_bytes, threads)
+            all_weights, dot = compiled.program.weight_bytes, _dot(lowered)
+            limit = bound(speeds, executed, weights, values, all_weights, threads, dot)
         kernels.append(
             KernelReport(
                 number=number,
@@ -191,6 +191,16 @@ def explain(
         planned.decision,
         where,
     )
+
+
+def _dot(lowered: LoweredKernel) -> tuple[str, int]:
+    """The narrow type whose products a kernel adds in groups, and of how many."""
+    widest = max(lowered.nest.computes, key=lambda compute: compute.group, default=None)
+    operands = dot_operands(widest.body) if widest is not None and widest.group > 1 else None
+    if widest is None or operands is None:
+        return "", 1
+    dtype = operands[0].dtype
+    return "int8" if dtype.bytes == 1 else dtype.value, widest.group
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:

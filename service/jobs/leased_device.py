@@ -13,7 +13,7 @@ import numpy as np
 
 from compiler.device import DeviceFacts
 from compiler.errors import InvalidFactsError
-from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
+from compiler.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
 from compiler.runtime.speeds import largest_block
 from compiler.target import Target
 from db.standing import Backing, Witness
@@ -221,6 +221,7 @@ class LeasedDevice:
             vector_bytes(target),
             cache_sizes(facts),
             facts.memory_bytes,
+            tuple(dots(target)),
         )
         more = {work.library: memoryview(library)}
         most = largest_block(work.cache_bytes, work.memory_bytes)

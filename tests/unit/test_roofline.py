@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compiler.codegen.object import emit_assembly
@@ -12,6 +14,8 @@ from compiler.roofline import (
     Level,
     Speeds,
     bound,
+    dot_peak_ir,
+    dots,
     measure_speeds,
     peak_ir,
     read_ir,
@@ -29,6 +33,38 @@ def test_the_peak_is_of_multiply_adds_on_registers(bits: int) -> None:
     (loop,) = inner_loops(emit_assembly(peak_ir(target), target), target)
     assert loop.fmas == CHAINS
     assert not any("(%r" in line for line in loop.instructions), "the loop touches memory"
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("sapphirerapids", {"int8": "vpdpbusd", "bfloat16": "vdpbf16ps"}),
+        ("cascadelake:256", {"int8": "vpdpbusd"}),
+        ("x86-64-v4", {}),
+        ("neoverse-v1", {"int8": "udot", "bfloat16": "bfdot"}),
+    ],
+)
+def test_peaks_of_narrow_types_are_of_their_instructions(
+    target: str, found: dict[str, str]
+) -> None:
+    resolved = resolve_target(target)
+    assert dots(resolved).keys() == found.keys()
+    for name, instruction in found.items():
+        (loop,) = inner_loops(emit_assembly(dot_peak_ir(resolved, name), resolved), resolved)
+        assert sum(instruction in line for line in loop.instructions) == CHAINS
+        assert loop.spills == 0
+
+
+def test_a_group_without_a_measured_peak_takes_as_long_as_a_product_of_float32() -> None:
+    measured = replace(SPEEDS, dots={"int8": 300e9})
+    for speeds, dot, rate in (
+        (SPEEDS, ("int8", 4), 400e9), (measured, ("int8", 4), 300e9),
+        (measured, ("bfloat16", 2), 200e9), (measured, ("", 1), 100e9),
+    ):  # fmt: skip
+        limit = bound(speeds, 1e6, 0, 0, 0, dot=dot)
+        assert limit.compute_seconds == pytest.approx(1e6 / rate)
+    assert Speeds.from_json(measured.to_json()) == measured
+    assert Speeds.from_json({k: v for k, v in measured.to_json().items() if k != "dots"}) == SPEEDS
 
 
 @pytest.mark.parametrize("bits", [256, 512])
@@ -58,6 +94,8 @@ def test_arithmetic_or_memory_limits() -> None:
 def test_this_machine_is_measured() -> None:
     speeds = measure_speeds(host_target(), find_device())
     assert speeds.flops_per_second > 0
+    assert speeds.dots.keys() == dots(host_target()).keys()
+    assert all(rate > 0 for rate in speeds.dots.values())
     assert all(level.bytes_per_second > 0 for level in speeds.levels)
     sizes = [level.bytes for level in speeds.levels]
     assert sizes == [*sorted(sizes[:-1]), 0]

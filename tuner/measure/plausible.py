@@ -176,10 +176,12 @@ def check_run(request: RunRequest, result: RunResult) -> None:
             _require(pairs, "race.comparisons", f"are not those of {len(variants)} variants")
             ratios = all(_is_ratio(r) for c in race.comparisons for r in c.ratios)
             _require(ratios, "race.comparisons", "are not between two programs that do the same")
-        case SpeedsWork():
+        case SpeedsWork(dots=asked):
             speeds = result.speeds
             assert speeds is not None
+            _require(speeds.dots.keys() <= {*asked}, "speeds", "are not what was asked")
             rates = [speeds.flops_per_second, *(each.bytes_per_second for each in speeds.levels)]
+            rates += speeds.dots.values()
             possible = all(0.0 < rate <= MOST_RATE for rate in rates)
             _require(possible, "speeds", "are of no machine")
         case _:

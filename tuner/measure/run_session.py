@@ -124,8 +124,9 @@ class _Run:
     def _speeds(self, work: SpeedsWork) -> Speeds:
         self._begin("speeds")
         library = _open(self._files[work.library])
-        addresses = (_address(library, "peak"), _address(library, "read"))
-        probes = Probes(*addresses, work.vector_bytes)
+        peak, read = (_address(library, name) for name in ("peak", "read"))
+        dots = {name: _address(library, f"peak_{name}") for name in work.dots}
+        probes = Probes(peak, read, work.vector_bytes, dots)
         return probes.speeds(work.cache_bytes, work.memory_bytes)
 
     def _load(self, number: int) -> Executable:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
 from compiler.runtime.native import MAX_THREADS
+from compiler.runtime.speeds import DOTS
 from tuner.measure.model_runs import INPUT_SEED
 from tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
 
@@ -96,13 +97,15 @@ class ProfileWork:
 class SpeedsWork:
     """Measure the roofline with the functions of a library (`compiler.runtime.speeds.Probes`).
 
-    `cache_bytes` and `memory_bytes` are facts of the device.
+    `cache_bytes` and `memory_bytes` are facts of the device. `dots` are the narrow types whose
+    functions the library has.
     """
 
     library: str
     vector_bytes: int
     cache_bytes: tuple[int, ...]
     memory_bytes: int
+    dots: tuple[str, ...] = ()
 
 
 Work = CheckWork | RaceWork | ProfileWork | SpeedsWork
@@ -228,13 +231,14 @@ def _work_to_json(work: Work) -> dict[str, Any]:
             return {"do": "race", "variants": [list(v) for v in variants], "seed": seed}
         case ProfileWork(program, samples, seed):
             return {"do": "profile", "program": program, "samples": samples, "seed": seed}
-        case SpeedsWork(library, vector_bytes, cache_bytes, memory_bytes):
+        case SpeedsWork(library, vector_bytes, cache_bytes, memory_bytes, dots):
             return {
                 "do": "speeds",
                 "library": library,
                 "vector_bytes": vector_bytes,
                 "cache_bytes": list(cache_bytes),
                 "memory_bytes": memory_bytes,
+                "dots": list(dots),
             }
         case _:
             assert_never(work)
@@ -266,9 +270,16 @@ def _work_from_json(data: Mapping[str, Any]) -> Work:
                 _integer(data["vector_bytes"], 1 << 12, least=4),
                 _items(data["cache_bytes"], _size),
                 _size(data["memory_bytes"]),
+                _items(data.get("dots", []), _dot),  # services of earlier releases ask for none
             )
         case other:
             raise ValueError(f"there is no work '{other}'")
+
+
+def _dot(name: Any) -> str:
+    if name not in DOTS:
+        raise ValueError(f"no peak of '{name}' is measured")
+    return str(name)
 
 
 def _program_from_json(data: Mapping[str, Any]) -> ProgramParts:

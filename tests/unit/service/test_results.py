@@ -240,7 +240,7 @@ def run_request(work: Work, *blobs: str) -> RunRequest:
 
 CHECK = run_request(CheckWork(0, 1, {"y": "e" * 64}, ("y",)), "e" * 64)
 RACE = run_request(RaceWork(((0,), (0,))))
-SPEED = run_request(SpeedsWork("d" * 64, 32, (0,), 0), "d" * 64)
+SPEED = run_request(SpeedsWork("d" * 64, 32, (0,), 0, ("int8",)), "d" * 64)
 
 HONEST = {
     "check": (CHECK, RunResult("a", RunStatus.OK, errors={"y": 0.1}, fetched={"y": b"x"})),
@@ -283,6 +283,9 @@ def test_an_honest_run_is_taken(name: str) -> None:
         ("speeds", changed("speeds", "levels", to=[["memory", 0, -1.0]]), "speeds"),
         ("speeds", changed("speeds", "levels", to=[["memory", 10**30, 1.0]]), "speeds"),
         ("speeds", changed("speeds", "levels", to=[]), "result"),
+        ("speeds", changed("speeds", "dots", to={"int8": 0.0}), "speeds"),
+        ("speeds", changed("speeds", "dots", to={"int8": 1e17}), "speeds"),
+        ("speeds", changed("speeds", "dots", to={"bfloat16": 1e11}), "speeds"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(

@@ -49,7 +49,7 @@ WORKS = [
     CheckWork(0, 7, {"y": D}, ("y",)),
     RaceWork(((0,), (0, 0))),
     ProfileWork(0, 5),
-    SpeedsWork(D, 64, (1 << 15, 1 << 20, 0), 1 << 34),
+    SpeedsWork(D, 64, (1 << 15, 1 << 20, 0), 1 << 34, ("int8", "bfloat16")),
 ]
 
 
@@ -163,6 +163,20 @@ def test_a_result_reads_back_equal_in_json_without_infinities() -> None:
     found = RunResult.from_json(json.loads(text))
     assert found == result
     np.testing.assert_array_equal(found.arrays()["y"], array)
+
+
+@pytest.mark.parametrize("names", [["float8"], [7], "int8", {"int8": 1}])
+def test_peaks_that_nobody_measures_are_refused(names: Any) -> None:
+    payload = request(WORKS[-1]).to_json()
+    payload["work"]["dots"] = names
+    with pytest.raises(ProtocolError, match="malformed run request"):
+        read_request(payload)
+
+
+def test_a_service_that_knows_float32_alone_is_understood() -> None:
+    payload = request(WORKS[-1]).to_json()
+    del payload["work"]["dots"]
+    assert read_request(payload) == request(replace(WORKS[-1], dots=()))
 
 
 @pytest.mark.parametrize(
