@@ -14,7 +14,8 @@ kernel to another between the first product and the last. All arithmetic stays i
 kernel's registers: sums of products, normalisations, softmax, what is added and multiplied element
 by element. Elements that are only moved are moved as they are stored. The inputs and outputs of the
 graph stay float32, and so do values whose rounding would be seen as a jump: those that are rounded,
-compared or converted to integers, and what native functions and bodies of control flow read.
+compared or converted to integers, and what native functions and bodies of control flow read; and
+what is made with a number that the narrow type does not hold, such as a mask's -1e9.
 Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
 """
 
@@ -140,11 +141,37 @@ class _Narrowing:
     def _may_be_narrow(self, value: str, maker: Group, readers: list[Group]) -> bool:
         if not self._is_value(value) or self._source.returns(value) or maker.is_native:
             return False
+        if self._exceeds(maker):
+            return False
         if any(
             node.op in ("bitcast", "field") for group in (maker, *readers) for node in group.nodes
         ):
             return False
         return not any(group.is_native or self._jumps(group) for group in readers)
+
+    def _exceeds(self, group: Group) -> bool:
+        """Whether a group computes with a number, or pads with one, that the narrow type does not
+        hold: masks add -1e9, which would be stored as an infinity."""
+        for node in group.nodes:
+            factors = node.inputs[: FACTORS.get(node.op, 0)]  # these are refused
+            arrays = [
+                self._source.constants[v]
+                for v in node.inputs
+                if v not in factors and v in self._source.constants
+            ]
+            number = node.attr("value") if node.op == "pad" else None
+            if isinstance(number, float):
+                arrays.append(np.array(number, np.float32))
+            floats = (array for array in arrays if array.dtype == np.float32)
+            if any(self._lost(array).any() for array in floats):
+                return True
+        return False
+
+    def _lost(self, array: np.ndarray) -> np.ndarray:
+        """Where numbers would become infinite."""
+        with np.errstate(over="ignore"):
+            rounded = from_memory(to_memory(array, self._dtype), self._dtype)
+        return np.asarray(np.isfinite(array) & ~np.isfinite(rounded))
 
     def _jumps(self, group: Group) -> bool:
         """Whether a small difference of what a group reads may be a large one of what it gives."""
@@ -221,16 +248,14 @@ class _Narrowing:
         return self._stored[value]
 
     def _rounded(self, value: str, array: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            rounded = to_memory(array, self._dtype)
-        lost = np.isfinite(array) & ~np.isfinite(from_memory(rounded, self._dtype))
+        lost = self._lost(array)
         if lost.any():
             largest = float(np.abs(array[lost]).max())
             raise InvalidModelError(
                 f"constant '{value}' holds {largest:.6g}, which is infinite in {self._dtype}: "
                 f"compile the model in another precision"
             )
-        return rounded
+        return to_memory(array, self._dtype)
 
     def _in_float32(self, value: str, wide: dict[str, str]) -> str:
         """The value as it is computed with, converted once for each group (`wide`)."""

@@ -154,6 +154,39 @@ def test_a_weight_that_float16_does_not_hold_is_named() -> None:
     assert narrow(graph, DType.BFLOAT16).types["huge.bfloat16"].dtype is DType.BFLOAT16
 
 
+def masked(kind: str, number: float) -> Graph:
+    """Scores of a product, far below zero in places, and another product behind them."""
+    g = Maker()
+    x = g.input("x", 1, 1, 4, 8)
+    scores = g("matmul", g("relu", g("matmul", x, g.weight("a", 8, 8))), g.weight("b", 8, 6))
+    match kind:
+        case "pad":
+            scores = g("pad", scores, pads=(0, 0, 0, 0, 0, 0, 0, 2), value=number)
+        case "add":
+            mask = np.where(np.arange(6) < 3, 0, number).astype(np.float32)
+            scores = g("add", scores, g.constant("mask", mask))
+        case "where":
+            keep = g.constant("keep", np.arange(6) < 3)
+            scores = g("where", keep, scores, g.constant("low", np.float32(number)))
+        case "concat":
+            low = np.full((1, 1, 4, 2), number, np.float32)
+            scores = g("concat", scores, g.constant("low", low), axis=3)
+    wide = g.types[scores].shape[-1]
+    return g.graph(g("matmul", g("softmax", scores, axis=-1), g.weight("c", wide, 5)))
+
+
+@pytest.mark.parametrize("kind", ["pad", "add", "where", "concat"])
+def test_numbers_that_a_type_does_not_hold_stay_float32(kind: str) -> None:
+    """Not even the operand of such a pad is narrow; a mask of -30000 is, and so is one of -inf."""
+    for dtype, beyond in ((DType.FLOAT16, -1e9), (DType.BFLOAT16, -3.4e38)):
+        kept = {
+            number: sum(kind.dtype is dtype for kind in narrowed(graph, dtype).types.values())
+            for number in (-3e4, beyond, -np.inf)
+            for graph in (masked(kind, number),)
+        }
+        assert kept[-3e4] == kept[-np.inf] > kept[beyond] > 0
+
+
 def test_a_weight_that_was_infinite_before_stays_so() -> None:
     g = Maker()
     w = np.full((8, 8), np.inf, np.float32)
