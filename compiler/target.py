@@ -77,11 +77,6 @@ class Target:
         return "cpu"
 
     @property
-    def not_computed(self) -> frozenset[DType]:
-        """Types that LLVM has no instructions for here, and aborts on instead of refusing them."""
-        return self.family.not_computed
-
-    @property
     def feature_text(self) -> str:
         """The features as LLVM takes them."""
         return ",".join(self.features)

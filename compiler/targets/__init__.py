@@ -209,8 +209,6 @@ class Family:
         code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
-        not_computed: types in which LLVM aborts on arithmetic, or never ends: no kernel may compute
-            in them.
     """
 
     name: str
@@ -234,7 +232,6 @@ class Family:
     elf_machine: int = 0
     code_level: int = 2
     relocation: str = "pic"
-    not_computed: frozenset[DType] = frozenset()
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

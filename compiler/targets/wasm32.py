@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
 from compiler.target import Target
 from compiler.targets import CoreModel, Family
 
@@ -41,7 +40,4 @@ FAMILY = Family(
     ),
     # Position-independent WebAssembly would import its tables from a dynamic linker.
     relocation="static",
-    # There are instructions for neither. LLVM cannot select bfloat16's conversions, and never ends
-    # on comparisons of float16 vectors.
-    not_computed=frozenset({DType.BFLOAT16, DType.FLOAT16}),
 )

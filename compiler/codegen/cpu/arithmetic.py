@@ -6,6 +6,7 @@ IEEE arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import copysign
 from typing import assert_never
 
@@ -32,6 +33,10 @@ _INTEGER_PREDICATES = {
 }
 
 
+_BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
+"""What needs no arithmetic of a float."""
+
+
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     """One operation on values of one type; scalars are splatted where others are vectors.
 
@@ -41,6 +46,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
     dtype = values[-1].dtype
     assert dtype is not None
+    if dtype.bytes == 2 and operation not in _BITWISE and not _computes(emitter, dtype):
+        return _in_float32(emitter, operation, values)
     text = type_text(dtype, lanes)
     match operation:
         case Operation.FMA:
@@ -91,6 +98,21 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     assert_never(operation)
 
 
+def _computes(emitter: Emitter, dtype: DType) -> bool:
+    """Whether LLVM computes in a type without calls into a C library."""
+    return not dtype.is_float or halves.has_instructions(emitter, dtype)
+
+
+def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
+    """An operation on 16-bit floats, rounded once more: sums, products, quotients and roots come
+    out as if rounded once, since float32 has more than twice their digits."""
+    dtype = values[-1].dtype
+    assert dtype is not None
+    wide = [cast(emitter, v, DType.FLOAT32) if v.dtype is dtype else v for v in values]
+    result = apply(emitter, operation, *wide)
+    return result if result.dtype is DType.BOOL else cast(emitter, result, dtype)
+
+
 def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     """Conversion as C does it; out-of-range floats saturate, where C leaves them undefined."""
     source = value.dtype
@@ -103,7 +125,7 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         return emitter.const(semantics.cast(exact, to).item(), to, lanes)
     if to is DType.BOOL:
         zero = emitter.const(0, source, lanes)
-        return _compare(emitter, Operation.NE, value, zero)
+        return apply(emitter, Operation.NE, value, zero)
     if source.is_float and to.is_float:
         if source.bytes == to.bytes:
             return cast(emitter, cast(emitter, value, DType.FLOAT32), to)

@@ -9,7 +9,6 @@ from pathlib import Path
 from compiler.codegen import apart, link, object
 from compiler.codegen.backend import Backend, KernelCode, Library, StageCode
 from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
-from compiler.codegen.cpu.refusal import check_types
 from compiler.loops.nest import LoopNest
 from compiler.target import Target
 from compiler.timings import Timings, timed
@@ -24,7 +23,6 @@ class CpuBackend:
     """The protocol, implemented by the functions of this folder and of its parent."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
-        check_types(nest, target)
         text = lower_nest(nest, target)
         digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         name = f"tw_{digest[:24]}"

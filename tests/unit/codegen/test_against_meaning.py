@@ -155,8 +155,6 @@ V2 = pytest.param("x86-64-v2", marks=pytest.mark.skipif(
 @pytest.mark.parametrize("kind", [*FLOATS, np.float16])
 def test_the_remainder_is_exact(kind: type, name: str) -> None:
     """Whatever the quotient: up to 2**2097 for float64, with fused multiply-adds or without."""
-    if kind is np.float16 and name == "x86-64-v2":
-        pytest.skip("it converts float16 by calls into a library")
     target, limits, count = resolve_target(name), np.finfo(kind), 3000
     edges = [
         0,

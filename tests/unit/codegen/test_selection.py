@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,7 @@ from compiler.codegen.object import emit_assembly, emit_object
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.loops.expr import Cast, Expr
-from compiler.target import known_targets, resolve_target
+from compiler.target import Target, known_targets, resolve_target
 from tests.kernels import HOST, in_child
 from tests.unit.codegen.test_arithmetic import elementwise, operations
 
@@ -60,21 +61,38 @@ def fresh_process() -> Iterator[None]:
     apart.close()
 
 
+def all_operations(target: Target, dtype: DType, others: Sequence[DType]) -> Iterator[str]:
+    """Every operation on values of a type, and conversions to others: in vectors with a masked
+    tail, then in scalars."""
+
+    def make(x: Expr, y: Expr, c: Expr) -> list[Expr]:
+        casts = [Cast(x, to) for to in others if to is not dtype]
+        return [*(f(x, y, c) for _, f in operations(dtype)), *casts]
+
+    for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
+        types = (dtype, dtype, DType.BOOL)
+        nest, _, _ = elementwise(lanes, 3 * lanes - 1, types, make, vector=vector)
+        yield backend_of(target).lower(nest, target).text
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_every_operation_on_narrow_floats_is_compiled_without_a_library(
+    name: str, dtype: DType
+) -> None:
+    """Kernels are linked with nothing: no conversion may be a call, such as to __extendhfsf2."""
+    target = known_targets()[name]
+    for text in all_operations(target, dtype, tuple(DType)):
+        assembly = apart.emit_assembly(text, target)
+        calls = re.findall(r"\b__\w*(?:[hb]f|gnu)\w*", assembly)
+        assert not calls, sorted(set(calls))
+
+
 @pytest.mark.parametrize("name", sorted(known_targets()))
 def test_every_operation_on_a_proven_type_is_selected(name: str) -> None:
     """Vectors, a masked tail and scalars; conversions to every proven type, too."""
     target = known_targets()[name]
-    texts = []
-    for dtype in PROVEN:
-
-        def make(x: Expr, y: Expr, c: Expr, dtype: DType = dtype) -> list[Expr]:
-            casts = [Cast(x, to) for to in PROVEN if to is not dtype]
-            return [*(f(x, y, c) for _, f in operations(dtype)), *casts]
-
-        for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
-            types = (dtype, dtype, DType.BOOL)
-            nest, _, _ = elementwise(lanes, 3 * lanes - 1, types, make, vector=vector)
-            texts.append(backend_of(target).lower(nest, target).text)
+    texts = [text for dtype in PROVEN for text in all_operations(target, dtype, PROVEN)]
 
     def emit() -> None:
         try:
@@ -85,27 +103,6 @@ def test_every_operation_on_a_proven_type_is_selected(name: str) -> None:
             os.abort()
 
     in_child(emit)
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_what_wasm_cannot_compute_is_refused_before_llvm_sees_it(dtype: DType) -> None:
-    def halved(x: Expr) -> Sequence[Expr]:
-        return (x * 0.5,)
-
-    def widened(x: Expr) -> Sequence[Expr]:
-        return (Cast(x, DType.FLOAT32),)
-
-    for make in (halved, widened):
-        nest, _, _ = elementwise(4, 11, [dtype], make)
-        with pytest.raises(CompilerError, match=f"'wasm32' cannot compute in {dtype}"):
-            backend_of(WASM).lower(nest, WASM)
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_elements_that_are_moved_only_are_not_refused(dtype: DType) -> None:
-    backend = backend_of(WASM)
-    nest, _, _ = elementwise(4, 11, [dtype], lambda x: (x,))
-    assert backend.compile(backend.lower(nest, WASM).text, WASM).startswith(b"\0asm")
 
 
 def test_an_abort_is_an_error_of_its_code_alone() -> None:
