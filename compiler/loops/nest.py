@@ -64,7 +64,8 @@ class For:
 
     Inside the body the axis stands for its tile: inner loops and register tiles over the same axis
     split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
-    A PARALLEL loop is the only node at the top of its stage; [lo, hi) counts its tiles.
+    PARALLEL loops are alone at the top of their stage; [lo, hi) counts their tiles, one loop's
+    after the other's.
     """
 
     axis: Axis
@@ -173,7 +174,10 @@ def dot_operands(body: Expr) -> tuple[Load, Load] | None:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Nests that run one after the other, without a barrier between them."""
+    """Nests that run one after the other, without a barrier between them.
+
+    Threads share the tiles of PARALLEL ones: none of these reads or writes what another writes.
+    """
 
     name: str
     body: tuple[Node, ...]

@@ -77,16 +77,17 @@ def check_roles(nest: LoopNest) -> None:
 
 
 def check_bindings(nest: LoopNest) -> None:
-    """A parallel loop is the only node at the top of its stage."""
+    """Parallel loops are at the top of their stage, with nothing but others beside them."""
     for stage in nest.stages:
+        shared = {isinstance(n, For) and n.binding is not Binding.SERIAL for n in stage.body}
         for node in stage.body:
             for inner, depth in _nodes(node, 0):
                 if not isinstance(inner, For) or inner.binding is Binding.SERIAL:
                     continue
-                if depth > 0 or len(stage.body) > 1:
+                if depth > 0 or len(shared) > 1:
                     raise ScheduleError(
                         f"stage '{stage.name}': {inner.binding} loop '{inner.axis.name}' "
-                        f"is not alone at the top"
+                        f"is not at the top, or has serial nests beside it"
                     )
 
 

@@ -22,6 +22,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import ints
 from compiler.ops.registry import OpKind
 from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import OpenSizeError
 
 
 def transposes(graph: Graph) -> Graph:
@@ -63,7 +64,7 @@ def _join_later(rewriter: Rewriter, node: Node) -> str | None:
     if inner is None or not rewriter.used_once(inner.output):
         return None
     joined, source = rewriter.shape(inner.output), rewriter.shape(inner.inputs[0])
-    runs = _runs(joined, source)
+    runs = _known_runs(joined, source)
     if runs is None or len(source) <= len(joined):
         return None
     perm = tuple(dim for part in permutation(node, len(joined)) for dim in runs[part])
@@ -77,7 +78,7 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
     if inner is None or not rewriter.used_once(inner.output):
         return None
     whole, parts = rewriter.shape(inner.output), rewriter.shape(node.output)
-    runs = _runs(whole, parts)
+    runs = _known_runs(whole, parts)
     if runs is None or len(parts) <= len(whole):
         return None
     perm = permutation(inner, len(whole))
@@ -88,6 +89,14 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
     return rewriter.emit(
         "transpose", [split], {"perm": tuple(order.index(dim) for dim in range(len(parts)))}
     )
+
+
+def _known_runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
+    """As `_runs`; None too where sizes that are known at run time only decide."""
+    try:
+        return _runs(joined, parts)
+    except OpenSizeError:
+        return None
 
 
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:

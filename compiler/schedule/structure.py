@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, inf
 
@@ -45,14 +45,19 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
     """A stage whose outermost loop is split over threads; serial where it has no loop."""
     nodes = nest(loops, *body)
-    match nodes:
-        case (For(unroll=False) as loop,):
-            outer = For(
-                loop.axis, loop.step, loop.body, Binding.PARALLEL, loop.peel, False, loop.lets
-            )
-            return Stage(name, (outer,))
-        case _:
-            return Stage(name, nodes)
+    # Without a loop around them, nodes of the body may need what others of it made.
+    shared = _shared(nodes) if len(nodes) == 1 else None
+    return Stage(name, shared or nodes)
+
+
+def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
+    """The nests with their outermost loops split over threads; None where one has no such loop."""
+    shared: list[Node] = []
+    for node in nodes:
+        if not isinstance(node, For) or node.unroll:
+            return None
+        shared.append(replace(node, binding=Binding.PARALLEL))
+    return tuple(shared)
 
 
 def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
@@ -222,9 +227,27 @@ def depends_on(expr: Expr, axis: Axis) -> bool:
     )
 
 
+def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:
+    """The stages of a kernel, the last of which writes zeros into the halo of its output, too."""
+    return (*stages[:-1], *beside(stages[-1], _halo(output, lanes)))
+
+
+def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
+    """A stage with serial nests that neither read nor write what it, or another of them, writes.
+
+    They become a stage of their own where threads share the first, and cannot share these.
+    """
+    if not any(isinstance(node, For) and node.binding is Binding.PARALLEL for node in stage.body):
+        return (replace(stage, body=(*stage.body, *nests)),)
+    shared = _shared(nests)
+    if shared is None:
+        return stage, Stage(f"{stage.name}b", tuple(nests))
+    return (replace(stage, body=(*stage.body, *shared)),)
+
+
 @lru_cache(maxsize=1024)
-def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
-    """A stage that writes zeros into the halo of an output; none if it has no halo.
+def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
+    """Nests that write zeros into the halo of an output; none if it has no halo.
 
     The halo of a (n, c, h, w) tensor is written slice by slice: for each dimension with a halo, the
     elements before and after it, over all dimensions inside and outside.
@@ -232,7 +255,7 @@ def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
     if not any(output.halo):
         return ()
     rank = len(output.shape)
-    stages = []
+    nests: list[Node] = []
     for dim, (before, after) in enumerate(output.halo):
         for edge, width in ((-before, before), (output.shape[dim], after)):
             if not width:
@@ -260,5 +283,5 @@ def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
                 vector=vector,
             )
             loops = [LoopSpec(a, 4 * lanes if a == vector else 1) for a in axes]
-            stages.append(parallel_stage(f"halo{dim}{'b' if edge < 0 else 'a'}", loops, compute))
-    return tuple(stages)
+            nests += nest(loops, compute)
+    return tuple(nests)

@@ -5,7 +5,7 @@ generator (`points`), and access analysis (`access`). A stage becomes one functi
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
 
-that runs tiles [lo, hi) of its parallel loop.
+that runs tiles [lo, hi) of its parallel loops.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ def stage_symbol(name: str, number: int) -> str:
 
 
 def stage_extent(stage: Stage) -> int:
-    """Tiles of the stage's parallel loop, that is what lo and hi count; 1 when it is serial.
+    """Tiles of the stage's parallel loops, that is what lo and hi count; 1 when it is serial.
 
-    A size where the loop's extent is known at run time.
+    A size where a loop's extent is known at run time.
     """
-    match stage.body:
-        case (For(binding=Binding.PARALLEL) as loop,):
-            return sum(s.count for s in _loop_segments(loop))
-        case _:
-            return 1
+    loops = _parallel_loops(stage)
+    return sum(s.count for loop in loops for s in _loop_segments(loop)) if loops else 1
+
+
+def _parallel_loops(stage: Stage) -> tuple[For, ...]:
+    """The loops whose tiles threads share; none where the stage is serial."""
+    loops = tuple(node for node in stage.body if isinstance(node, For))
+    return loops if all(loop.binding is Binding.PARALLEL for loop in loops) else ()
 
 
 def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
@@ -108,12 +111,12 @@ def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool)
         written=_written(stage.body),
         masks=masks,
     )
-    match stage.body:
-        case (For(binding=Binding.PARALLEL) as loop,):
-            _parallel(context, loop)
-        case body:
-            for node in body:
-                _lower(context, node)
+    loops, first = _parallel_loops(stage), 0
+    for loop in loops:
+        begins, ends = loop is loops[0], loop is loops[-1]
+        first = _parallel(context, loop, first, begins=begins, ends=ends)
+    for node in () if loops else stage.body:
+        _lower(context, node)
     return context.emitter
 
 
@@ -138,8 +141,11 @@ def _lower(context: Context, node: Node) -> None:
             raise ScheduleError(f"loop {node.axis.name}: {binding} is not at the top of a stage")
 
 
-def _parallel(context: Context, loop: For) -> None:
-    """The tiles [lo, hi) of the stage's loop, split over its segments.
+def _parallel(context: Context, loop: For, first: int, *, begins: bool, ends: bool) -> int:
+    """Those tiles of a loop that are in [lo, hi), split over its segments.
+
+    `first` is the number of the loop's first tile; returns that of the first one after it. The
+    stage's tiles begin or end with it.
 
     The narrow tile of rows comes first. The code does not state bounds that lo and hi keep anyway,
     so it does not say how many full tiles follow, and serves any number of them.
@@ -153,19 +159,20 @@ def _parallel(context: Context, loop: For) -> None:
     if len(parts) == 2 and not loop.peel and not is_open_loop and _is_of_rows(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
-    first = 0
     for segment in parts:
         start, stop = low, high
-        if segment is not parts[0]:
+        if segment is not parts[0] or not begins:
             edge = emitter.size(first)
             start = emitter.call(DType.INT64, 1, "llvm.smax.i64", low, edge)
-        if segment is not parts[-1]:
+        if segment is not parts[-1] or not ends:
             edge = emitter.size(first + segment.count)
             stop = emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edge)
         lowered = partial(_tail_tile if is_open(segment.width) else _body, context, loop)
         body = tile_body(context, loop.axis, outer, segment, lowered, first=first)
         emitter.loop(start, stop, (), body, may_be_empty=True)
         first += segment.count
+    context.environment[loop.axis] = outer
+    return first
 
 
 def _tail_tile(context: Context, loop: For, values: list[Value]) -> list[Value]:

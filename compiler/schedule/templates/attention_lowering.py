@@ -21,7 +21,7 @@ from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.loops.rewriting import substitute
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import LoopSpec, halo_stage, nest, parallel_stage, unit_stride
+from compiler.schedule.structure import LoopSpec, nest, parallel_stage, unit_stride, with_halo
 from compiler.schedule.templates.attention_analysis import Attention, extent, segments
 from compiler.sizes import is_open, typical
 from compiler.target import Target
@@ -161,7 +161,7 @@ class _Lowering:
         stage = parallel_stage("main", [LoopSpec(axis) for axis in batch], *body)
         problem = found.problem
         output = problem.output.tensor
-        stages = (stage, *halo_stage(output, self._lanes))
+        stages = with_halo((stage,), output, self._lanes)
         made = LoopNest("kernel", (*problem.inputs, output), tuple(scratch), stages)
         return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 

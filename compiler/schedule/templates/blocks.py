@@ -39,12 +39,12 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     LoopSpec,
-    halo_stage,
     needs_padding,
     parallel_balance,
     parallel_stage,
     replace_tensors,
     vector_axis,
+    with_halo,
 )
 from compiler.target import Target
 from compiler.workload import Workload
@@ -261,7 +261,7 @@ def _lower(found: Blocks, schedule: Schedule, target: Target) -> Kernel:
     stage = parallel_stage("main", loops, compute)
     output = problem.output.tensor
     inputs = replace_tensors(problem.inputs, tuple(packed.values()))
-    nest = LoopNest("kernel", (*inputs, output), (), (stage, *halo_stage(output, lanes)))
+    nest = LoopNest("kernel", (*inputs, output), (), with_halo((stage,), output, lanes))
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
 

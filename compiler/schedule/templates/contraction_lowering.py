@@ -16,10 +16,10 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
     LoopSpec,
-    halo_stage,
     parallel_stage,
     replace_tensors,
     unit_stride,
+    with_halo,
 )
 from compiler.schedule.templates.contraction_analysis import (
     Contraction,
@@ -67,7 +67,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     nest = replace(
         kernel.nest,
         buffers=(*kernel.nest.buffers, output),
-        stages=(*kernel.nest.stages, join, *halo_stage(output, lanes)),
+        stages=with_halo((*kernel.nest.stages, join), output, lanes),
     )
     return replace(kernel, nest=nest)
 
@@ -94,7 +94,7 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         "kernel",
         (*inputs, *shared, output),
         (),
-        (*panels.stages, *stages, *halo_stage(output, lanes)),
+        with_halo((*panels.stages, *stages), output, lanes),
     )
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 

@@ -22,10 +22,10 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace, anything
 from compiler.schedule.structure import (
     LoopSpec,
-    halo_stage,
     needs_padding,
     parallel_stage,
     unit_stride,
+    with_halo,
 )
 from compiler.sizes import always_less, typical
 from compiler.target import Target
@@ -165,5 +165,5 @@ def _lower(found: Dot, schedule: Schedule, target: Target) -> Kernel:
     loops = [*map(LoopSpec, found.batch), LoopSpec(found.rows, schedule.integer("tile"))]
     stage = parallel_stage("main", loops, compute)
     output = problem.output.tensor
-    nest = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
+    nest = LoopNest("kernel", (*problem.inputs, output), (), with_halo((stage,), output, lanes))
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))

@@ -23,10 +23,10 @@ from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     LoopSpec,
     aligned,
-    halo_stage,
     parallel_stage,
     unit_stride,
     vector_axis,
+    with_halo,
 )
 from compiler.target import Target
 from compiler.workload import Workload
@@ -84,7 +84,7 @@ class _Template:
         lanes = target.lanes(DType.FLOAT32)
         stage = map_stage("main", problem.output, problem.expr, problem.axes, schedule, lanes)
         output = problem.output.tensor
-        stages = (stage, *halo_stage(output, lanes))
+        stages = with_halo((stage,), output, lanes)
         nest = LoopNest("kernel", (*problem.inputs, output), (), stages)
         return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 

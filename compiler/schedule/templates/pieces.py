@@ -17,7 +17,7 @@ from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import halo_stage
+from compiler.schedule.structure import with_halo
 from compiler.schedule.templates.map import map_stage, transposed_axis
 from compiler.target import Target
 from compiler.workload import Workload
@@ -103,7 +103,7 @@ class _Template:
             role=Role.OUTPUT,
         )
         inputs = problems[0].inputs
-        nest = LoopNest("kernel", (*inputs, whole), (), (*stages, *halo_stage(whole, lanes)))
+        nest = LoopNest("kernel", (*inputs, whole), (), with_halo(tuple(stages), whole, lanes))
         return Kernel(nest, tuple((t.name, i) for i, t in enumerate(inputs)))
 
 

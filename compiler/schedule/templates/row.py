@@ -45,7 +45,6 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     LoopSpec,
-    halo_stage,
     needs_padding,
     nest,
     padded_axes,
@@ -53,6 +52,7 @@ from compiler.schedule.structure import (
     reads_halo,
     unit_stride,
     vector_axis,
+    with_halo,
 )
 from compiler.schedule.templates import FALLBACK
 from compiler.sizes import always_less, typical
@@ -299,7 +299,7 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     loops = [LoopSpec(a, width if a == along else 1) for a in found.outer]
     stage = parallel_stage("main", loops, *computes)
     output = problem.output.tensor
-    nest_ = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
+    nest_ = LoopNest("kernel", (*problem.inputs, output), (), with_halo((stage,), output, lanes))
     return Kernel(nest_, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
 

@@ -39,7 +39,7 @@ from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import SubSpace, anything
-from compiler.schedule.structure import LoopSpec, halo_stage, nest, parallel_stage, reads_halo
+from compiler.schedule.structure import LoopSpec, nest, parallel_stage, reads_halo, with_halo
 from compiler.schedule.templates import LAST, pieces
 from compiler.target import Target
 from compiler.workload import Workload
@@ -78,7 +78,8 @@ class _Template:
             "out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT
         )
         output = problems[0].output.tensor if len(problems) == 1 else whole
-        stages = (*(stage for stage, _ in made), *halo_stage(whole, target.lanes(DType.FLOAT32)))
+        lanes = target.lanes(DType.FLOAT32)
+        stages = with_halo(tuple(stage for stage, _ in made), whole, lanes)
         inputs = problems[0].inputs
         scratch = tuple(tensor for _, tensors in made for tensor in tensors)
         loops = LoopNest("kernel", (*inputs, output), scratch, stages)

@@ -26,10 +26,11 @@ from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
-    halo_stage,
+    beside,
     nest,
     parallel_stage,
     replace_tensors,
+    with_halo,
 )
 from compiler.schedule.templates.contraction_lowering import reduction_tiles
 from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of, lowers
@@ -144,7 +145,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
             "kernel",
             (*replace_tensors(problem.inputs, (weight.tensor,)), sums, output),
             (),
-            (*_sums_stages(found, lanes), *stages, *halo_stage(output, lanes)),
+            with_halo((*_sums_stages(found, lanes), *stages), output, lanes),
         ),
         tuple((t.name, i) for i, t in enumerate(problem.inputs)),
         ((weight.tensor.name, _combinations(found)),),
@@ -205,15 +206,14 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
     stores = tuple(Store(_sum(found, left), _signed(left, _quadrants(found))) for left in _SUMS)
     loops = [LoopSpec(found.rows), *map(LoopSpec, found.others), LoopSpec(found.depth, 4 * lanes)]
-    stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
-    if found.may_have_last:
-        (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
-        row = affine(found.rows.extent)
-        store = Store(_sum(found, left, row), _signed(left[:2], _last_halves(found)))
-        stages.append(
-            parallel_stage("last", [LoopSpec(found.last), *loops[1:]], _map(found, (store,), lanes))
-        )
-    return tuple(stages)
+    sums = parallel_stage("sums", loops, _map(found, stores, lanes))
+    if not found.may_have_last:
+        return (sums,)
+    (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
+    row = affine(found.rows.extent)
+    store = Store(_sum(found, left, row), _signed(left[:2], _last_halves(found)))
+    last = [LoopSpec(found.last), *loops[1:]]
+    return beside(sums, nest(last, _map(found, (store,), lanes)))
 
 
 def _map(found: Strassen, stores: tuple[Store, ...], lanes: int) -> Compute:

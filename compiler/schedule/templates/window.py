@@ -29,7 +29,6 @@ from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     LoopSpec,
     edges_are_static,
-    halo_stage,
     needs_padding,
     padded_axes,
     parallel_stage,
@@ -38,6 +37,7 @@ from compiler.schedule.structure import (
     tile_edges,
     unit_stride,
     vector_axis,
+    with_halo,
 )
 from compiler.sizes import always_less, is_open
 from compiler.target import Target
@@ -319,7 +319,7 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
     output = problem.output.tensor
     by_name = {t.name: t for t in lowered[0][1]}
     inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)
-    stages = (*(stage for stage, _ in lowered), *halo_stage(output, lanes))
+    stages = with_halo(tuple(stage for stage, _ in lowered), output, lanes)
     nest = LoopNest("kernel", (*inputs, output), (), stages)
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 

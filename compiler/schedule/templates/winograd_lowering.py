@@ -46,10 +46,10 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
-    halo_stage,
     nest,
     parallel_stage,
     replace_tensors,
+    with_halo,
 )
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
 from compiler.sizes import always_less, is_open
@@ -97,7 +97,7 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
             "kernel",
             (*inputs, output),
             (blocks.transformed, blocks.products),
-            (*stages, *halo_stage(output, lanes)),
+            with_halo(tuple(stages), output, lanes),
         ),
         tuple((t.name, i) for i, t in enumerate(inputs)),
         ((panels.weights.name, blocks.weight_transform),),

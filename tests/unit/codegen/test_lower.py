@@ -29,7 +29,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Axis
 from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Order, Store, Tile
+from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Order, Stage, Store, Tile
 from tests.kernels import WIDTHS, width
 from tests.unit.codegen.checks import agree, kernel, numbers
 
@@ -89,6 +89,25 @@ def test_parallel_loops_in_any_pieces(extent: int, peel: bool) -> None:
     assert tiles == -(-extent // 8) + (1 if extent % 8 > 4 else 0)
     for seed in range(4):
         np.testing.assert_array_equal(agree(nest, bits, numbers(extent), seed=seed)[0], whole)
+
+
+@pytest.mark.parametrize("extent", [3, 16, 61])
+def test_parallel_loops_beside_each_other_in_any_pieces(extent: int) -> None:
+    """Over one axis, with a tail each; the tiles of one are counted after those of the other."""
+    bits, i = WIDTHS[0], Axis("i", extent)
+    x = Tensor("x", (extent,))
+    y, z = (Tensor(name, (extent,), role=Role.OUTPUT) for name in "yz")
+    loops = []
+    for out, factor, step in ((y, 2.0, 8), (z, 3.0, 16)):
+        body = x[i] * factor
+        compute = Compute((Store(out[i], body),), body, unroll=(Tile(i, 4),), vector=i)
+        loops.append(For(i, step, (compute,), binding=Binding.PARALLEL))
+    nest = kernel((x, y, z), *loops)
+    alone = [stage_extent(Stage("s", (loop,))) for loop in loops]
+    assert stage_extent(nest.stages[0]) == sum(alone)
+    for seed in range(4):
+        found = agree(nest, bits, numbers(extent), seed=seed)
+        np.testing.assert_array_equal(found[0] * 1.5, found[1])
 
 
 def test_a_parallel_loop_inside_another_is_refused() -> None:

@@ -101,8 +101,8 @@ BAD = {
         )
     ),
     "scratch 'x' has the role input": nest(COPY, buffers=(Y,), scratch=(X,)),
-    "parallel loop 'j' is not alone": nest(COPY, parallel(OTHER, COPY)),
-    "parallel loop 'i' is not alone": nest(For(OTHER, 1, (parallel(I, COPY),))),
+    "parallel loop 'j' is not at the top, or has serial": nest(COPY, parallel(OTHER, COPY)),
+    "parallel loop 'i' is not at the top": nest(For(OTHER, 1, (parallel(I, COPY),))),
     "axis 'i' has step 0": nest(replace(COPY, unroll=(Tile(I, 0),))),
     "axis 'j' has step -1": nest(For(OTHER, -1, (COPY,))),
     "compute of 'y': axis 'j' is used outside": nest(
