@@ -17,7 +17,6 @@ from compiler.codegen.backend import backend_of
 from compiler.codegen.link import link_shared
 from compiler.device import DeviceFacts
 from compiler.dtypes import DType
-from compiler.ops.products import BYTES
 from compiler.runtime.speeds import (
     CHAINS,
     DOTS,
@@ -130,8 +129,9 @@ def peak_ir(target: Target) -> str:
 def dots(target: Target) -> dict[str, DotInstruction]:
     """The instruction for products of each narrow type (`speeds.DOTS`) that the target has."""
     lanes = target.lanes(DType.FLOAT32)
+    both = (DType.UINT8, DType.INT8)
     types = {
-        "int8": [(x, y, DType.INT32) for x in BYTES for y in BYTES],
+        "int8": [(x, y, DType.INT32) for x in both for y in both],
         "bfloat16": [(DType.BFLOAT16, DType.BFLOAT16, DType.FLOAT32)],
     }
     found = {}

@@ -23,6 +23,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import dimension, integer, ints
 from compiler.passes.pool_first import is_pointwise
 from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import typical
 
 
 def enlarge_last(graph: Graph) -> Graph:
@@ -54,8 +55,8 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             parts.append((enlarged, [piece], [columns]))
     parts.sort(key=lambda part: part[0] is not None)  # the bias goes to what is not enlarged
     total, bias = "", node.inputs[2:]
-    for enlarged, values, columns in parts:
-        mixed = _mixed(rewriter, node, enlarged, values, columns, bias)
+    for enlarged, values, weights in parts:
+        mixed = _mixed(rewriter, node, enlarged, values, weights, bias)
         total, bias = rewriter.emit("add", [total, mixed]) if total else mixed, ()
     return total
 
@@ -81,7 +82,7 @@ def _enlarged(rewriter: Rewriter, value: str, filters: int) -> Node | None:
     taps = prod(rewriter.shape(v)[0] for v in node.inputs[1::2])
     saved = filters * before[1] * (prod(after[2:]) - prod(before[2:]))
     more = ((filters - before[1]) * taps + filters) * prod(after[2:])
-    return node if saved > more else None
+    return node if typical(saved - more) > 0 else None
 
 
 def _mixed(

@@ -241,7 +241,7 @@ class Options:
         return [
             self._option(
                 self._operands(group, layout, {x: Demand(layout), **constants}),
-                costs.interpolation(self._graph, anchor, layout),
+                costs.interpolation(self._typical, self._at_typical(anchor), layout),
                 group.output,
             )
             for layout in ((ROW_MAJOR,) if resized else self.layouts(x))

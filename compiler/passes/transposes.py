@@ -107,7 +107,8 @@ def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None
     found: list[list[int]] = []
     place = 0
     for extent in joined:
-        run, size = [], 1
+        run: list[int] = []
+        size = 1
         while place < len(parts) and (not run or size < extent):
             run.append(place)
             size *= parts[place]

@@ -171,8 +171,10 @@ class _Composer:
                 raise ValueError(f"'{name}' is read indirectly and must be an input")
             inner = self._source(node.inputs[0])
 
-            def moved(index: tuple[Affine, ...], more: tuple[tuple[int, Expr], ...] = ()) -> Expr:
-                return inner(index, (*more, *indirect))
+            def moved(
+                index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = indirect
+            ) -> Expr:
+                return inner(index, indirect)
 
             kinds = [self._graph.types[node.inputs[0]]]
             return ops.get(node.op).expression([moved], kinds, node.attrs, index, self._axis)

@@ -104,8 +104,8 @@ class Contraction:
             for factor, step in zip(factors, load.tensor.byte_strides, strict=True)
             if factor.mod is None and self.channel in load.index[factor.dim].axes()
         ]
-        blocks = -(-self.channel.extent // self.channel_block)
-        return any(blocks * gcd(step, sets) > sets * core.level2_ways for step in apart)
+        blocks = -(-typical(self.channel.extent) // self.channel_block)
+        return any(blocks * gcd(typical(s), sets) > sets * core.level2_ways for s in apart)
 
     @cached_property
     def _row_stride(self) -> int | None:
