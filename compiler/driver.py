@@ -47,14 +47,14 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
-from compiler.ranges import SizeRange, default_range
+from compiler.ranges import SizeRange, within_defaults
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import open_size
+from compiler.sizes import Dimension, open_size
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings, timed
 
@@ -256,9 +256,9 @@ def compile_model(
     """Compile an ONNX model for this machine.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
-    have 1 to 4096. Where no such program can be made (`SizedExecutable.reason`), and for sizes
-    outside of a range that nobody gave, the executable compiles when it first meets them, and keeps
-    what it made (`SizedExecutable.made`).
+    have 1 to 4096, or less if the model needs it. Where no such program can be made
+    (`SizedExecutable.reason`), and for sizes outside of a range that nobody gave, the executable
+    compiles when it first meets them, and keeps what it made (`SizedExecutable.made`).
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
@@ -321,10 +321,15 @@ def compile_model(
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for all sizes of the ranges, or the reason why there is none."""
+        absent = ports.fixed(dict.fromkeys(ranges, 1)).open
+
+        def within(defaults: Mapping[str, Dimension]) -> Executable:
+            whole: dict[str, SizeRange] = {**ranges, **defaults}
+            return build(load_graph(source, whole, timings), None, SPARE)
+
         try:
-            whole = {name: default_range(name) for name in ports.open} | ranges
             with enough_memory_for("to compile the model"):
-                return build(load_graph(source, whole, timings), None, SPARE), ""
+                return within_defaults(absent, within), ""
         except OutOfMemoryError:
             raise
         except CompilerError as error:  # each size may still compile

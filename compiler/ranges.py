@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from operator import index
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from compiler.errors import InvalidArgumentError
-from compiler.sizes import Dimension
+from compiler.sizes import (
+    Dimension,
+    OpenSizeError,
+    bounds,
+    dimensions,
+    open_size,
+    substituted,
+)
+
+T = TypeVar("T")
 
 SizeRange: TypeAlias = "int | str | range | Dimension"
 """One size, or a range of them: as text, as Python's `range` (without its end), or as it is."""
@@ -76,18 +86,52 @@ def default_range(name: str) -> Dimension:
     return _of(name, 1, DEFAULT_LAST)
 
 
-def default_ranges_text(names: Iterable[str]) -> str:
+def within_defaults(names: Iterable[str], attempt: Callable[[Mapping[str, Dimension]], T]) -> T:
+    """What `attempt` gives for the default ranges of dimensions, narrowed to what it can decide.
+
+    A model whose table has 512 positions asks whether a sequence is longer: then it is not.
+
+    Raises:
+        OpenSizeError: if no narrower ranges decide what is asked.
+    """
+    ranges = {name: default_range(name) for name in names}
+    while True:
+        try:
+            return attempt(ranges)
+        except OpenSizeError as error:
+            narrower = _narrowed(ranges, error.undecided)
+            if narrower is None:
+                raise
+            ranges = narrower
+
+
+def _narrowed(ranges: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The ranges, one of them with a lower end, so that a difference is never above 0."""
+    for name, dimension in ranges.items():
+        if dimension not in dimensions(difference):
+            continue
+
+        def below(last: int, asked: Dimension = dimension) -> bool:
+            shorter = replace(asked, high=last)
+            changed = substituted(difference, lambda d: open_size(shorter if d == asked else d))
+            return bounds(changed)[1] <= 0
+
+        low, high = dimension.low + 1, dimension.high or 0  # the sought one is in [low - 1, high)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if below(middle) else (low, middle)
+        if low - 1 > dimension.low:
+            return {**ranges, name: replace(dimension, high=low - 1)}
+    return None
+
+
+def default_ranges_text(defaults: Iterable[Dimension]) -> str:
     """One sentence about dimensions that nobody gave a range; empty where there are none."""
-    listed = [f"'{name}'" for name in names]
+    listed = [f"'{d.name}' may be {d.range_text}" for d in defaults]
     if not listed:
         return ""
     named = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
-    what = "dimension" if len(listed) == 1 else "dimensions"
-    example = listed[0].strip("'")
-    return (
-        f"{what} {named} may be from 1 to {DEFAULT_LAST}; "
-        f"--dim {example}=FIRST..LAST says otherwise"
-    )
+    return f"nobody gave a range: {named}; --dim NAME=FIRST..LAST does"
 
 
 def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:

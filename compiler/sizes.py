@@ -38,6 +38,9 @@ class OpenSizeError(CompilerError):
     asker = ""
     """Who asked, where that is known: an operator and its node, a pass."""
 
+    undecided = 0
+    """Of a comparison: the difference of which it must be known whether it is above 0."""
+
     def __str__(self) -> str:
         text = super().__str__()
         return f"{self.asker}: {text}" if self.asker else text
@@ -117,6 +120,8 @@ class Size:
     # ---- arithmetic
 
     def __add__(self, other: int) -> int:
+        if isinstance(other, float):
+            return self._asked(f"{self} + {other}")
         if isinstance(other, Size):
             return _collect((*self.terms, *other.terms), self.constant + other.constant)
         if isinstance(other, int):
@@ -124,6 +129,8 @@ class Size:
         return self._asked(f"({self}) + {other}") if isinstance(other, float) else NotImplemented
 
     def __mul__(self, other: int) -> int:
+        if isinstance(other, float):
+            return self._asked(f"{self} * {other}")
         if isinstance(other, Size):
             mine = (*self.terms, ((), self.constant))
             theirs = (*other.terms, ((), other.constant))
@@ -312,7 +319,7 @@ def smaller(first: int, second: int) -> int:
         return min(first, second)
     if bounds(second - first)[0] >= 0:
         return first
-    return second if first >= second else first
+    return first if first <= second else second
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
@@ -583,7 +590,11 @@ def _decided(difference: int, what: str) -> bool:
         return True
     if low > 0:
         return False
-    return cast(Size, difference)._asked(f"whether {what}")
+    try:
+        cast(Size, difference)._asked(f"whether {what}")
+    except OpenSizeError as error:
+        error.undecided = difference
+        raise
 
 
 def _exact_quotient(size: Size, divisor: int) -> int:

@@ -204,7 +204,8 @@ def range_lines(planned: Sequence[Planned]) -> list[str]:
     for each in planned:
         if each.open is not None:
             lines.append(f"one program for {ranges_text(each.open.ranges)}")
-            lines.append(default_ranges_text(each.open.defaults))
+            ranges = [d for d in each.open.ranges if d.name in each.open.defaults]
+            lines.append(default_ranges_text(ranges))
     return [line for line in lines if line]
 
 

@@ -21,7 +21,7 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.ranges import as_range, default_range
+from compiler.ranges import as_range, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
@@ -186,8 +186,7 @@ def _plan_each(
                 f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
                 f"give '{absent[0]}' sizes too"
             )
-        whole = {name: default_range(name) for name in defaults} | one | ranges
-        yield _plan_ranges(request, whole, defaults, observer, timings)
+        yield _plan_ranges(request, {**one, **ranges}, defaults, observer, timings)
         if not own:
             return
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
@@ -212,10 +211,14 @@ def _plan_ranges(
     target = request.target
     if isinstance(target, str):
         target = resolve_target(target)
-    try:
-        graph = driver.load_graph(request.model, dims, timings)
+
+    def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
+        graph = driver.load_graph(request.model, {**dims, **ranges}, timings)
         optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
-        plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
+        return graph, driver.make_plan(optimised.graph, target, request.numerics, timings)
+
+    try:
+        graph, made = within_defaults(defaults, plan)
     except OpenSizeError as error:
         name = next(iter(defaults or [n for n, d in dims.items() if isinstance(d, Dimension)]))
         raise InvalidArgumentError(
@@ -227,10 +230,10 @@ def _plan_ranges(
     return Planned(
         replace(request, dims={**closed, **sizes}),
         graph.at(sizes),
-        plan.at(sizes),
+        made.at(sizes),
         target,
         tuple(sorted(sizes.items())),
-        open=OpenPlan(plan, graph.dimensions, defaults),
+        open=OpenPlan(made, graph.dimensions, defaults),
     )
 
 

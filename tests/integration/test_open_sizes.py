@@ -212,9 +212,7 @@ def test_open_dimensions_without_a_range_have_a_default_one(
     assert cli.run(command) == 0
     shown = capsys.readouterr().out
     assert "one program for batch 1..4096, sequence 1..70" in shown
-    assert (
-        "dimension 'batch' may be from 1 to 4096; --dim batch=FIRST..LAST says otherwise" in shown
-    )
+    assert "nobody gave a range: 'batch' may be 1..4096; --dim NAME=FIRST..LAST does" in shown
     loaded = compiler.load_artifact(folder)
     assert loaded.run(_bert({"batch": 40, "sequence": 3}))[0].shape == (40, 3, HIDDEN)
 

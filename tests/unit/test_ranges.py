@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,9 @@ from compiler.ranges import (
     default_range,
     default_ranges_text,
     parse_range,
+    within_defaults,
 )
-from compiler.sizes import Dimension, open_size
+from compiler.sizes import Dimension, OpenSizeError, open_size, smaller
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,40 @@ def test_what_is_no_size_is_refused_by_name(given: object) -> None:
 def test_the_default_range_is_told() -> None:
     assert default_range("n") == Dimension("n", 1, 4096)
     assert default_ranges_text([]) == ""
-    assert default_ranges_text(["batch"]) == (
-        "dimension 'batch' may be from 1 to 4096; --dim batch=FIRST..LAST says otherwise"
+    assert default_ranges_text([default_range("batch")]) == (
+        "nobody gave a range: 'batch' may be 1..4096; --dim NAME=FIRST..LAST does"
     )
-    assert default_ranges_text(["a", "b", "c"]).startswith("dimensions 'a', 'b' and 'c' may be")
+    named = default_ranges_text([default_range("a"), Dimension("b", 1, 9), Dimension("c", 1, 512)])
+    assert "'a' may be 1..4096, 'b' may be 1..9 and 'c' may be 1..512;" in named
+
+
+def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
+    tried = []
+
+    def attempt(ranges: Mapping[str, Dimension]) -> str:
+        tried.append({name: d.high for name, d in ranges.items()})
+        n, batch = (open_size(ranges[name]) for name in ("n", "batch"))
+        assert smaller(n, 512) == n
+        assert smaller(n * batch, 100_000) == n * batch
+        return "done"
+
+    assert within_defaults(["n", "batch"], attempt) == "done"
+    # 512 positions; of 4096 images no more than 24 tokens are below 100,000
+    assert tried == [
+        {"n": 4096, "batch": 4096},
+        {"n": 512, "batch": 4096},
+        {"n": 24, "batch": 4096},
+    ]
+
+
+def test_what_no_narrower_range_decides_is_raised() -> None:
+    def never(ranges: Mapping[str, Dimension]) -> None:
+        range(open_size(ranges["n"]))
+
+    def equality(ranges: Mapping[str, Dimension]) -> None:
+        assert open_size(ranges["n"]) % 2 > 0
+
+    for attempt in (never, equality):
+        with pytest.raises(OpenSizeError):
+            within_defaults(["n"], attempt)
+    assert within_defaults([], lambda ranges: len(ranges)) == 0
