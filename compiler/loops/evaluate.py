@@ -207,13 +207,16 @@ class _Execution:
             self._store(node.target, value, values)
 
         return evaluate_expression(
-            expr, lambda load: self._load(load, values), accumulators, position, write
+            expr, lambda load: self._load(load, values, accumulators), accumulators, position, write
         )
 
-    def _position(self, load: Load, values: Mapping[Axis, Array]) -> list[Array]:
+    def _position(
+        self, load: Load, values: Mapping[Axis, Array], accumulators: Sequence[Array]
+    ) -> list[Array]:
         index = [_value(i, values) for i in load.index]
         for dim, expr in load.indirect:
-            index[dim] = index[dim] + self._evaluate(expr, values).astype(np.int64)
+            position = self._evaluate(expr, values, accumulators)
+            index[dim] = index[dim] + position.astype(np.int64)
         return index
 
     def _inside(self, load: Load, values: Mapping[Axis, Array], *, halo: bool) -> Array:
@@ -226,8 +229,10 @@ class _Execution:
             result = result & (index >= -low) & (index < load.tensor.shape[dim] + high)
         return result
 
-    def _load(self, load: Load, values: Mapping[Axis, Array]) -> Array:
-        offsets = self._offsets(load, values)
+    def _load(
+        self, load: Load, values: Mapping[Axis, Array], accumulators: Sequence[Array]
+    ) -> Array:
+        offsets = self._offsets(load, values, accumulators)
         return from_memory(self.machine.array(load.tensor)[offsets], load.tensor.dtype)
 
     def _store(self, target: Load, value: Array, values: Mapping[Axis, Array]) -> None:
@@ -235,8 +240,10 @@ class _Execution:
         value, offsets = np.broadcast_arrays(value, offsets)
         self.machine.array(target.tensor)[offsets] = to_memory(value, target.tensor.dtype)
 
-    def _offsets(self, load: Load, values: Mapping[Axis, Array]) -> Array:
-        index = self._position(load, values)
+    def _offsets(
+        self, load: Load, values: Mapping[Axis, Array], accumulators: Sequence[Array] = ()
+    ) -> Array:
+        index = self._position(load, values, accumulators)
         for dim, position in enumerate(index):
             low, high = load.tensor.halo_of(dim)
             if np.any(position < -low) or np.any(position >= load.tensor.shape[dim] + high):

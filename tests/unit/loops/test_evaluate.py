@@ -364,3 +364,16 @@ def test_text_of_an_index_with_sizes() -> None:
     assert str(row * COLUMNS + column - ROWS) == "c+{8*(columns//8)}*r+{-rows}"
     with pytest.raises(ValueError, match=r"// \{rows\+1\} is not affine"):
         (column * 3 + row) // (ROWS + 1)
+
+
+def test_an_epilogue_reads_a_table_at_what_was_summed() -> None:
+    m, k = Axis("m", 3), Axis("k", 4)
+    x = Tensor("x", (3, 4), DType.INT32)
+    table = Tensor("table", (100,), DType.FLOAT32)
+    out = Tensor("out", (3,), role=Role.OUTPUT)
+    entry = Load(table, (affine(0),), ((0, Accumulator(DType.INT32)),))
+    compute = Compute((Store(out[m], entry),), x[m, k], Combiner.SUM, reduce=(Tile(k),))
+    nest = single(compute, x, table, out)
+    nest = replace(nest, stages=(Stage("main", (For(m, 1, (compute,)),)),))
+    values, entries = np.arange(12, dtype=np.int32).reshape(3, 4), random(100)
+    np.testing.assert_array_equal(run(nest, values, entries), entries[values.sum(1)])

@@ -89,9 +89,7 @@ def _assert_right(
             case BufferRole.INPUT:
                 buffers.append(pack_tensor(_whole(buffer), arrays[names[buffer.source]]))
             case _:
-                count = tensor.bytes // tensor.dtype.bytes
-                unset = np.nan if tensor.dtype.is_float else -1
-                buffers.append(np.full(count, unset, tensor.dtype.numpy))
+                buffers.append(np.full(tensor.bytes, 0xFF, np.uint8).view(tensor.dtype.numpy))
     run_nest(nest, buffers)
     output = _whole(spec.buffers[-1])
     around = output.halo or ((0, 0),) * len(output.shape)
