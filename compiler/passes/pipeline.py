@@ -14,6 +14,7 @@ from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
+from compiler.passes.dead_taps import dead_taps
 from compiler.passes.enlarge_last import enlarge_last
 from compiler.passes.fold_batch_norm import fold_batch_norm
 from compiler.passes.fold_scale import fold_scale
@@ -48,6 +49,7 @@ PASSES: tuple[Pass, ...] = (
     lower_gemm,
     fold_batch_norm,
     no_ops,
+    dead_taps,
     algebra,
     fold_scale,
     pool_first,

@@ -1,0 +1,97 @@
+"""Dead taps: parts of a convolution's window that only ever see padding.
+
+Before:                                             After:
+    conv(x, w)  x: [1,960,8,10], w: [256,960,3,3]       conv(x, slice(w))  w: [256,960,1,1]
+        dilations=(24, 24), pads=24 on each side
+
+A tap is dead where its distance from the window's origin carries it over the image at every output.
+Atrous spatial pyramids (DeepLab; Chen et al., 2017) on images smaller than those that they were
+made for have eight dead taps of nine, and "degenerate to 1x1 filters", as that paper says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import ints
+from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import is_open
+
+
+def dead_taps(graph: Graph) -> Graph:
+    """Cut the taps that see nothing at either end of a window."""
+    return rewrite(graph, _cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One dimension of a window: its taps, and what it slides over."""
+
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    extent: int
+    outputs: int
+
+    def _lives(self, tap: int) -> bool:
+        start = tap * self.dilation - self.before
+        return any(
+            0 <= start + output * self.stride < self.extent for output in range(self.outputs)
+        )
+
+    def cut(self) -> tuple[int, _Axis] | None:
+        """The first tap that is kept, and the axis with those that are; None if none can go."""
+        living = [tap for tap in range(self.taps) if self._lives(tap)]
+        if not living or len(living) == self.taps:
+            return None
+        first, taps = living[0], living[-1] - living[0] + 1
+        before = self.before - first * self.dilation
+        reach = (self.outputs - 1) * self.stride + (taps - 1) * self.dilation + 1
+        after = reach - self.extent - before
+        if before < 0 or after < 0:
+            return None  # the rest of the image would have to be cut as well
+        dilation = self.dilation if taps > 1 else 1
+        return first, _Axis(taps, self.stride, dilation, before, after, self.extent, self.outputs)
+
+
+def _cut(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op != "conv":
+        return None
+    image, weight = (rewriter.shape(value) for value in node.inputs[:2])
+    output = rewriter.shape(node.outputs[0])
+    if any(is_open(size) for size in (*image, *output)):
+        return None
+    rank = len(weight) - 2
+    strides, dilations = (ints(node.attrs, k, (1,) * rank) for k in ("strides", "dilations"))
+    pads = ints(node.attrs, "pads", (0,) * (2 * rank))
+    axes = [
+        _Axis(
+            weight[2 + dim],
+            strides[dim],
+            dilations[dim],
+            pads[dim],
+            pads[rank + dim],
+            image[2 + dim],
+            output[2 + dim],
+        )
+        for dim in range(rank)
+    ]
+    cuts = [axis.cut() for axis in axes]
+    if not any(cuts):
+        return None
+    starts = [0, 0, *(0 if cut is None else cut[0] for cut in cuts)]
+    kept = [axis if cut is None else cut[1] for axis, cut in zip(axes, cuts, strict=True)]
+    sizes = (*weight[:2], *(axis.taps for axis in kept))
+    part = rewriter.emit(
+        "slice",
+        [node.inputs[1]],
+        {"starts": tuple(starts), "steps": (1,) * len(weight), "sizes": sizes},
+    )
+    attrs = dict(node.attrs) | {
+        "dilations": tuple(axis.dilation for axis in kept),
+        "pads": (*(axis.before for axis in kept), *(axis.after for axis in kept)),
+    }
+    return rewriter.emit("conv", [node.inputs[0], part, *node.inputs[2:]], attrs)
