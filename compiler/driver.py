@@ -70,6 +70,10 @@ NUMERICS = ("fast", "strict", "loose")
 PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 """What values between products are stored as, and products formed of."""
 
+TAKEN_FOR_NUMBERS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
+"""What code raises that was written for numbers and meets an open size: a bug, which costs the
+program for the range alone, since each size compiles without."""
+
 ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
 """Makes the plan of an imported graph, given the sizes of the model's named dimensions."""
 
@@ -334,6 +338,8 @@ def compile_model(
             raise
         except CompilerError as error:  # each size may still compile
             return None, str(error)
+        except TAKEN_FOR_NUMBERS as error:
+            return None, f"a size is taken for a number ({type(error).__name__}: {error})"
 
     if planner is not None:
         return SizedExecutable(ports, made, ranges=ranges)

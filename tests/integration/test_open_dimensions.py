@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler
 from compiler import driver
+from compiler.errors import ScheduleError
 from compiler.frontend.onnx_import import import_model, read_model, with_tensors
 from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
@@ -89,20 +90,29 @@ def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
     assert executable.made == ((("batch", 1), ("sequence", 4097)),)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OpenSizeError("whether rows are few"), "whether rows are few"),
+        (ScheduleError("no schedule"), "no schedule"),
+        (TypeError("no float"), "a size is taken for a number (TypeError: no float)"),
+        (KeyError("s1"), "a size is taken for a number (KeyError: 's1')"),
+    ],
+)
 def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
-    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     plan = driver.make_plan
 
     def refusing(graph: Graph, *rest: Any) -> GraphPlan:
         if graph.dimensions:
-            raise OpenSizeError("whether rows are few is known at run time only")
+            raise error
         return plan(graph, *rest)
 
     monkeypatch.setattr(driver, "make_plan", refusing)
     executable = compiler.compile_model(model)
     assert isinstance(executable, SizedExecutable)
-    assert executable.reason == "whether rows are few is known at run time only"
+    assert executable.reason == reason
     assert executable.made == ()
     for batch, sequence in ((1, 7), (2, 16), (1, 7), (3, 1)):
         inputs = feeds(batch, sequence)
