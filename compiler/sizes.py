@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, inf, isqrt, prod
@@ -72,12 +72,20 @@ class Dimension:
     low: int = 1
     high: int | None = None
     multiple: int = 1
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.name, self.low, self.high, self.multiple)))
         if self.low < 0 or self.multiple < 1 or (self.high is not None and self.high < self.low):
             raise ValueError(f"dimension '{self.name}': no size lies in its range")
         if not self.name or not self.name.isprintable() or set(self.name) & set('"<>\\'):
             raise InvalidArgumentError(f"'{self.name}' cannot name a dimension of many sizes")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:  # the hash of a text is another in each process
+        return Dimension, (self.name, self.low, self.high, self.multiple)
 
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
@@ -101,6 +109,16 @@ class Quotient:
 
     dividend: Size
     divisor: int
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dividend, self.divisor)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Quotient, (self.dividend, self.divisor)
 
 
 Atom = Dimension | Quotient
@@ -116,6 +134,13 @@ class Size:
 
     terms: tuple[tuple[Monomial, int], ...]
     constant: int = 0
+    _hash: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.terms, self.constant)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Size, (self.terms, self.constant)
 
     # ---- arithmetic
 
@@ -203,22 +228,24 @@ class Size:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size):
             return False
-        return self.constant == other.constant and self.terms == other.terms
+        if self._hash != other._hash or self.constant != other.constant:
+            return False
+        return self.terms == other.terms
 
     def __hash__(self) -> int:
-        return hash((self.terms, self.constant))
+        return self._hash
 
     def __lt__(self, other: int) -> bool:
-        return _decided(self - other + 1, f"{self} < {other}")
+        return _decided(self - other + 1, self, "<", other)
 
     def __le__(self, other: int) -> bool:
-        return _decided(self - other, f"{self} <= {other}")
+        return _decided(self - other, self, "<=", other)
 
     def __gt__(self, other: int) -> bool:
-        return not _decided(self - other, f"{self} > {other}")
+        return not _decided(self - other, self, ">", other)
 
     def __ge__(self, other: int) -> bool:
-        return not _decided(self - other + 1, f"{self} >= {other}")
+        return not _decided(self - other + 1, self, ">=", other)
 
     def __bool__(self) -> bool:
         low, high = bounds(self)
@@ -583,7 +610,7 @@ def _times(a: float, b: float) -> float:
     return 0 if a == 0 or b == 0 else a * b
 
 
-def _decided(difference: int, what: str) -> bool:
+def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
     """Whether a difference is never above 0 (True), or never 0 or below (False)."""
     low, high = bounds(difference)
     if high <= 0:
@@ -591,7 +618,7 @@ def _decided(difference: int, what: str) -> bool:
     if low > 0:
         return False
     try:
-        cast(Size, difference)._asked(f"whether {what}")
+        cast(Size, difference)._asked(f"whether {size} {relation} {other}")
     except OpenSizeError as error:
         error.undecided = difference
         raise
@@ -647,6 +674,7 @@ def _factor(atom: Atom) -> str:
             return f"(({atom.dividend})//{atom.divisor})"
 
 
+@lru_cache(maxsize=8192)
 def _order(monomial: Monomial) -> tuple[int, str]:
     """Terms of higher degree first."""
     return -len(monomial), "*".join(map(_factor, monomial))

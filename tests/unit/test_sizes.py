@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from contextlib import suppress
 from math import inf, prod
 
@@ -200,3 +204,16 @@ def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
     assert bounds(rest - 32 * (rest // 32)) == (0, 31)
     row = 16 * ((n + 15) // 16 + (n + 15) // 256 - (n + 255) // 256 + 1)  # no multiple of 256
     assert row >= n
+
+
+def test_sizes_are_equal_in_another_process() -> None:
+    """Hashes of text differ from process to process, and those of sizes are kept."""
+    sent = pickle.dumps({n // 8 * m + 1: "size"})
+    code = (
+        "import pickle, sys; from compiler.sizes import *; "
+        "n, m = open_size(Dimension('n', 1, 512)), open_size(Dimension('m', 0, 64)); "
+        "assert pickle.load(sys.stdin.buffer)[n // 8 * m + 1] == 'size'"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code], input=sent, env=environment, check=True)

@@ -29,6 +29,11 @@ class Segment:
     width: int
 
 
+_TAIL_ROWS = 4
+"""Rows of the widest tiles in a tail: with two vectors each, as many sums as multipliers have in
+flight at once. Wider ones would be more code, and hardly faster."""
+
+
 class Tail(Enum):
     """What follows the full tiles of an axis whose extent is known at run time."""
 
@@ -39,7 +44,7 @@ class Tail(Enum):
     UNITS = auto()
     """The register tile's steps, one by one: a sum goes on with fewer copies."""
     HALVES = auto()
-    """Tiles of powers of two, the next half as wide, each there or not; after whole vectors."""
+    """Tiles of 4, of 2 and of 1; behind whole vectors, halves of vectors."""
 
 
 def tail_of(context: Context, *, is_split: bool, is_vector: bool, is_reduced: bool) -> Tail:
@@ -109,7 +114,8 @@ def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
     if tail is Tail.HALVES:
-        width = 1 << ((granularity if granularity > 1 else step) - 1).bit_length() >> 1
+        below = granularity if granularity > 1 else min(step, 2 * _TAIL_ROWS)
+        width = 1 << (below - 1).bit_length() >> 1
         while width:
             yield width
             width >>= 1
