@@ -21,6 +21,7 @@ from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
+from compiler.passes.dead_taps import dead_taps
 from compiler.passes.enlarge_last import enlarge_last
 from compiler.passes.fold_batch_norm import fold_batch_norm
 from compiler.passes.fold_scale import fold_scale
@@ -362,6 +363,14 @@ def joined() -> Graph:
     return g.graph(g("cast", g("add", rounded, g.constant("z", 7.0)), to="uint8"))
 
 
+def atrous() -> Graph:
+    """Along the second dimension, all taps see something."""
+    g = Maker()
+    x, w = g.input("x", 1, 3, 4, 14), g.weight("w", 2, 3, 3, 3)
+    attrs = CONV | {"pads": (12, 12, 12, 12), "dilations": (12, 12)}
+    return g.graph(g("conv", x, w, **attrs))
+
+
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "byte_products": (byte_products, integers),
@@ -387,6 +396,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "transposes": (transposes, turning),
     "transposes_images": (transposes, between_rows_and_images),
     "reshapes": (reshapes, reshaping),
+    "dead_taps": (dead_taps, atrous),
     "no_ops": (no_ops, motionless),
     "no_ops_pad": (no_ops, padded),
     "pipeline": (optimise, block),
