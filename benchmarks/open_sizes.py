@@ -1,0 +1,231 @@
+"""Sizes never seen before: `python -m benchmarks.open_sizes --models minilm resnet50`.
+
+Each model with open dimensions is compiled once for its ranges, then run at drawn sizes, each of
+them new, in turns with ONNX Runtime on one thread. The total is what a user waits for: all runs,
+whatever an engine compiles or allocates for a new size among them. Beside that, at a few sizes, the
+program of the ranges is timed against Tilewright's own code for that size alone. The clock is the
+process's CPU time, to which other processes do not add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.convolutional import yolo_nano
+from benchmarks.models import build
+from benchmarks.open_models import open_bert, opened
+from benchmarks.race import LARGEST_ERROR, RESULTS_FOLDER
+from benchmarks.report import Origin, geometric_mean, markdown_table
+from compiler.driver import compile_model
+
+Feeds = Mapping[str, Any]
+
+VOCABULARY = 1000
+"""Tokens are drawn below it: every model has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCase:
+    """A model, the ranges of its dimensions, and the sizes that are asked for.
+
+    `compared` are those at which code of a fixed size is compiled as well.
+    """
+
+    build: Callable[[], Any]
+    ranges: Mapping[str, str | int]
+    feeds: Callable[[Mapping[str, int]], Feeds]
+    sizes: Callable[[np.random.Generator], list[dict[str, int]]]
+    compared: Sequence[Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenResult:
+    """Seconds of CPU time. `runs` has for each size ours, and ONNX Runtime's; `apart` for each
+    compared size the fastest of the range's program, of the size's own, and ONNX Runtime's."""
+
+    model: str
+    reason: str
+    compile_seconds: float
+    fixed_compile_seconds: float
+    runs: tuple[tuple[float, float], ...]
+    apart: tuple[tuple[float, float, float], ...]
+    largest_error: float
+
+    @property
+    def total_ratio(self) -> float:
+        """ONNX Runtime's time over ours, all sizes together, without each engine's first run."""
+        return sum(r[1] for r in self.runs[1:]) / sum(r[0] for r in self.runs[1:])
+
+    @property
+    def beside_fixed(self) -> float:
+        """The range's time over that of a fixed size's code: their geometric mean."""
+        return geometric_mean([ranged / fixed for ranged, fixed, _ in self.apart])
+
+    @property
+    def worst_beside_fixed(self) -> float:
+        return max(ranged / fixed for ranged, fixed, _ in self.apart)
+
+
+def _tokens(sizes: Mapping[str, int]) -> Feeds:
+    length = sizes["sequence"]
+    drawn = np.random.default_rng(length)
+    return {
+        "input_ids": drawn.integers(0, VOCABULARY, (1, length)),
+        "attention_mask": np.ones((1, length), np.int64),
+    }
+
+
+def _images(sizes: Mapping[str, int]) -> Feeds:
+    shape = (sizes.get("batch", 1), 3, sizes.get("height", 224), sizes.get("width", 224))
+    return {"x": np.random.default_rng(shape).standard_normal(shape, np.float32)}
+
+
+def _lengths(drawn: np.random.Generator) -> list[dict[str, int]]:
+    lengths = drawn.choice(np.arange(1, 513), 100, replace=False)
+    return [{"batch": 1, "sequence": int(length)} for length in lengths]
+
+
+def _image_sizes(drawn: np.random.Generator) -> list[dict[str, int]]:
+    every = [(h, w) for h in range(160, 641, 32) for w in range(160, 641, 32)]
+    picked = drawn.choice(len(every), 60, replace=False)
+    return [{"height": every[i][0], "width": every[i][1]} for i in picked]
+
+
+def _batches(drawn: np.random.Generator) -> list[dict[str, int]]:
+    return [{"batch": int(batch)} for batch in drawn.permutation(np.arange(1, 33))]
+
+
+_TOKENS: Mapping[str, str | int] = {"batch": 1, "sequence": "1..512"}
+_SOME_LENGTHS = [{"batch": 1, "sequence": n} for n in (7, 37, 128, 200, 384)]
+
+CASES: Mapping[str, OpenCase] = {
+    "minilm": OpenCase(
+        lambda: open_bert(layers=6, hidden=384, heads=12, intermediate=1536),
+        _TOKENS, _tokens, _lengths, _SOME_LENGTHS,
+    ),
+    "bert-base": OpenCase(open_bert, _TOKENS, _tokens, _lengths, _SOME_LENGTHS),
+    "resnet50": OpenCase(
+        lambda: opened(build("resnet50"), {"x": ("batch", 3, 224, 224)}),
+        {"batch": "1..32"}, _images, _batches, [{"batch": n} for n in (1, 3, 8)],
+    ),
+    "detector": OpenCase(
+        lambda: opened(yolo_nano(), {"x": (1, 3, "height", "width")}),
+        {"height": "160..640:32", "width": "160..640:32"}, _images, _image_sizes,
+        [{"height": h, "width": w} for h, w in ((320, 320), (192, 448), (480, 640))],
+    ),
+}  # fmt: skip
+
+
+def _seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    before = time.process_time()
+    made = run()
+    return time.process_time() - before, made
+
+
+def measure(name: str, count: int, samples: int, seed: int = 0) -> OpenResult:
+    """One case at its first `count` sizes; the fastest of `samples` turns at compared sizes."""
+    case = CASES[name]
+    model = case.build()
+    compiling, ranged = _seconds(lambda: compile_model(model, dims=case.ranges))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    runs, error = [], 0.0
+    for sizes in case.sizes(np.random.default_rng(seed))[:count]:
+        feeds = case.feeds(sizes)
+        ours, got = _seconds(partial(ranged.run, feeds))
+        theirs, expected = _seconds(partial(session.run, None, feeds))
+        runs.append((ours, theirs))
+        error = max(error, *map(_error, got, expected))
+    apart, compilings = [], []
+    for some in case.compared:
+        feeds = case.feeds(some)
+        stated = {dim: some[dim] for dim in case.ranges}
+        seconds, fixed = _seconds(partial(compile_model, model, dims=stated))
+        compilings.append(seconds)
+        engines = [ranged.run, fixed.run, _of(session)]
+        turns = [
+            [_seconds(partial(engine, feeds))[0] for engine in engines] for _ in range(samples)
+        ]
+        apart.append(tuple(min(column) for column in zip(*turns, strict=True)))
+    reason = str(getattr(ranged, "reason", "") or "")
+    return OpenResult(
+        name, reason, compiling, median(compilings), tuple(runs), tuple(apart), float(error)
+    )  # fmt: skip
+
+
+def _of(session: onnxruntime.InferenceSession) -> Callable[[Feeds], Any]:
+    return lambda feeds: session.run(None, feeds)
+
+
+def _error(got: Any, expected: Any) -> float:
+    """The largest difference, as a share of the largest value."""
+    scale = float(np.abs(expected).max()) or 1.0
+    return float(np.abs(got - expected).max()) / scale
+
+
+def report(origin: Origin, results: Sequence[OpenResult]) -> str:
+    """The results as Markdown."""
+    header = [
+        "model", "sizes", "total: times ONNX Runtime's speed", "beside a fixed size's code",
+        "at worst", "compiling, to a fixed size's", "error", "falls back",
+    ]  # fmt: skip
+    rows = [
+        [
+            r.model,
+            str(len(r.runs)),
+            f"{r.total_ratio:.2f}",
+            f"{r.beside_fixed:.3f}",
+            f"{r.worst_beside_fixed:.3f}",
+            f"{r.compile_seconds / r.fixed_compile_seconds:.2f}",
+            f"{r.largest_error:.1e}",
+            r.reason or "no",
+        ]
+        for r in results
+    ]
+    return "\n".join(
+        ["# Sizes never seen before", "", origin.sentence(), "", __doc__ or "", ""]
+    ) + (markdown_table(header, rows, 1))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, check the answers, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--count", type=int, default=100, help="sizes of each model, at most")
+    parser.add_argument("--samples", type=int, default=10, help="turns at compared sizes")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "open-sizes")
+    asked = parser.parse_args(arguments)
+    results = []
+    for name in asked.models:
+        result = measure(name, asked.count, asked.samples)
+        print(
+            f"{name}: {result.total_ratio:.2f} of ONNX Runtime's speed, "
+            f"{result.beside_fixed:.3f} of a fixed size's time, error {result.largest_error:.1e}"
+        )
+        if not result.largest_error < LARGEST_ERROR:
+            raise SystemExit(f"{name}: the answers differ")
+        results.append(result)
+    origin = Origin.of(asked)
+    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
+    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    asked.output.with_suffix(".md").write_text(report(origin, results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

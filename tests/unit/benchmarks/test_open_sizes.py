@@ -1,0 +1,40 @@
+"""The benchmark of sizes never seen before, on a model of one small layer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks import open_sizes
+from benchmarks.open_models import open_bert
+
+
+def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(
+        open_sizes.CASES["minilm"],
+        build=partial(open_bert, layers=1, hidden=32, heads=2, intermediate=64, vocabulary=1000),
+        compared=[{"batch": 1, "sequence": 5}],
+    )
+    monkeypatch.setitem(open_sizes.CASES, "minilm", small)
+    output = tmp_path / "open"
+    wanted = ["--models", "minilm", "--count", "4", "--samples", "2", "--output", str(output)]
+    assert open_sizes.main(wanted) == 0
+    (result,) = json.loads(output.with_suffix(".json").read_text())["results"]
+    assert result["reason"] == ""
+    assert len(result["runs"]) == 4
+    assert len(result["apart"]) == 1
+    assert "| minilm | 4 |" in output.with_suffix(".md").read_text()
+
+
+def test_a_wrong_answer_ends_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_sizes, "measure", lambda *_: open_sizes.OpenResult(
+        "minilm", "", 1.0, 1.0, ((1.0, 1.0),) * 2, ((1.0, 1.0, 1.0),), 0.5
+    ))  # fmt: skip
+    with pytest.raises(SystemExit, match="minilm: the answers differ"):
+        open_sizes.main(["--models", "minilm", "--output", str(tmp_path / "open")])
