@@ -346,7 +346,7 @@ def smaller(first: int, second: int) -> int:
         return min(first, second)
     if bounds(second - first)[0] >= 0:
         return first
-    return first if first <= second else second
+    return second if second <= first else first
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:

@@ -21,6 +21,7 @@ from compiler.frontend.dimensions import model_ports
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, NativeCall
+from compiler.runtime.sized import SizedExecutable
 from compiler.target import host_target
 
 LENGTH, WORDS = 32, 100
@@ -85,6 +86,16 @@ def test_steps_are_those_of_runs(name: str) -> None:
         for key, array in caches.items():
             np.testing.assert_array_equal(session.state(key), array)
         past += tokens
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_one_program_serves_prompts_and_single_tokens(name: str) -> None:
+    executable = compile_model(decoder(name))
+    session, past = executable.bind(state_names(decoder(name))), 0
+    for tokens in STEPS:
+        session.run(feeds(tokens, past))
+        past += tokens
+    assert isinstance(executable, SizedExecutable) and executable.made == ()
 
 
 def only_changed(executable: Executable, state: int, output: int, cache_bytes: int) -> None:

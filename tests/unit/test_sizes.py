@@ -24,9 +24,11 @@ from compiler.sizes import (
     exact_quotient,
     is_open,
     known_divisor,
+    larger,
     open_size,
     parse_size,
     replaced,
+    smaller,
     typical,
     typical_sizes,
 )
@@ -217,3 +219,10 @@ def test_sizes_are_equal_in_another_process() -> None:
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", code], input=sent, env=environment, check=True)
+
+
+def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
+    """What lies 256 * (tokens - 1) before a value never starts behind it."""
+    behind = 256 - 256 * open_size(Dimension("tokens", 1, 4096))
+    assert smaller(0, behind) == smaller(behind, 0) == behind
+    assert larger(0, behind) == larger(behind, 0) == 0
