@@ -79,12 +79,14 @@ class Exported:
 
     `group` names the packages that are needed, in exported.json; `licence` is that of the library
     that defines the architecture (parameters are random, or fitted to random data).
+    `largest_error` is as in `Shipped`; an iteration that ends by a limit may take one step more.
     """
 
     name: str
     group: str
     licence: str
     year: int
+    largest_error: float = LARGEST_ERROR
 
 
 @dataclass(frozen=True, slots=True)

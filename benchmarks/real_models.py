@@ -200,13 +200,15 @@ def _row(
 ) -> Row:
     match model:
         case Shipped():
-            group, package, most = SHIPPED, model.package, model.largest_error
+            group, package = SHIPPED, model.package
         case Exported():
-            group, package, most = model.group, packages[model.group][0], LARGEST_ERROR
+            group, package = model.group, packages[model.group][0]
     answer = Answer()
     if not problem:
         answer, problem = examine(options.folder / model.name, options)
-    return Row(model.name, group, package, model.licence, model.year, answer, problem, most)
+    return Row(
+        model.name, group, package, model.licence, model.year, answer, problem, model.largest_error
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
