@@ -220,7 +220,8 @@ def _plan_ranges(
     try:
         graph, made = within_defaults(defaults, plan)
     except OpenSizeError as error:
-        name = next(iter(defaults or [n for n, d in dims.items() if isinstance(d, Dimension)]))
+        names = [*defaults, *(n for n, d in dims.items() if isinstance(d, Dimension))]
+        name = next((each for each in names if each in str(error)), names[0])
         raise InvalidArgumentError(
             f"no program serves a range of sizes of this model: {error}; give dimension '{name}' a "
             f"size, such as --dim '{name}=1'"

@@ -22,8 +22,12 @@ import pytest
 
 import compiler
 from benchmarks.open_models import open_bert, open_gpt2, open_llama
+from compiler import driver
+from compiler.graph.ir import Graph
+from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
+from compiler.sizes import OpenSizeError
 from service import cli
 
 TOLERANCE = 1e-5
@@ -242,3 +246,20 @@ def test_ranges_that_mean_nothing_are_refused(
     assert cli.run(["compile", str(saved), "-o", str(tmp_path / "artifact"), *given]) != 0
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "artifact").exists()
+
+
+def test_why_no_program_serves_a_range_is_said(
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refusing(graph: Graph, *rest: Any) -> GraphPlan:
+        raise OpenSizeError("whether sequence is even is known at run time only")
+
+    monkeypatch.setattr(driver, "make_plan", refusing)
+    assert cli.run(["compile", str(saved), "-o", str(tmp_path / "artifact")]) == 1
+    assert capsys.readouterr().err.strip() == (
+        "error: no program serves a range of sizes of this model: whether sequence is even is "
+        "known at run time only; give dimension 'sequence' a size, such as --dim 'sequence=1'"
+    )
