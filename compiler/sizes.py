@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, inf, isqrt, prod
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from compiler.errors import CompilerError, InvalidArgumentError
 
@@ -45,6 +45,11 @@ class OpenSizeError(CompilerError):
         text = super().__str__()
         return f"{self.asker}: {text}" if self.asker else text
 
+    def by(self, who: str) -> Self:
+        """The error with who asked; the first, innermost name stays."""
+        self.asker = self.asker or who
+        return self
+
 
 class SizesDifferError(OpenSizeError):
     """Two sizes must be equal, and whether they are depends on the run."""
@@ -56,12 +61,11 @@ class SizesDifferError(OpenSizeError):
 
 @contextmanager
 def asked_by(who: str) -> Iterator[None]:
-    """Name who asks in an `OpenSizeError` that passes through; the innermost name stays."""
+    """Name who asks in an `OpenSizeError` that passes through."""
     try:
         yield
     except OpenSizeError as error:
-        error.asker = error.asker or who
-        raise
+        raise error.by(who) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)

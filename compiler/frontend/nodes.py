@@ -155,18 +155,19 @@ class NodeImporter:
             return found
         try:
             node, labels = with_one_table(node)
-            with asked_by(node.label):
-                if any(v is not None and self._builder.trim(v) for v in node.inputs):
-                    results = carried(node, rule)
-                else:
-                    emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
-                    results = [emitted] if isinstance(emitted, str) else list(emitted)
+            if any(v is not None and self._builder.trim(v) for v in node.inputs):
+                results = carried(node, rule)
+            else:
+                emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+                results = [emitted] if isinstance(emitted, str) else list(emitted)
             labelled(node, results, labels)
         except UnsupportedOperatorError as error:
             found = self._expand(proto, name, body, inputs, outputs, error)
             if found is None:
                 raise
             return found
+        except OpenSizeError as error:
+            raise error.by(node.label) from error.__cause__
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

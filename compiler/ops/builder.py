@@ -17,7 +17,7 @@ from compiler.labels import Labels
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops import size_arithmetic
 from compiler.ops.attributes import axis_of
-from compiler.sizes import OpenSizeError, asked_by, bounds, is_open
+from compiler.sizes import OpenSizeError, bounds, is_open
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""
@@ -149,8 +149,9 @@ class GraphBuilder:
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
         try:
-            with asked_by(label or op):
-                kind = operator.infer([self.types[value] for value in inputs], pairs)
+            kind = operator.infer([self.types[value] for value in inputs], pairs)
+        except OpenSizeError as error:
+            raise error.by(label or op) from error.__cause__
         except InvalidModelError as error:
             raise InvalidModelError(f"{label or op}: {error}") from error
         _check_size(label or op, kind)
@@ -160,12 +161,11 @@ class GraphBuilder:
         undecided = None
         if self.sizes and not self.sizes.keys().isdisjoint(inputs):
             try:
-                with asked_by(label or op):
-                    sizes = None if keep else self._fold_sizes(op, inputs, pairs)
+                sizes = None if keep else self._fold_sizes(op, inputs, pairs)
                 if sizes is not None:
                     return self.numbers(sizes.reshape(kind.shape), kind.dtype, f"{hint}.{op}")
             except OpenSizeError as error:
-                undecided = error
+                undecided = error.by(label or op)
             inputs = [self._as_data(value) for value in inputs]
         name = self._fresh(f"{hint}.{op}")
         if undecided is not None:
@@ -399,7 +399,8 @@ class GraphBuilder:
 
 
 def _check_size(label: str, kind: TensorType) -> None:
-    if bounds(kind.bytes)[0] > VALUE_LIMIT_BYTES:
+    least = bounds(kind.bytes)[0] if is_open(kind.bytes) else kind.bytes
+    if least > VALUE_LIMIT_BYTES:
         raise InvalidModelError(
             f"{label}: a value of type {kind} takes {kind.bytes} bytes, "
             f"more than the limit of {VALUE_LIMIT_BYTES}"
