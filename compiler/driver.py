@@ -21,7 +21,7 @@ from compiler.errors import (
     OutOfMemoryError,
     enough_memory_for,
 )
-from compiler.frontend.dimensions import check_dims, model_ports
+from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
 from compiler.frontend.onnx_import import (
     ReadModel,
     import_model,
@@ -325,7 +325,8 @@ def compile_model(
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for all sizes of the ranges, or the reason why there is none."""
-        absent = ports.fixed(dict.fromkeys(ranges, 1)).open
+        unstated = free_dimensions(source.proto.graph)
+        absent = [n for n in ports.fixed(dict.fromkeys(ranges, 1)).open if n in unstated]
 
         def within(defaults: Mapping[str, Dimension]) -> Executable:
             whole: dict[str, SizeRange] = {**ranges, **defaults}

@@ -29,6 +29,7 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
 from compiler.sizes import OpenSizeError
 from service import cli
+from tests.unit.frontend.test_open_sizes import cache as cached_rows
 
 TOLERANCE = 1e-5
 """Of each output's largest element: float32 products in another order than ONNX Runtime's."""
@@ -263,3 +264,18 @@ def test_why_no_program_serves_a_range_is_said(
         "error: no program serves a range of sizes of this model: whether sequence is even is "
         "known at run time only; give dimension 'sequence' a size, such as --dim 'sequence=1'"
     )
+
+
+@pytest.mark.parametrize("name", ["total", "past + sequence"])
+def test_a_mask_is_as_long_as_past_and_new_rows(name: str) -> None:
+    """The model adds it to scores of that length, or its dimension's name says so."""
+    proto = cached_rows(name)
+    executable = compiler.compile_model(proto)
+    assert isinstance(executable, SizedExecutable)
+    assert executable.reason == ""
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for past, sequence in [(3, 5), (1, 1), (17, 2)]:
+        rng = np.random.default_rng(past)
+        shapes = {"past": (1, past, 4), "x": (1, sequence, 4), "mask": (1, past + sequence)}
+        feeds = {key: rng.standard_normal(s).astype(np.float32) for key, s in shapes.items()}
+        agree(executable.run(feeds), session.run(None, feeds), (past, sequence))

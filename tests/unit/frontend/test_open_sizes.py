@@ -11,6 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from compiler.errors import CompilerError
+from compiler.frontend.dimensions import free_dimensions
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.graph.text import parse_graph, print_graph
@@ -245,6 +246,12 @@ def test_dimensions_that_follow_from_others(name: str) -> None:
         values = {"past": past, "sequence": sequence}
         fixed = values | ({"total": past + sequence} if name == "total" else {})
         agrees(proto, graph, values | fixed)
+
+
+def test_what_others_state_needs_no_range() -> None:
+    assert free_dimensions(cache("past + sequence").graph) == ("past", "sequence")
+    assert free_dimensions(cache("total").graph) == ("past", "sequence", "total")
+    assert free_dimensions(cache("past + more").graph) == ("past", "sequence", "past + more")
 
 
 def test_names_of_inputs_and_places_are_dimensions() -> None:
