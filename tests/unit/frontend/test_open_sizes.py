@@ -267,7 +267,7 @@ REFUSED = {
             end=INT([20]),
             axes=INT([0]),
         ),
-        "Slice 'y': whether n <= 20 is known at run time only (n 1..50)",
+        "Slice 'y': whether n >= 20 is known at run time only (n 1..50)",
     ),
     "a shape from what is undecided": (
         sized(
