@@ -276,7 +276,7 @@ REFUSED = {
             ("ConstantOfShape", ["least"], "y", {}),
             twenty=INT([20, 20]),
         ),
-        "Min 'least': whether n >= 20 is known at run time only (n 1..50)",
+        "Min 'least': whether n <= 20 is known at run time only (n 1..50)",
     ),
     "an extent of its own": (
         sized(("Add", ["x", "b"], "y", {}), b=np.ones((7, 4), np.float32)),
