@@ -37,7 +37,7 @@ ROW = Placement()
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PlacedPiece:
     """A piece of a concatenation: the value that lies there, and the element that it starts at.
 
     `value` is the operand, or a copy of it under a name of its own.
@@ -83,7 +83,7 @@ class Views:
         self._written: set[str] = set()
         self._rows: dict[str, str] = {}
         self._fixed = _fixed(graph, work)
-        self.concats: dict[str, tuple[Slot, ...]] = {}
+        self.concats: dict[str, tuple[PlacedPiece, ...]] = {}
         self.slices: dict[str, tuple[int, ...]] = {}
         self.turned: set[str] = set()
         self._turns = turns(graph)
@@ -211,24 +211,24 @@ class Views:
         self._add(output, place, written=not any(direct))
         if not any(direct):
             return
-        placed: list[Slot] = []
+        placed: list[PlacedPiece] = []
         for slot, offset, in_place in zip(slots, known, direct, strict=True):
             value = slot.value
             if not in_place or not can_join(self._regions, output, value, offset):
                 value = self._named(f"{output}.piece", value)
                 self._add(value, place, written=True)
             self._join(_Link(output, value, slot.start), offset)
-            placed.append(Slot(value, slot.start))
+            placed.append(PlacedPiece(value, slot.start))
         self.concats[output] = tuple(placed)
 
-    def _slots(self, node: Node) -> list[Slot]:
+    def _slots(self, node: Node) -> list[PlacedPiece]:
         """Where the operands start; nothing if one of them is empty."""
         pieces = ops.get(node.op).pieces
         assert pieces is not None
         boxes = pieces([self.types[v] for v in node.inputs], node.attrs)
         if len(boxes) != len(node.inputs):
             return []
-        return [Slot(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
+        return [PlacedPiece(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
 
     def _apart(self, link: _Link, place: Placement) -> int | None:
         """Bytes from a whole to its part where both lie so; None if the part is no such box."""
@@ -247,7 +247,7 @@ class Views:
             self._links.setdefault(value, []).append(link)
 
     def _direct(
-        self, slots: Sequence[Slot], offsets: Sequence[int], place: Placement
+        self, slots: Sequence[PlacedPiece], offsets: Sequence[int], place: Placement
     ) -> list[bool]:
         """Which pieces can be written in place.
 

@@ -108,7 +108,7 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
-class Context:
+class RunContext:
     """What one run at a time uses: code, arena, scratch, and the table of pointers.
 
     `resize` is told the sizes of a run, `hold` has memory for them. Both are quick where the sizes

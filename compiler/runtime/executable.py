@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.errors import InvalidInputError, OutOfMemoryError
-from compiler.runtime.context import Context, ProgramForm, SizedPort
+from compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.native import check_threads, native, native_address
@@ -84,7 +84,7 @@ class Executable:
             for index, port in enumerate(program.outputs)
             if port.labels is not None
         )
-        self._idle: list[Context] = []
+        self._idle: list[RunContext] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
     @property
@@ -295,12 +295,12 @@ class Executable:
             row[:] = words[self._starts]
         return seconds
 
-    def _context(self, values: tuple[int, ...]) -> Context:
+    def _context(self, values: tuple[int, ...]) -> RunContext:
         """What a run with these sizes uses, taken from the idle ones; the caller puts it back."""
         try:
             context = self._idle.pop()
         except IndexError:
-            context = Context(self._form, self.threads)
+            context = RunContext(self._form, self.threads)
         if context.values != values:
             context.resize(values)
         return context

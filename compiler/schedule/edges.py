@@ -21,7 +21,7 @@ from compiler.sizes import always_less
 
 
 @dataclass(frozen=True)
-class Part:
+class EdgePart:
     """A problem at a run of values of one of its axes, over an axis of its own.
 
     `clipped` says that taps are left out at run time: windows reach over an edge. `places` gives
@@ -34,14 +34,14 @@ class Part:
     places: Mapping[Axis, Affine]
 
 
-def edge_parts(problem: Problem, axis: Axis) -> tuple[Part, ...]:
+def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
     """The first outputs along an axis, those between, and the last ones.
 
     All are one clipped part if there may be fewer than those at the edges.
     """
     first, last = tile_edges(problem.reduction, axis)
     if not always_less(first + last - 1, axis.extent):
-        return (Part(problem, axis, True, {}),)
+        return (EdgePart(problem, axis, True, {}),)
     between = axis.extent - first - last
     cuts = ((0, first, True), (first, between, False), (first + between, last, True))
     return tuple(
@@ -53,7 +53,7 @@ def edge_parts(problem: Problem, axis: Axis) -> tuple[Part, ...]:
 
 def _part(
     problem: Problem, axis: Axis, number: int, start: int, extent: int, clipped: bool
-) -> Part:
+) -> EdgePart:
     own = Axis(f"{axis.name}e{number}", extent)
     places = {axis: affine(own) + start}
     restricted = replace(
@@ -62,4 +62,4 @@ def _part(
         output=load_at(problem.output, places),
         expr=reindex(problem.expr, places),
     )
-    return Part(restricted, own, clipped, places)
+    return EdgePart(restricted, own, clipped, places)

@@ -36,7 +36,7 @@ COLD_WEIGHT_BYTES = 1 << 20
 expands them (Winograd) looks faster than it is: at 256 channels and 14x14 pixels by two thirds."""
 
 
-class Session:
+class BatchSession:
     """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
 
     def __init__(self, emit: Emit) -> None:

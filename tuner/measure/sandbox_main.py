@@ -18,7 +18,7 @@ import numpy as np
 
 from compiler.runtime.bench import reference_seconds
 from tuner.measure import linux
-from tuner.measure.batch_session import Session
+from tuner.measure.batch_session import BatchSession
 from tuner.measure.confinement import Confinement
 from tuner.measure.guards import put_on
 from tuner.measure.wire import InputSpec, array_to_bytes
@@ -53,7 +53,7 @@ def main() -> None:
     def emit(**event: Any) -> None:
         channel.write(json.dumps(event) + "\n")
 
-    session = Session(emit)
+    session = BatchSession(emit)
     confinement = Confinement.from_json(json.loads(sys.stdin.readline()))
     _import_all()
     emit(event="ready", guards=put_on(confinement))

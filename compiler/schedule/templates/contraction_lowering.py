@@ -11,7 +11,7 @@ from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.loops.rewriting import reindex
-from compiler.schedule.edges import Part, edge_parts
+from compiler.schedule.edges import EdgePart, edge_parts
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
@@ -100,7 +100,7 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
 
 
 def _part_stage(
-    name: str, found: Contraction, part: Part, schedule: Schedule, target: Target
+    name: str, found: Contraction, part: EdgePart, schedule: Schedule, target: Target
 ) -> Stage:
     """The loops over a part of the outputs along the tile axis: one at a time if it is clipped."""
     own = replace(

@@ -152,7 +152,7 @@ def test_aligned_inputs_are_read_where_they_lie(
     def refuse(*_: object) -> None:
         raise AssertionError("an input was copied")
 
-    monkeypatch.setattr("compiler.runtime.context.Context.stage", refuse)
+    monkeypatch.setattr("compiler.runtime.context.RunContext.stage", refuse)
     expect(executable.run(given), given)
     with pytest.raises(AssertionError, match="copied"):
         executable.run({**given, "a": np.asfortranarray(given["a"])})

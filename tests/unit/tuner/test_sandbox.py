@@ -445,7 +445,7 @@ def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
     def emit(**event: object) -> None:
         events.append((str(event["event"]), str(event.get("trial", ""))))
 
-    session = batch_session.Session(emit)
+    session = batch_session.BatchSession(emit)
     request = _request(library, "good", "also_good")
     part = {
         "request": request.to_json(),
