@@ -572,25 +572,6 @@ def test_compile_keeps_to_the_weight_limit(
     assert "packed weights take" in capsys.readouterr().out
 
 
-def test_compile_refuses_a_type_that_the_target_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ports = [
-        helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [4, 4])
-        for name in ("a", "b", "y")
-    ]
-    product = helper.make_node("MatMul", ["a", "b"], ["y"], "fc")
-    graph = helper.make_graph([product], "narrow", ports[:2], ports[2:])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path = tmp_path / "narrow.onnx"
-    path.write_bytes(made.SerializeToString())
-    assert run("compile", path, "--target", "wasm32", "-o", tmp_path / "a") == 1
-    assert capsys.readouterr().err.strip() == (
-        "error: the fused workload of matmul, cast: target 'wasm32' cannot compute in bfloat16"
-    )
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_report_says_who_suggested_what() -> None:
     def task(best: str, **origins: int) -> TaskView:
         return TaskView(
