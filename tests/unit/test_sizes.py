@@ -142,7 +142,22 @@ def test_no_decision_is_taken_at_one_size() -> None:
             asked()
 
 
-@pytest.mark.parametrize("text", ["", "n +", "k", "(n", "n)", "1.5", "n n", "n // 0 - x", "**n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "n +",
+        "k",
+        "(n",
+        "n)",
+        "1.5",
+        "n n",
+        "n // 0 - x",
+        "**n",
+        "(" * 2000 + "n",
+        "n+" * 4000 + "n",
+    ],
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no size"):
         parse_size(text, {"n": N})

@@ -1,0 +1,66 @@
+"""Sizes that are known at run time: integers in arithmetic, with a range each.
+
+A `Size` stands where an extent, a stride or an offset stands, and is annotated as the `int` that it
+will be: whatever adds, multiplies and divides extents works on either. It is a polynomial with
+integer coefficients over open dimensions and floor quotients of other sizes, in a normal form, so
+that equal sizes are equal values and what cancels is gone: `n + 1 - n` is the `int` 1.
+
+A comparison holds for every size of the ranges or for none of them; where the ranges do not decide
+it, it raises `OpenSizeError`. So does whatever needs the number itself (`range(n)`, an array's
+shape): no decision is ever taken at one size for all of them. `==` is equality of normal forms.
+"""
+
+from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
+from compiler.sizes.bounds import bounds
+from compiler.sizes.errors import OpenSizeError, SizesDifferError, asked_by
+from compiler.sizes.questions import (
+    always_less,
+    equal,
+    exact_quotient,
+    larger,
+    same_extents,
+    smaller,
+    solved,
+)
+from compiler.sizes.size import Size, dimensions, is_open, known_divisor, open_size
+from compiler.sizes.text import parse_size
+from compiler.sizes.values import (
+    at,
+    check_values,
+    open_sizes,
+    replaced,
+    substituted,
+    typical,
+    typical_sizes,
+)
+
+__all__ = [
+    "Atom",
+    "Dimension",
+    "Monomial",
+    "OpenSizeError",
+    "Quotient",
+    "Size",
+    "SizesDifferError",
+    "always_less",
+    "asked_by",
+    "at",
+    "bounds",
+    "check_values",
+    "dimensions",
+    "equal",
+    "exact_quotient",
+    "is_open",
+    "known_divisor",
+    "larger",
+    "open_size",
+    "open_sizes",
+    "parse_size",
+    "replaced",
+    "same_extents",
+    "smaller",
+    "solved",
+    "substituted",
+    "typical",
+    "typical_sizes",
+]

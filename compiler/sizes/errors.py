@@ -1,0 +1,45 @@
+"""What cannot be known of a size before a run, and who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from compiler.errors import CompilerError
+
+
+class OpenSizeError(CompilerError):
+    """What is asked of a size depends on the number that it will be at run time."""
+
+    asker = ""
+    """Who asked, where that is known: an operator and its node, a pass."""
+
+    undecided = 0
+    """Of a comparison: the difference of which it must be known whether it is above 0."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{self.asker}: {text}" if self.asker else text
+
+    def by(self, who: str) -> Self:
+        """The error with who asked; the first, innermost name stays."""
+        self.asker = self.asker or who
+        return self
+
+
+class SizesDifferError(OpenSizeError):
+    """Two sizes must be equal, and whether they are depends on the run."""
+
+    def __init__(self, what: str, first: int, second: int) -> None:
+        super().__init__(what)
+        self.sizes = first, second
+
+
+@contextmanager
+def asked_by(who: str) -> Iterator[None]:
+    """Name who asks in an `OpenSizeError` that passes through."""
+    try:
+        yield
+    except OpenSizeError as error:
+        raise error.by(who) from error.__cause__

@@ -1,0 +1,266 @@
+"""A size: a polynomial in a normal form, which stands where an integer does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import gcd, prod
+from typing import NoReturn, cast
+
+from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
+from compiler.sizes.bounds import bounds
+from compiler.sizes.errors import OpenSizeError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Size:
+    """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
+
+    Made by `open_size` and by arithmetic, which gives an `int` where no open dimension is left.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+    constant: int = 0
+    _hash: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.terms, self.constant)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Size, (self.terms, self.constant)
+
+    # ---- arithmetic
+
+    def __add__(self, other: int) -> int:
+        if isinstance(other, float):
+            return self._asked(f"{self} + {other}")
+        if isinstance(other, Size):
+            return _collect((*self.terms, *other.terms), self.constant + other.constant)
+        if isinstance(other, int):
+            return cast(int, Size(self.terms, self.constant + other))
+        return self._asked(f"({self}) + {other}") if isinstance(other, float) else NotImplemented
+
+    def __mul__(self, other: int) -> int:
+        if isinstance(other, float):
+            return self._asked(f"{self} * {other}")
+        if isinstance(other, Size):
+            mine = (*self.terms, ((), self.constant))
+            theirs = (*other.terms, ((), other.constant))
+            products = [
+                (tuple(sorted((*a, *b), key=factor_text)), x * y)
+                for a, x in mine
+                for b, y in theirs
+            ]
+            return _collect(products, 0)
+        if isinstance(other, int):
+            return _collect(((m, c * other) for m, c in self.terms), self.constant * other)
+        return self._asked(f"({self}) * {other}") if isinstance(other, float) else NotImplemented
+
+    def __floordiv__(self, divisor: int) -> int:
+        if not isinstance(divisor, int):
+            return _exact_quotient(self, divisor)
+        if divisor < 0:
+            return -self // -divisor
+        if divisor == 0:
+            raise ZeroDivisionError(f"({self}) // 0")
+        # What the divisor divides goes to the quotient; the rest keeps its sign.
+        parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in self.terms]
+        whole = _collect(parts, self.constant // divisor)
+        rest = self - whole * divisor
+        low, high = bounds(rest)
+        if low // divisor == high // divisor:
+            return whole + int(low // divisor)
+        assert isinstance(rest, Size)
+        if rest.terms[0][1] < 0:  # -x // d, rounded down, is x // d rounded up, negated
+            return whole - (divisor - 1 - rest) // divisor
+        common = gcd(divisor, *(c for _, c in rest.terms))
+        if common > 1:  # (g y + k) // (g e) is (y + k // g) // e
+            smaller = _collect(((m, c // common) for m, c in rest.terms), rest.constant // common)
+            return whole + smaller // (divisor // common)
+        match rest.terms:
+            case (((Quotient(dividend, inner),), 1),):  # (y // e + k) // d is (y + e k) // (e d)
+                return whole + (dividend + rest.constant * inner) // (inner * divisor)
+        return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
+
+    def __mod__(self, divisor: int) -> int:
+        return self - self // divisor * divisor
+
+    def __divmod__(self, divisor: int) -> tuple[int, int]:
+        return self // divisor, self % divisor
+
+    def __neg__(self) -> int:
+        return self * -1
+
+    def __pos__(self) -> int:
+        return cast(int, self)
+
+    def __sub__(self, other: int) -> int:
+        return self + -other if isinstance(other, int | float | Size) else NotImplemented
+
+    def __rsub__(self, other: int) -> int:
+        return self * -1 + other
+
+    def __rfloordiv__(self, other: int) -> int:
+        return self._asked(f"{other} // ({self})")
+
+    def __rmod__(self, other: int) -> int:
+        return self._asked(f"{other} % ({self})")
+
+    def __abs__(self) -> int:
+        return cast(int, self) if self >= 0 else -self
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    # ---- comparisons
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Size):
+            return False
+        if self._hash != other._hash or self.constant != other.constant:
+            return False
+        return self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __lt__(self, other: int) -> bool:
+        return _decided(self - other + 1, self, "<", other)
+
+    def __le__(self, other: int) -> bool:
+        return _decided(self - other, self, "<=", other)
+
+    def __gt__(self, other: int) -> bool:
+        return not _decided(self - other, self, ">", other)
+
+    def __ge__(self, other: int) -> bool:
+        return not _decided(self - other + 1, self, ">=", other)
+
+    def __bool__(self) -> bool:
+        low, high = bounds(self)
+        if low > 0 or high < 0:
+            return True
+        return self._asked(f"whether {self} is 0")
+
+    # ---- the number, which is not known
+
+    def __index__(self) -> int:
+        return self._asked(f"the value of {self}")
+
+    def __int__(self) -> int:
+        return self._asked(f"the value of {self}")
+
+    def __float__(self) -> float:
+        return self._asked(f"the value of {self}")
+
+    def __truediv__(self, _: object) -> float:
+        return self._asked(f"a fraction of {self}")
+
+    def __rtruediv__(self, _: object) -> float:
+        return self._asked(f"a fraction of {self}")
+
+    def __pow__(self, exponent: int) -> int:
+        return prod([cast(int, self)] * exponent)
+
+    def _asked(self, what: str) -> NoReturn:
+        ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(cast(int, self)))
+        raise OpenSizeError(f"{what} is known at run time only ({ranges})")
+
+    # ---- text
+
+    def __str__(self) -> str:
+        text = ""
+        for monomial, coefficient in self.terms:
+            factors = "*".join(map(factor_text, monomial))
+            size = abs(coefficient)
+            sign = "-" if coefficient < 0 else "+" if text else ""
+            text += f"{sign}{f'{size}*' if size != 1 else ''}{factors}"
+        return text + (f"{self.constant:+d}" if self.constant else "")
+
+
+def open_size(dimension: Dimension) -> int:
+    """A dimension as a size; an `int` if its range is one number."""
+    if dimension.low == dimension.high:
+        return dimension.low * dimension.multiple
+    return cast(int, Size((((dimension,), dimension.multiple),)))
+
+
+def is_open(size: object) -> bool:
+    """Whether it is a size that is known at run time only."""
+    return isinstance(size, Size)
+
+
+def dimensions(*sizes: int) -> tuple[Dimension, ...]:
+    """The open dimensions of sizes, each once, by name."""
+    found = {atom for size in sizes for atom in _atoms(size) if isinstance(atom, Dimension)}
+    return tuple(sorted(found, key=lambda dimension: dimension.name))
+
+
+def known_divisor(size: int) -> int:
+    """A number that divides the size whatever it is: the largest that the normal form shows."""
+    if not isinstance(size, Size):
+        return size
+    return gcd(size.constant, *(c for _, c in size.terms))
+
+
+def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
+    """Whether a difference is never above 0 (True), or never 0 or below (False)."""
+    low, high = bounds(difference)
+    if high <= 0:
+        return True
+    if low > 0:
+        return False
+    try:
+        cast(Size, difference)._asked(f"whether {size} {relation} {other}")
+    except OpenSizeError as error:
+        error.undecided = difference
+        raise
+
+
+def _exact_quotient(size: Size, divisor: int) -> int:
+    """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`.
+
+    Long division of polynomials: what is left has smaller and smaller terms.
+    """
+    if not isinstance(divisor, Size):
+        raise TypeError(f"a size divided by {divisor!r}")
+    atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
+    ranked = sorted(atoms, key=factor_text)
+
+    def greatest(whole: Size) -> tuple[Monomial, int]:
+        return max(whole.terms, key=lambda term: (len(term[0]), [term[0].count(a) for a in ranked]))
+
+    factor, number = greatest(divisor)
+    quotient: int = 0
+    rest = cast(int, size)
+    while isinstance(rest, Size):
+        monomial, coefficient = greatest(rest)
+        left = list(monomial)
+        if coefficient % number or any(left.count(a) < factor.count(a) for a in factor):
+            break
+        for atom in factor:
+            left.remove(atom)
+        part = _collect([(tuple(left), coefficient // number)], 0)
+        quotient, rest = quotient + part, rest - part * divisor
+    if rest == 0:
+        return quotient
+    size._asked(f"({size}) // ({divisor})")
+
+
+def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:
+    """The normal form: equal monomials together, none with a coefficient of 0, sorted."""
+    sums: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        sums[monomial] = sums.get(monomial, 0) + coefficient
+    constant += sums.pop((), 0)
+    kept = sorted(((m, c) for m, c in sums.items() if c), key=lambda term: order(term[0]))
+    return cast(int, Size(tuple(kept), constant)) if kept else constant
+
+
+def _atoms(size: int) -> Iterator[Atom]:
+    if isinstance(size, Size):
+        for monomial, _ in size.terms:
+            for atom in monomial:
+                yield atom
+                if isinstance(atom, Quotient):
+                    yield from _atoms(cast(int, atom.dividend))

@@ -1,0 +1,73 @@
+"""The text of a size, read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from compiler.sizes.atoms import Dimension
+from compiler.sizes.errors import OpenSizeError
+from compiler.sizes.size import open_size
+
+LONGEST_TEXT = 4096
+"""Characters of a size: those of models have tens."""
+
+_NESTING = 100
+"""Brackets within each other."""
+
+_TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
+
+
+def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
+    """Read what `str` prints of a size, whose dimensions are given by name.
+
+    Raises:
+        ValueError: if the text is no size, or names an unknown dimension.
+    """
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"'{text[:80]}...' is no size: it has {len(text)} characters")
+    tokens = [match[1] for match in _TOKEN.finditer(text)]
+    if "".join(tokens) != re.sub(r"\s(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", "", text):
+        raise ValueError(f"'{text[:80]}' is no size")
+    tokens.reverse()
+    depth = 0
+
+    def total() -> int:
+        sign = -1 if tokens and tokens[-1] == "-" else 1
+        if sign < 0:
+            tokens.pop()
+        value = sign * product()
+        while tokens and tokens[-1] in "+-":
+            sign = 1 if tokens.pop() == "+" else -1
+            value += sign * product()
+        return value
+
+    def product() -> int:
+        value = factor()
+        while tokens and tokens[-1] in ("*", "//"):
+            value = value * factor() if tokens.pop() == "*" else value // factor()
+        return value
+
+    def factor() -> int:
+        token = tokens.pop()
+        if token == "(":
+            nonlocal depth
+            depth += 1
+            if depth > _NESTING:
+                raise ValueError("too many brackets within each other")
+            value = total()
+            depth -= 1
+            if tokens.pop() != ")":
+                raise ValueError("a bracket is missing")
+            return value
+        if token.isdigit():
+            return int(token)
+        return open_size(known[token.strip('"')])
+
+    try:
+        value = total()
+        if tokens:
+            raise ValueError(f"unexpected '{tokens[-1]}'")
+    except (IndexError, KeyError, ValueError, ZeroDivisionError, OpenSizeError) as error:
+        raise ValueError(f"'{text[:80]}' is no size: {error}") from error
+    return value

@@ -1,0 +1,121 @@
+"""Numbers for sizes: those of a run, and those that choices of speed are made by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from math import isqrt, prod
+from typing import Any, TypeVar, cast
+
+from compiler.sizes.atoms import Dimension
+from compiler.sizes.size import Size, dimensions
+
+_T = TypeVar("_T")
+
+
+_TYPICAL = 128
+"""The most that a size of a long range is taken to be."""
+
+
+_LONG = 64
+"""How many times the lower end the upper one is, in a long range."""
+
+
+def at(size: int, values: Mapping[str, int]) -> int:
+    """The number at the sizes of the dimensions, by name.
+
+    Raises:
+        KeyError: if a dimension has no value.
+    """
+    return substituted(size, lambda dimension: values[dimension.name] // dimension.multiple)
+
+
+def substituted(size: int, value: Callable[[Dimension], int]) -> int:
+    """The size with each dimension replaced; `value` gives what is multiplied by its `multiple`."""
+    if not isinstance(size, Size):
+        return size
+    total = size.constant
+    for monomial, coefficient in size.terms:
+        total += coefficient * prod(
+            value(atom)
+            if isinstance(atom, Dimension)
+            else substituted(cast(int, atom.dividend), value) // atom.divisor
+            for atom in monomial
+        )
+    return total
+
+
+def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
+    """A frozen value with every open size in it changed: graphs, workloads, loop nests.
+
+    Parts of another `kind` are changed where one is given.
+
+    Dataclasses are made anew from their fields where something in them changes, each object once.
+    """
+    done: dict[int, tuple[Any, Any]] = {}  # with the object, which keeps its id
+
+    def visit(item: Any) -> Any:
+        if isinstance(item, kind):
+            return change(item)
+        if isinstance(item, tuple):
+            parts = tuple(map(visit, item))
+            return item if all(a is b for a, b in zip(item, parts, strict=True)) else parts
+        if isinstance(item, Mapping):
+            found = {key: visit(part) for key, part in item.items()}
+            return item if all(found[key] is part for key, part in item.items()) else found
+        if not is_dataclass(item) or isinstance(item, type):
+            return item
+        if id(item) not in done:
+            own = {f.name: getattr(item, f.name) for f in fields(item) if f.init}
+            changed = {name: visit(part) for name, part in own.items()}
+            same = all(changed[name] is part for name, part in own.items())
+            done[id(item)] = item, item if same else replace(item, **changed)
+        return done[id(item)][1]
+
+    return cast(_T, visit(value))
+
+
+def open_sizes(value: object) -> tuple[int, ...]:
+    """The open sizes in a frozen value, each once."""
+    found: dict[int, int] = {}
+    replaced(value, lambda size: found.setdefault(size, size))
+    return tuple(found)
+
+
+def typical(size: int) -> int:
+    """The number by which choices of speed alone are made: that at the middle of the ranges.
+
+    Of each range the geometric middle, at most 128 if it has no end or a far one, and not 1 unless
+    there is no other: kernels for one row or one pixel are of another kind.
+    """
+    return substituted(size, _middle)
+
+
+def typical_sizes(*sizes: int) -> dict[str, int]:
+    """The typical size of each dimension of the sizes, by name."""
+    return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
+
+
+def _middle(dimension: Dimension) -> int:
+    low, high = dimension.low, dimension.high
+    most = max(low, -(-_TYPICAL // dimension.multiple))
+    if high is None:
+        return most
+    middle = isqrt(max(low, 1) * high)
+    least = min(2, high) if dimension.multiple == 1 else 1
+    return max(min(middle, most) if high > _LONG * low else middle, least)
+
+
+def check_values(dimensions: Iterable[Dimension], values: Mapping[str, int]) -> None:
+    """Refuse sizes that their dimensions cannot have.
+
+    Raises:
+        ValueError: naming the dimension.
+        KeyError: if a dimension has no value.
+    """
+    for dimension in dimensions:
+        value = values[dimension.name]
+        number, rest = divmod(value, dimension.multiple)
+        high = number if dimension.high is None else dimension.high
+        if rest or not dimension.low <= number <= high:
+            raise ValueError(f"dimension {dimension} is {value}, not of {dimension.range_text}")
