@@ -293,18 +293,23 @@ class Program:
 
         A native function writes such an output over the input (`NativeSignature.over`). No
         instruction before it names the output, none after it the input, and of its own buffers only
-        that one is the input. So what is read is the same, whether the two share memory or not.
+        that one is the input. So what is read is the same, whether the two share memory or not. The
+        two have one shape, and nothing refuses the run later: a refused run leaves its inputs as
+        they are.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}
+        refused = -1
         for number, instruction in enumerate(self.instructions):
             for inner in walk([instruction]):
+                if isinstance(inner, Refuse):
+                    refused = number
                 for ref in places(inner):
                     first.setdefault(ref, number)
                     last[ref] = number
         found: dict[int, int] = {}
         for number, instruction in enumerate(self.instructions):
-            if not isinstance(instruction, NativeCall):
+            if not isinstance(instruction, NativeCall) or number < refused:
                 continue
             signature = native_signature(instruction.function, instruction.parameters)
             if signature.over is None:
@@ -313,9 +318,10 @@ class Program:
             output = instruction.buffers[len(signature.inputs)]
             if base.space is not BufferSpace.INPUT or output.space is not BufferSpace.OUTPUT:
                 continue
-            sizes = self.inputs[base.offset].bytes, self.outputs[output.offset].bytes
+            old, new = self.inputs[base.offset], self.outputs[output.offset]
+            same = (old.dtype, old.shape) == (new.dtype, new.shape)
             alone = instruction.buffers.count(base) == 1 == instruction.buffers.count(output)
-            if sizes[0] == sizes[1] and alone and first[output] == number == last[base]:
+            if same and alone and first[output] == number == last[base]:
                 found[output.offset] = base.offset
         return found
 

@@ -25,10 +25,12 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    Refuse,
 )
 from compiler.runtime.program_json import program_from_json, program_to_json
 from compiler.runtime.session import STEPS
 from compiler.runtime.sized import SizedExecutable
+from compiler.sizes import Dimension, open_size
 
 ROWS, WIDTH = 6, 4
 NO_WEIGHTS = aligned_empty(0)
@@ -106,6 +108,38 @@ def test_what_would_be_read_after_it_was_overwritten_is_not_in_place(
     instructions: tuple[Instruction, ...],
 ) -> None:
     assert program(*instructions).in_place() == {}
+
+
+def test_a_state_takes_the_shape_of_its_output() -> None:
+    rows, width = (open_size(Dimension(name, 1, 8)) for name in ("rows", "width"))
+    past, new = replace(CACHE, shape=(rows, width)), replace(NEW, shape=(1, width))
+    update = replace(UPDATE, parameters=(rows, 4 * width, 1))
+    turned = Port("present", DType.FLOAT32, (width, rows))  # as many bytes
+    model = executable(Program("turned", (past, PLACE, new), (turned,), (), (update,), 64, 0))
+    session = model.bind({"present": "past"}, {"past": np.zeros((2, 3), np.float32)})
+    session.run({"place": np.array([1]), "new": np.ones((1, 3), np.float32)})
+    assert session.state("past").tolist() == [[0, 0], [0, 1], [1, 1]]
+    session.run({"place": np.array([0]), "new": np.full((1, 2), 2, np.float32)})
+    assert session.state("past").tolist() == [[2, 2, 0], [1, 1, 1]]
+
+
+REFUSAL = Branch(at("input", 3), (Refuse("no"),), ())
+
+
+@pytest.mark.parametrize("instructions", [(UPDATE, FIRST_ROW, REFUSAL), (REFUSAL, UPDATE)])
+def test_a_refused_step_leaves_the_states(instructions: tuple[Instruction, ...]) -> None:
+    bad = Port("bad", DType.BOOL, (1,))
+    outputs = (PRESENT, SEEN) if FIRST_ROW in instructions else (PRESENT,)
+    model = executable(
+        Program("cache", (CACHE, PLACE, NEW, bad), outputs, (), instructions, 64, 0)
+    )
+    assert bool(model.in_place) == (instructions[0] is REFUSAL)  # nothing has changed before it
+    session = model.bind({"present": "past"})
+    session.run({**step(0), "bad": np.array([False])})
+    before = session.state("past")
+    with pytest.raises(InvalidInputError, match="no"):
+        session.run({**step(1), "bad": np.array([True])})
+    np.testing.assert_array_equal(session.state("past"), before)
 
 
 @pytest.mark.parametrize("instructions", [(UPDATE, FIRST_ROW), (UPDATE, AGAIN)])
