@@ -77,6 +77,26 @@ def parse_range(name: str, text: str) -> Dimension:
     return _of(name, int(first), int(last) if last else None, int(step) if step else 1)
 
 
+def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
+    """Sizes of one dimension, of which one may be a range: each once, a range as text.
+
+    A range of one number is that number.
+
+    Raises:
+        InvalidArgumentError: if one is no range or 0, or there are two ranges, naming the
+            dimension.
+    """
+    ranges = [as_range(name, given) for given in listed]
+    if any(each.high == 0 for each in ranges):
+        raise InvalidArgumentError(f"dimension '{name}' is 0, expected a size from 1")
+    chosen: dict[int | str, None] = dict.fromkeys(
+        each.low * each.multiple if each.low == each.high else each.range_text for each in ranges
+    )
+    if sum(isinstance(size, str) for size in chosen) > 1:
+        raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
+    return tuple(chosen)
+
+
 def default_range(name: str) -> Dimension:
     """The sizes of an open dimension that nobody gives a range.
 
@@ -135,8 +155,10 @@ def default_ranges_text(defaults: Iterable[Dimension]) -> str:
 
 
 def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:
+    if step < 1:
+        raise InvalidArgumentError(f"dimension '{name}': a multiple is at least 1, not {step}")
     for end in (first, last):
-        if end is not None and (step < 1 or end % step):
+        if end is not None and end % step:
             raise InvalidArgumentError(f"dimension '{name}': {end} is no multiple of {step}")
     if last is not None and last < first:
         raise InvalidArgumentError(f"dimension '{name}': {first}..{last} has no sizes")

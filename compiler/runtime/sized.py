@@ -81,14 +81,15 @@ class SizedExecutable:
         """The executable for exactly these sizes, made if it is not there.
 
         Raises:
-            InvalidInputError: if the sizes are not served, or one is outside of its range.
+            InvalidInputError: if the sizes are not served, or one that has no program of its own is
+                outside of its range.
             CompilerError: if no program can be made for them.
         """
         key = tuple(sorted(sizes.items()))
         found = self._made.get(key)
         if found is not None:
             return found
-        for name, size in key:
+        for name, size in key if not self.served else ():
             known = self.ranges.get(name)
             if known is not None and size not in known:
                 raise InvalidInputError(
@@ -160,7 +161,8 @@ class SizedExecutable:
             return self.executable(dict(sizes))
         if self.ranged is not None and self.ranged.takes(arrays):
             return self.ranged
-        self._check_ranges(arrays)
+        if not self.served:  # else what it serves besides the range belongs into the message
+            self._check_ranges(arrays)
         return self._at(sizes, arrays) if self.served is None else self.executable(dict(sizes))
 
     def _check_ranges(self, arrays: Sequence[Array]) -> None:

@@ -55,7 +55,9 @@ def smaller(first: int, second: int) -> int:
         return min(first, second)
     if bounds(second - first)[0] >= 0:
         return first
-    return second if second <= first else first
+    if bounds(first - second)[0] >= 0:
+        return second
+    return first if first <= second else second
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:

@@ -179,25 +179,22 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
 def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
     """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises UserError."""
     from compiler.errors import InvalidArgumentError
-    from compiler.ranges import parse_range
+    from compiler.ranges import size_choices
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
         name, _, listed = text.partition("=")
         each: list[int | str] = []
         for size in listed.split(","):
-            if ".." not in size or not name:
-                each.append(parse_dims([f"{name}={size}"])[name])
-                continue
-            try:
-                each.append(parse_range(name, size).range_text)
-            except InvalidArgumentError as error:
-                raise UserError(f"--dim '{text}': {error}") from error
-        if sum(isinstance(size, str) for size in each) > 1:
-            raise UserError(f"--dim '{text}': '{name}' has two ranges, give it one")
-        if sizes.get(name, tuple(each)) != tuple(each):
+            ranged = ".." in size and name
+            each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
+        try:
+            chosen = size_choices(name, each)
+        except InvalidArgumentError as error:
+            raise UserError(f"--dim '{text}': {error}") from error
+        if sizes.get(name, chosen) != chosen:
             raise UserError(f"--dim '{text}': '{name}' has sizes already")
-        sizes[name] = tuple(dict.fromkeys(each))
+        sizes[name] = chosen
     return sizes
 
 

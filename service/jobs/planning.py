@@ -21,7 +21,7 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.ranges import as_range, within_defaults
+from compiler.ranges import as_range, size_choices, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
@@ -157,6 +157,7 @@ def _plan_each(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Iterator[Planned]:
+    dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
     ranges = {
         name: as_range(name, size)
         for name, sizes in dims.items()

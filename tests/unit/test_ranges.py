@@ -15,6 +15,7 @@ from compiler.ranges import (
     default_range,
     default_ranges_text,
     parse_range,
+    size_choices,
     within_defaults,
 )
 from compiler.sizes import Dimension, OpenSizeError, open_size, smaller
@@ -58,6 +59,19 @@ def test_a_range_of_python_has_the_same_sizes(first: int, count: int, step: int)
     meant = as_range("n", sizes)
     assert [size for size in range(sizes[-1] + 2 * step) if size in meant] == list(sizes)
     assert parse_range("n", meant.range_text) == meant
+
+
+def test_sizes_are_listed_once_with_one_range() -> None:
+    assert size_choices("n", [8, "1..4", 8, " 1..4"]) == (8, "1..4")
+    assert size_choices("n", ["4..4", "4"]) == (4,)
+    assert size_choices("n", ["64..64:32", 3]) == (64, 3)
+    for wrong, message in (
+        (["1..4", "2..8"], "has two ranges"),
+        (["0..0"], "is 0, expected a size from 1"),
+        (["1..10:0"], "a multiple is at least 1, not 0"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"dimension 'n'.*{message}"):
+            size_choices("n", wrong)
 
 
 def test_one_number_is_no_open_size() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from compiler.ranges import size_choices
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
@@ -83,6 +84,19 @@ class JobRequest(RequestBody):
         allow_inf_nan=False,
         description="Most time to wait for a worker; then the job ends with what is known",
     )
+
+    @field_validator("dims")
+    @classmethod
+    def _choices(
+        cls, dims: dict[str, int | str | list[int | str]]
+    ) -> dict[str, int | str | list[int | str]]:
+        """Each size once, and one range; raises ValueError."""
+        return {
+            name: list(size_choices(name, sizes))
+            if isinstance(sizes, list)
+            else size_choices(name, [sizes])[0]
+            for name, sizes in dims.items()
+        }
 
     def options(self) -> dict[str, Any]:
         """The options that have no place of their own in a job."""

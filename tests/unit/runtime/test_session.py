@@ -130,9 +130,7 @@ REFUSAL = Branch(at("input", 3), (Refuse("no"),), ())
 def test_a_refused_step_leaves_the_states(instructions: tuple[Instruction, ...]) -> None:
     bad = Port("bad", DType.BOOL, (1,))
     outputs = (PRESENT, SEEN) if FIRST_ROW in instructions else (PRESENT,)
-    model = executable(
-        Program("cache", (CACHE, PLACE, NEW, bad), outputs, (), instructions, 64, 0)
-    )
+    model = executable(Program("cache", (CACHE, PLACE, NEW, bad), outputs, (), instructions, 64, 0))
     assert bool(model.in_place) == (instructions[0] is REFUSAL)  # nothing has changed before it
     session = model.bind({"present": "past"})
     session.run({**step(0), "bad": np.array([False])})

@@ -143,6 +143,10 @@ class Ranged(Doubling):
         x, mask = arrays
         return 1 <= len(x) == len(mask) <= 4 and mask.shape[1] <= 8
 
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        return Dimension("batch", 1, 4), Dimension("sequence", 1, 8)
+
     def run_into(self, arrays: list[np.ndarray], given: dict[int, np.ndarray]) -> list[np.ndarray]:
         if not self.takes(arrays):
             raise InvalidInputError("not for these sizes")
@@ -193,6 +197,25 @@ def test_why_nothing_serves_a_range_is_kept() -> None:
     assert executable.reason == "what it gathers depends on n"
     executable.run(arrays(2, 4))
     assert len(executable.made) == 1
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_size_outside_of_the_range_may_have_a_program_of_its_own(pad: bool) -> None:
+    ranges = {"batch": Dimension("batch", 1, 4), "sequence": Dimension("sequence", 1, 8)}
+    served = [(("batch", 8), ("sequence", 16))]
+    ranged = cast(Executable, Ranged())
+    executable = SizedExecutable(replace(PORTS, pad=pad), make, served, ranges, ranged)
+    feeds = arrays(8, 16)
+    np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    feeds = arrays(6, 3)
+    if pad:
+        np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+        assert executable.made == tuple(served)
+        feeds = arrays(9, 3)
+    with pytest.raises(
+        InvalidInputError, match=r"not served, only batch=8, sequence=16; batch 1\.\.4"
+    ):
+        executable.run(feeds)
 
 
 def test_nothing_is_padded_that_the_range_serves() -> None:

@@ -143,6 +143,8 @@ def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
         ({"dims": {"batch": "1..-5"}}, "invalid-request", "dims"),
         ({"dims": {"batch": ["1..8", "x..y"]}}, "invalid-request", "dims"),
         ({"dims": {"batch": ["1..8", f"1..{1 << 41}"]}}, "invalid-request", "dims"),
+        ({"dims": {"batch": ["1..4", "2..8"]}}, "invalid-request", "two ranges"),
+        ({"dims": {"batch": "0..0"}}, "invalid-request", "dims"),
         ({"dims": {"batch": "1..8", "width": "1..2"}}, "compiler-error", "width"),
         ({"dims": {"batch": 10**12}}, "invalid-model", ""),
     ],
