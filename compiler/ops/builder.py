@@ -161,7 +161,7 @@ class GraphBuilder:
         undecided = None
         if self.sizes and not self.sizes.keys().isdisjoint(inputs):
             try:
-                sizes = None if keep else self._fold_sizes(op, inputs, pairs)
+                sizes = None if keep else self._fold_sizes(op, inputs, pairs, kind.dtype)
                 if sizes is not None:
                     return self.numbers(sizes.reshape(kind.shape), kind.dtype, f"{hint}.{op}")
             except OpenSizeError as error:
@@ -352,7 +352,11 @@ class GraphBuilder:
         return to_memory(result, kind.dtype).reshape(kind.shape)
 
     def _fold_sizes(
-        self, op: str, inputs: Sequence[str], attrs: tuple[tuple[str, AttrValue], ...]
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: tuple[tuple[str, AttrValue], ...],
+        dtype: DType,
     ) -> np.ndarray | None:
         """The result of shape arithmetic; raises OpenSizeError where it depends on the run."""
         operands = []
@@ -364,7 +368,7 @@ class GraphBuilder:
                     return None
                 array = size_arithmetic.items(from_memory(known, kind.dtype))
             operands.append(array)
-        return size_arithmetic.folded(op, operands, attrs, self.types[inputs[-1]].dtype)
+        return size_arithmetic.folded(op, operands, attrs, dtype)
 
     def _as_data(self, value: str) -> str:
         """The value, made by nodes where it holds open sizes."""

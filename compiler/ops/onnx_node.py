@@ -16,7 +16,7 @@ from compiler.graph.types import TensorType
 from compiler.labels import Labels
 from compiler.loops.semantics import to_memory
 from compiler.ops.builder import GraphBuilder
-from compiler.sizes import is_open
+from compiler.sizes import OpenSizeError, is_open
 
 CALLED_OPSET = 21
 """The opset of the operators that rules spell other operators out with."""
@@ -184,7 +184,11 @@ class OnnxNode:
         return made if isinstance(made, str) else made[0]
 
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
-        """Add a constant."""
+        """Add a constant; raises OpenSizeError if open sizes are among its elements."""
+        if array.dtype.kind == "O":
+            raise OpenSizeError("it needs a table of numbers that follow from open sizes").by(
+                self.label
+            )
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:

@@ -64,8 +64,9 @@ def _onnx_concat(node: OnnxNode) -> str:
     axis = node.integer("axis")
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
-    # Shape arithmetic often concatenates empty constants.
-    full = [v for v in values if node.type(v).elements != 0 or len(node.shape(v)) != rank]
+    # Shape arithmetic often concatenates empty constants. What has no elements for another reason
+    # still counts along the axis.
+    full = [v for v in values if len(node.shape(v)) != rank or node.shape(v)[axis] != 0]
     values = full or values[:1]
     return values[0] if len(values) == 1 else node.emit("concat", values, axis=axis % rank)
 

@@ -2,7 +2,8 @@
 is known.
 
 Values are object arrays of integers, sizes, truth values and integral floats. What the ranges of
-the sizes do not decide is refused with `OpenSizeError`, and stays a node of the graph.
+the sizes do not decide is refused with `OpenSizeError`, and stays a node of the graph. So is what
+the element type would wrap or round.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,8 @@ import numpy as np
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Attrs
-from compiler.ops.attributes import word
-from compiler.sizes import OpenSizeError, equal, exact_quotient, is_open, larger, smaller
+from compiler.ops.attributes import integer
+from compiler.sizes import OpenSizeError, bounds, equal, exact_quotient, is_open, larger, smaller
 
 ELEMENTS_LIMIT = 1 << 10
 """Shapes have few elements; what has more is data."""
@@ -32,10 +34,11 @@ def folded(
 ) -> np.ndarray | None:
     """The result of an operator on values of sizes; None where it is none of shape arithmetic.
 
-    `dtype` is that of the last operand.
+    `dtype` is that of the result.
 
     Raises:
-        OpenSizeError: if the result depends on the numbers that the sizes will be.
+        OpenSizeError: if the result depends on the numbers that the sizes will be, or may not be
+            exact in its type.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
         return None
@@ -46,12 +49,20 @@ def folded(
                 return None
             moved[1] = moved[1].astype(np.int64)
         result: np.ndarray = ops.get(op).reference(moved, attrs)
-        return np.asarray(result, object)
+        return _held(np.asarray(result, object), dtype)
     if op == "cast":
-        dtype = DType(word(attrs, "to"))
-        return _each(lambda item: _cast(item, dtype), operands)
-    function = _fraction if op == "div" and dtype.is_float else _POINTWISE.get(op)
-    return None if function is None else _each(function, operands)
+        return _held(_each(lambda item: _cast(item, dtype), operands), dtype)
+    function = _POINTWISE.get(op)
+    if op == "div" and dtype.is_float:
+        function = _fraction
+    if op == "mod" and integer(attrs, "fmod", 0):
+        function = _remainder
+    if function is None:
+        return None
+    try:
+        return _held(_each(function, operands), dtype)
+    except ZeroDivisionError as error:
+        raise OpenSizeError("it divides by 0") from error
 
 
 def items(array: np.ndarray) -> np.ndarray:
@@ -65,6 +76,54 @@ def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
     return None if any(map(is_open, array.flat)) else array.astype(dtype.numpy)
 
 
+_EXACT = {
+    DType.FLOAT16: 1 << 11,
+    DType.BFLOAT16: 1 << 8,
+    DType.FLOAT32: 1 << 24,
+    DType.FLOAT64: 1 << 53,
+}
+"""All integers up to this are exact in a float type."""
+
+
+def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Results as elements of their type hold them.
+
+    Raises:
+        OpenSizeError: if one may be a number that the type wraps or rounds.
+    """
+    if dtype is DType.BOOL:
+        return array
+    if dtype.is_float:
+        first, last = -_EXACT[dtype], _EXACT[dtype]
+    else:
+        limits = np.iinfo(dtype.numpy)
+        first, last = int(limits.min), int(limits.max)
+
+    def held(item: Item) -> Item:
+        if isinstance(item, float) and not item.is_integer():
+            if dtype is DType.BFLOAT16:
+                raise OpenSizeError(f"{item} is rounded in {dtype}")
+            return float(dtype.numpy.type(item))
+        item = int(item) if isinstance(item, float) else item
+        low, high = bounds(item)
+        # A dimension without a bound stays far below what 64 bits count.
+        endless = dtype.bytes == 8 and not dtype.is_float
+        if low < first and not (endless and low == -inf and dtype.is_signed):
+            raise _beyond(item, first - item, dtype, f"less than {first}")
+        if high > last and not (endless and high == inf):
+            raise _beyond(item, item - last, dtype, f"more than {last}")
+        return item
+
+    return _each(held, [array])
+
+
+def _beyond(item: Item, difference: Item, dtype: DType, what: str) -> OpenSizeError:
+    error = OpenSizeError(f"{item} may be {what}, which {dtype} does not hold exactly")
+    if is_open(difference):
+        error.undecided = difference
+    return error
+
+
 def _each(function: Callable[..., Item], operands: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(np.frompyfunc(function, len(operands), 1)(*operands), object)
 
@@ -72,7 +131,7 @@ def _each(function: Callable[..., Item], operands: Sequence[np.ndarray]) -> np.n
 def _product(a: Item, b: Item) -> Item:
     for size, factor in ((a, b), (b, a)):
         if is_open(size) and isinstance(factor, float):
-            fraction = Fraction(factor)
+            fraction = _exact(factor)
             return _fraction(size * fraction.numerator, fraction.denominator)
     return a * b
 
@@ -82,17 +141,32 @@ def _fraction(a: Item, b: Item) -> Item:
     if not is_open(a) and not is_open(b):
         return a / b
     if isinstance(b, float):
-        return _product(a, 1 / b)
+        fraction = _exact(b)
+        a, b = a * fraction.denominator, fraction.numerator
+    low, high = bounds(b)
+    if not is_open(a) or low <= 0 <= high:
+        raise OpenSizeError(f"({a}) / ({b}) may be no whole number")
     found = exact_quotient(a, b)
     if found is None:
         raise OpenSizeError(f"({a}) / ({b}) may be a fraction")
     return found
 
 
+def _exact(factor: float) -> Fraction:
+    if not isfinite(factor):
+        raise OpenSizeError(f"a size is multiplied or divided by {factor}")
+    return Fraction(factor)
+
+
 def _quotient(a: Item, b: Item) -> Item:
     """Integers are rounded towards zero, as C and ONNX do."""
     negative = (a < 0) != (b < 0)
     return -(abs(a) // abs(b)) if negative else abs(a) // abs(b)
+
+
+def _remainder(a: Item, b: Item) -> Item:
+    """What division leaves; its sign is that of the dividend, as in C."""
+    return a - b * _quotient(a, b)
 
 
 def _cast(item: Item, dtype: DType) -> Item:

@@ -56,6 +56,9 @@ class SizedExecutable:
         self.ranges = dict(ranges or {})
         self.ranged = ranged
         self.reason = reason
+        # Dimensions that the program expresses by others: it does not know what ranges they had.
+        known = {d.name for d in ranged.dimensions} if ranged is not None else self.ranges.keys()
+        self._implied = any(name in self.ranges and name not in known for name in ports.open)
         self._names = tuple(ports.inputs)
         self._make = make
         self._made: dict[Sizes, Executable] = {}
@@ -114,6 +117,8 @@ class SizedExecutable:
         """
         arrays = arrays_in_order(inputs, self._names)
         if self.ranged is not None and not self._made and not self.served:
+            if self._implied:
+                self._check_ranges(arrays)
             try:
                 return self.ranged.run(arrays, labels=labels)
             except InvalidInputError:
@@ -159,6 +164,8 @@ class SizedExecutable:
             return found
         if self.served is not None and sizes in self.served:
             return self.executable(dict(sizes))
+        if self._implied:
+            self._check_ranges(arrays)
         if self.ranged is not None and self.ranged.takes(arrays):
             return self.ranged
         if not self.served:  # else what it serves besides the range belongs into the message
@@ -168,7 +175,7 @@ class SizedExecutable:
     def _check_ranges(self, arrays: Sequence[Array]) -> None:
         """Raises InvalidInputError if a dimension is outside of its range."""
         for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
-            for position, (extent, dim) in enumerate(zip(np.shape(array), dims, strict=True)):
+            for position, (extent, dim) in enumerate(zip(np.shape(array), dims, strict=False)):
                 known = self.ranges.get(dim) if isinstance(dim, str) else None
                 if known is not None and extent not in known:
                     raise InvalidInputError(

@@ -291,3 +291,104 @@ def test_what_depends_on_the_number_is_refused(name: str) -> None:
     with pytest.raises(OpenSizeError, match=message) as caught:
         import_model(proto, {"n": Dimension("n", 1, 50)})
     assert isinstance(caught.value, CompilerError)
+
+
+def counted(*nodes: Node, **constants: Any) -> ModelProto:
+    """A model of x[n,4] whose nodes compute from `n`, of shape (1,), and `s`, the shape."""
+    first: list[Node] = [
+        ("Shape", ["x"], "s", {}),
+        ("Gather", ["s", "at"], "n", {}),
+    ]
+    return sized(*first, *nodes, at=INT([0]), **constants)
+
+
+NARROW = {
+    "a cast to a byte": counted(
+        ("Cast", ["n"], "byte", {"to": 2}), ("Cast", ["byte"], "y", {"to": 7})
+    ),
+    "a cast to a signed byte": counted(
+        ("Cast", ["n"], "byte", {"to": 3}), ("Cast", ["byte"], "y", {"to": 7})
+    ),
+    "a cast to a short float": counted(
+        ("Cast", ["n"], "half", {"to": 10}), ("Cast", ["half"], "y", {"to": 7})
+    ),
+    "a number that is none of the type": counted(
+        ("Concat", ["n", "large"], "two", {"axis": 0}),
+        ("Cast", ["two"], "bytes", {"to": 2}),
+        ("Cast", ["bytes"], "y", {"to": 7}),
+        large=INT([300]),
+    ),
+    "a difference below nought": counted(
+        ("Cast", ["n"], "whole", {"to": 12}),
+        ("Cast", ["least"], "two", {"to": 12}),
+        ("Sub", ["two", "whole"], "less", {}),
+        ("Cast", ["less"], "y", {"to": 7}),
+        least=INT([1]),
+    ),
+    "a product of 32 bits": counted(
+        ("Cast", ["n"], "whole", {"to": 6}),
+        ("Mul", ["whole", "large"], "more", {}),
+        ("Cast", ["more"], "y", {"to": 7}),
+        large=np.int32([1 << 23]),
+    ),
+    "a sum of floats": counted(
+        ("Cast", ["n"], "float", {"to": 1}),
+        ("Add", ["float", "large"], "more", {}),
+        ("Sub", ["more", "large"], "even", {}),
+        ("Cast", ["even"], "y", {"to": 7}),
+        large=np.float32([1 << 24]),
+    ),
+    "a rest with the sign of the dividend": counted(
+        ("Neg", ["n"], "less", {}),
+        ("Mul", ["less", "seven"], "much", {}),
+        ("Mod", ["much", "five"], "y", {"fmod": 1}),
+        seven=INT([7]),
+        five=INT([5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_folded_numbers_are_those_of_their_type(name: str) -> None:
+    graph = import_model(NARROW[name], {"n": Dimension("n", 1, 3000)})
+    for n in (1, 7, 127, 128, 255, 256, 300, 2049, 3000):
+        agrees(NARROW[name], graph, {"n": n})
+
+
+def test_a_shape_that_a_type_would_wrap_is_refused() -> None:
+    proto = counted(
+        ("Cast", ["n"], "byte", {"to": 2}),
+        ("Cast", ["byte"], "wrapped", {"to": 7}),
+        ("ConstantOfShape", ["wrapped"], "y", {}),
+    )
+    agrees(proto, import_model(proto, {"n": Dimension("n", 1, 255)}), {"n": 255})
+    reason = "Cast 'byte': n may be more than 255, which uint8 does not hold exactly"
+    with pytest.raises(OpenSizeError, match=reason):
+        import_model(proto, {"n": Dimension("n", 1, 256)})
+
+
+def test_what_has_no_elements_still_counts_along_an_axis() -> None:
+    proto = sized(("Concat", ["x", "none"], "y", {"axis": 1}), none=np.zeros((0, 3), np.float32))
+    assert import_model(proto, {"n": 0}).types["y"].shape == (0, 7)
+    joined = sized(("Concat", ["none", "x"], "y", {"axis": 1}), none=np.zeros((5, 0), np.float32))
+    assert import_model(joined, {"n": 5}).types["y"].shape == (5, 4)
+
+
+def test_an_extent_that_may_be_nought_copies_another() -> None:
+    nodes: list[Node] = [
+        ("Concat", ["four", "n"], "turned", {"axis": 0}),
+        ("Reshape", ["x", "turned"], "y", {}),
+    ]
+    proto = counted(*nodes, four=INT([4]))
+    agrees(proto, import_model(proto, {"n": Dimension("n", 1, 9)}), {"n": 9})
+    with pytest.raises(OpenSizeError, match="Reshape 'y': n may be 0, which copies dimension 1"):
+        import_model(proto, {"n": Dimension("n", 0, 9)})
+    same = counted(("Reshape", ["x", "s"], "y", {}))
+    agrees(same, import_model(same, {"n": Dimension("n", 0, 9)}), {"n": 0})
+
+
+def test_a_table_of_positions_is_refused_by_its_operator() -> None:
+    proto = sized(("MaxPool", ["x"], "y places", {"kernel_shape": [2]}), dims=(1, 1, "n"))
+    reason = "^MaxPool 'y': it needs a table of numbers that follow from open sizes$"
+    with pytest.raises(OpenSizeError, match=reason):
+        import_model(proto, {"n": Dimension("n", 2, 9)})

@@ -171,6 +171,27 @@ def test_one_program_serves_its_ranges_and_others_are_made() -> None:
     assert ranged.runs == 4 and len(executable.made) == 1
 
 
+def test_a_range_of_a_dimension_that_the_program_expresses_by_others_holds() -> None:
+    class OfBatch(Ranged):
+        @property
+        def dimensions(self) -> tuple[Dimension, ...]:
+            return (Dimension("batch", 1, 4),)
+
+    ranged = OfBatch()
+    ranges = {"batch": Dimension("batch", 1, 4), "sequence": Dimension("sequence", 1, 6)}
+    executable = SizedExecutable(PORTS, make, ranges=ranges, ranged=cast(Executable, ranged))
+    executable.run(arrays(2, 6))
+    message = r"'mask': dimension 1 \('sequence'\) is 7, expected 1\.\.6"
+    with pytest.raises(InvalidInputError, match=message):
+        executable.run(arrays(2, 7))
+    with pytest.raises(InvalidInputError, match=r"'x' has shape \(3,\)"):
+        executable.run({**arrays(2, 6), "x": np.ones(3)})
+    executable.executable({"batch": 2, "sequence": 4})  # one of its own, beside
+    with pytest.raises(InvalidInputError, match=message):
+        executable.run(arrays(2, 7))
+    assert ranged.runs == 1
+
+
 def test_a_size_that_was_made_for_its_own_sake_is_used() -> None:
     ranged = Ranged()
     executable = SizedExecutable(PORTS, make, ranged=cast(Executable, ranged))
