@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,20 @@ import numpy as np
 from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError
 from compiler.runtime.executable import Executable
+from compiler.runtime.inputs import listed
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
-from compiler.runtime.ports import OpenPorts, Sizes, ranges_text, sizes_text
-from compiler.runtime.program import Program
+from compiler.runtime.ports import (
+    Dims,
+    OpenPorts,
+    Sizes,
+    dims_text,
+    ranges_text,
+    shape_text,
+    sizes_text,
+)
+from compiler.runtime.program import Port, Program
 from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
 from compiler.targets import family_of
@@ -92,7 +101,7 @@ class Artifact:
             raise ArtifactError(f"artifact '{self.path}': cannot load: {error}") from error
         try:
             return Executable(chosen, weights, addresses.__getitem__, threads, library)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ArtifactError(f"artifact '{self.path}': {error}") from error
 
     def sized(self, threads: int = 1) -> SizedExecutable:
@@ -190,27 +199,52 @@ def read_artifact(path: str | Path) -> Artifact:
         ArtifactError: see `load_artifact`.
     """
     path = Path(path)
+    try:
+        return _read(path)
+    except KeyError as error:
+        reason = f"there is no {error}"
+    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        reason = str(error)
+    raise ArtifactError(f"artifact '{path}': {MANIFEST} is malformed: {reason}")
+
+
+def _read(path: Path) -> Artifact:
+    """What the files say; whatever a malformed manifest raises comes through."""
     manifest = _read_manifest(path)
     target = manifest["target"]
     _check_processor(path, target)
     for name in (LIBRARY, WEIGHTS):
         _check_file(path, name, manifest["files"][name])
-    try:
-        programs = tuple(
-            SizedProgram(
-                tuple((str(k), int(v)) for k, v in entry["sizes"].items()),
-                program_from_json(entry["program"]),
-            )
-            for entry in manifest["programs"]
+    programs = tuple(
+        SizedProgram(
+            tuple((str(k), int(v)) for k, v in entry["sizes"].items()),
+            program_from_json(entry["program"]),
         )
-        ports = OpenPorts.from_json(manifest["ports"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ArtifactError(f"artifact '{path}': {MANIFEST} is malformed: {error}") from error
+        for entry in manifest["programs"]
+    )
+    ports = OpenPorts.from_json(manifest["ports"])
+    ports.check_padding()
+    for entry in programs:
+        _check_ports("input", ports.inputs, entry.program.inputs)
+        _check_ports("output", ports.outputs, entry.program.outputs)
     if not programs:
         raise ArtifactError(f"artifact '{path}' holds no program")
     if sum(bool(entry.program.dimensions) for entry in programs) > 1:
         raise ArtifactError(f"artifact '{path}' holds two programs with ranges")
-    return Artifact(path, programs, ports, target, manifest["metadata"])
+    return Artifact(path, programs, ports, target, dict(manifest["metadata"]))
+
+
+def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Sequence[Port]) -> None:
+    """Raises ValueError if a program has other inputs or outputs than the artifact states."""
+    if list(stated) != [port.name for port in ports]:
+        names = f"{listed(port.name for port in ports)}, not {listed(stated)}"
+        raise ValueError(f"a program has the {kind}s {names}")
+    for port in ports:
+        if len(port.shape) != len(stated[port.name]):
+            raise ValueError(
+                f"{kind} '{port.name}' has shape {shape_text(port.shape)}, not "
+                f"{dims_text(stated[port.name])}"
+            )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

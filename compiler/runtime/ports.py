@@ -57,10 +57,11 @@ class OpenPorts:
     def check_padding(self) -> None:
         """Raises InvalidArgumentError if outputs of padded inputs cannot be cut back."""
         for name, dims in self.outputs.items():
-            if self.pad and -1 in dims:
+            unknown = [d for d in dims if d == -1 or (isinstance(d, str) and d not in self.open)]
+            if self.pad and unknown:
                 raise InvalidArgumentError(
-                    f"output '{name}': dimension {dims.index(-1)} depends on the sizes and has no "
-                    "name, so that a padded result cannot be cut back"
+                    f"output '{name}': dimension {dims.index(unknown[0])} depends on the sizes and "
+                    "has no name, so that a padded result cannot be cut back"
                 )
 
     def to_json(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import prod
 from typing import assert_never
 
 from compiler.dtypes import DType
@@ -24,6 +25,7 @@ from compiler.sizes import (
     Dimension,
     at,
     dimensions,
+    is_open,
     known_divisor,
     open_size,
     open_sizes,
@@ -32,6 +34,9 @@ from compiler.sizes import (
 
 NESTING_LIMIT = 200
 """Loops and branches within each other: the interpreter calls itself for each."""
+
+LARGEST_NUMBER = 1 << 62
+"""Every number of bytes, elements or tiles is below."""
 
 ENDLESS = (1 << 63) - 1
 """The most steps of a loop that nothing bounds."""
@@ -336,6 +341,7 @@ class Program:
             ValueError: naming the instruction that does not.
             OpenSizeError: if the ranges of the dimensions do not decide it.
         """
+        self._check_numbers()
         self._check_sizes()
         written, counted = self._check_all(self.instructions, f"program '{self.name}'", 0)
         for index, port in enumerate(self.outputs):
@@ -421,6 +427,18 @@ class Program:
         ):
             raise ValueError(f"{where}: counts another value than it writes")
         return signature
+
+    def _check_numbers(self) -> None:
+        """Check that what has a size at all can have it: addresses and counts are 64 bits."""
+        numbers = [self.arena_bytes, self.weight_bytes, *(slot.bytes for slot in self.slots)]
+        for port in (*self.inputs, *self.outputs):
+            known = [extent for extent in port.shape if not is_open(extent)]
+            numbers.append(port.dtype.bytes * prod(extent or 1 for extent in known))
+        for kernel in self.kernels:
+            numbers += [kernel.scratch_bytes, *(stage.extent for stage in kernel.stages)]
+        for number in numbers:
+            if not is_open(number) and not 0 <= number < LARGEST_NUMBER:
+                raise ValueError(f"program '{self.name}': nothing has a size of {number}")
 
     def _check_sizes(self) -> None:
         """Check that inputs say what all open sizes are, and that slots lie after others."""

@@ -78,8 +78,8 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
             outputs=tuple(_port_from_json(port, known) for port in data["outputs"]),
             kernels=tuple(map(KernelSpec.from_json, data["kernels"])),
             instructions=tuple(_instruction_from_json(i, places) for i in data["instructions"]),
-            arena_bytes=int(data["arena_bytes"]),
-            weight_bytes=int(data["weight_bytes"]),
+            arena_bytes=size_from_json(data["arena_bytes"], {}),
+            weight_bytes=size_from_json(data["weight_bytes"], {}),
             slots=tuple(Slot(size, tuple(map(int, after))) for size, after in slots),
         )
     except (KeyError, TypeError, AttributeError) as error:

@@ -92,11 +92,11 @@ class SizedExecutable:
         found = self._made.get(key)
         if found is not None:
             return found
-        for name, size in key if not self.served else ():
+        for name, size in () if key in (self.served or ()) else key:
             known = self.ranges.get(name)
             if known is not None and size not in known:
                 raise InvalidInputError(
-                    f"dimension '{name}' is {size}, expected {known.range_text}"
+                    f"dimension '{name}' is {size}, expected {self._expected(known)}"
                 )
         if self.served is not None and key not in self.served:
             raise InvalidInputError(f"{sizes_text(key)} is not served, {self._served_text()}")
@@ -168,8 +168,7 @@ class SizedExecutable:
             self._check_ranges(arrays)
         if self.ranged is not None and self.ranged.takes(arrays):
             return self.ranged
-        if not self.served:  # else what it serves besides the range belongs into the message
-            self._check_ranges(arrays)
+        self._check_ranges(arrays)
         return self._at(sizes, arrays) if self.served is None else self.executable(dict(sizes))
 
     def _check_ranges(self, arrays: Sequence[Array]) -> None:
@@ -180,8 +179,12 @@ class SizedExecutable:
                 if known is not None and extent not in known:
                     raise InvalidInputError(
                         f"input '{name}': dimension {position} ('{dim}') is {extent}, "
-                        f"expected {known.range_text}"
+                        f"expected {self._expected(known)}"
                     )
+
+    def _expected(self, known: Dimension) -> str:
+        """The range, and the sizes that have programs of their own: `1..4, or batch=8`."""
+        return ", or ".join([known.range_text, *map(sizes_text, self.served or ())])
 
     def _at(self, sizes: Sizes, arrays: Sequence[Array]) -> Executable:
         """The executable for sizes of which some may be apart from the name that they share.

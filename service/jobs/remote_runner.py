@@ -263,17 +263,21 @@ class RemoteRunner:
         return results
 
     def _collect(self) -> list[MeasureResult]:
-        withdrawn = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
-        self._withdrawn.clear()
         if not self._open:
-            return withdrawn
+            return self._given_up()
         outcomes = [*self._known, *self._storage.leases.unstored(self._job_id)]
         ours = [request_id for request_id in dict.fromkeys(outcomes) if request_id in self._open]
         found = self._storage.leases.status(ours)
         final = {name: status for name, status in found.items() if status.state.final}
         self._known -= final.keys()
         told = [result_of(self._open.pop(name), status) for name, status in final.items()]
-        return withdrawn + told
+        return self._given_up() + told  # after the queries: one that fails loses none of them
+
+    def _given_up(self) -> list[MeasureResult]:
+        """What was withdrawn before it was queued, told once."""
+        told = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
+        self._withdrawn.clear()
+        return told
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

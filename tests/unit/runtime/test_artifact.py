@@ -256,6 +256,48 @@ def rewrite(path: Path, **changes: Any) -> None:
     (path / module.MANIFEST).write_text(json.dumps(manifest))
 
 
+Tampering = Callable[[dict[str, Any], dict[str, Any]], object]
+TAMPERED: dict[str, Tampering] = {
+    "output 'y' has shape|nothing has a size of": lambda m, p: p["outputs"][0].update(
+        shape=[10**30]
+    ),
+    "nothing has a size of 9223372036854775808": lambda m, p: p["kernels"][0].update(
+        stages=[["add_weight", 1 << 63]]
+    ),
+    "expected a size, got inf": lambda m, p: p.update(arena_bytes=float("inf")),
+    "convert float infinity": lambda m, p: m["ports"]["inputs"].update(x=[float("inf")]),
+    "'NoneType' object has no": lambda m, p: m.update(target=None),
+    "'NoneType' object is not iterable": lambda m, p: m["target"].update(features=None),
+    "list indices": lambda m, p: m.update(files=[]),
+    "there is no 'bytes'": lambda m, p: m["files"].update({module.LIBRARY: {}}),
+    "has the inputs 'x', not none": lambda m, p: m["ports"].update(inputs={}),
+    "has the outputs 'y', not 'z'": lambda m, p: m["ports"].update(outputs={"z": [64]}),
+    r"input 'x' has shape \(64,\), not \(64, n\)": lambda m, p: m["ports"].update(
+        inputs={"x": [64, "n"]}
+    ),
+    "output 'y': dimension 0 depends": lambda m, p: m["ports"].update(
+        outputs={"y": ["other"]}, pad=True
+    ),
+    "is malformed": lambda m, p: m.update(metadata=None),
+}
+
+
+@pytest.mark.parametrize("message", TAMPERED)
+def test_no_manifest_gets_another_error(saved: Path, message: str) -> None:
+    manifest = json.loads((saved / module.MANIFEST).read_text())
+    TAMPERED[message](manifest, manifest["programs"][0]["program"])
+    manifest["checksum"] = module.manifest_checksum(manifest)
+    (saved / module.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=message):
+        load_artifact(saved)
+
+
+def test_a_manifest_that_is_nested_deeply(saved: Path) -> None:
+    (saved / module.MANIFEST).write_text('{"a":' * 100_000)
+    with pytest.raises(ArtifactError, match="is malformed"):
+        load_artifact(saved)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -320,7 +362,8 @@ def ranged(tmp_path: Path, save: Callable[..., None]) -> Path:
     path, program = tmp_path / "ranged.tw", open_programs.open_program()
     special = replace(program.at({"past": 3, "chunk": 8}), name="special")
     sizes = (("all", 11), ("chunk", 8), ("past", 3))
-    ports = OpenPorts({"old": ("past", 8), "new": ("chunk", 8), "flags": ("all",)}, {})
+    outputs = {port.name: (-1,) for port in program.outputs} | {"y": (-1, 8)}
+    ports = OpenPorts({"old": ("past", 8), "new": ("chunk", 8), "flags": ("all",)}, outputs)
     save(path, programs=[SizedProgram((), program), SizedProgram(sizes, special)], ports=ports)
     return path
 

@@ -525,3 +525,24 @@ def test_those_that_come_after_everybody_else(storage: Storage, job: str) -> Non
     send(RemoteRunner(storage, job, TARGET, CancelToken(), priority=-1), "late")
     send(runner(storage, job), "first")
     assert takes(storage, *registered(storage, "w")) == ["first", "late"]
+
+
+def test_what_was_withdrawn_is_told_though_the_database_was_away(
+    storage: Storage, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    remote.cancel()
+    remote.submit(*make("b"))
+
+    def away(self: LeaseStore, job_id: str) -> list[str]:
+        raise StorageError("away", StorageKind.UNREACHABLE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseStore, "unstored", away)
+        with pytest.raises(StorageError):
+            remote.poll(0.0)
+    (told,) = remote.poll(0.0)
+    assert told.request_id == "a"
+    assert [m.status for _, m in told.measurements] == [Status.CANCELLED]
+    assert remote.poll(0.0) == []
