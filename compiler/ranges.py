@@ -126,22 +126,30 @@ def within_defaults(names: Iterable[str], attempt: Callable[[Mapping[str, Dimens
 
 
 def _narrowed(ranges: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The ranges, one of them with a lower end, so that a difference is never above 0."""
-    for name, dimension in ranges.items():
-        if dimension not in dimensions(difference):
-            continue
+    """The ranges with a lower end so that a difference is never above 0: of one of them, or of all
+    together where that does not do."""
+    asked = {name: d for name, d in ranges.items() if d in dimensions(difference)}
+    for chosen in (*({name: d} for name, d in asked.items()), asked):
 
-        def below(last: int, asked: Dimension = dimension) -> bool:
-            shorter = replace(asked, high=last)
-            changed = substituted(difference, lambda d: open_size(shorter if d == asked else d))
-            return bounds(changed)[1] <= 0
+        def shorter(last: int, chosen: Mapping[str, Dimension] = chosen) -> dict[str, Dimension]:
+            return {
+                name: replace(d, high=max(d.low, min(d.high or last, last)))
+                for name, d in chosen.items()
+            }
 
-        low, high = dimension.low + 1, dimension.high or 0  # the sought one is in [low - 1, high)
+        def below(last: int, chosen: Mapping[str, Dimension] = chosen) -> bool:
+            changed = {chosen[name]: d for name, d in shorter(last, chosen).items()}
+            lower = substituted(difference, lambda d: open_size(changed.get(d, d)))
+            return bounds(lower)[1] <= 0
+
+        # the sought one is in [low - 1, high)
+        least = min((d.low for d in chosen.values()), default=0)
+        low, high = least + 1, max((d.high or 0 for d in chosen.values()), default=0)
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if below(middle) else (low, middle)
-        if low - 1 > dimension.low:
-            return {**ranges, name: replace(dimension, high=low - 1)}
+        if low - 1 > least:
+            return {**ranges, **shorter(low - 1)}
     return None
 
 

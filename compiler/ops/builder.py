@@ -222,6 +222,10 @@ class GraphBuilder:
         """Whether a node makes the value: it is no input and no constant."""
         return value not in self.constants and value not in self._inputs
 
+    def maker(self, value: str) -> Node | None:
+        """The node that makes a value, if one does."""
+        return next((node for node in reversed(self._nodes) if node.output == value), None)
+
     def inputs_of(self, value: str) -> tuple[str, ...]:
         """The graph inputs that a value is computed from, in their order."""
         makers = {node.output: node for node in self._nodes}

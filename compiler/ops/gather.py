@@ -16,6 +16,7 @@ from compiler.loops.expr import Const, Expr, Operation, op
 from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
+from compiler.ops.index_ends import check_positions
 from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
@@ -68,6 +69,7 @@ def _onnx(node: OnnxNode) -> str:
     extent = node.shape(data)[axis]
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise node.invalid(f"an index is out of range for {extent} elements")
+    check_positions(node.builder, indices, extent)
     if node.type(indices).dtype is not DType.INT32:
         indices = cast_to(node, indices, DType.INT64)
     return node.emit("gather", [data, indices], axis=axis % rank)

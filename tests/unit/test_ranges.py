@@ -115,6 +115,16 @@ def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
     ]
 
 
+def test_a_sum_narrows_all_of_its_ranges() -> None:
+    def attempt(ranges: Mapping[str, Dimension]) -> dict[str, int | None]:
+        past, new = open_size(ranges["past"]), open_size(ranges["new"])
+        assert smaller(past + new, 1024) == past + new
+        return {name: dimension.high for name, dimension in ranges.items()}
+
+    found = within_defaults(["past", "new", "batch"], attempt)
+    assert found == {"past": 512, "new": 512, "batch": 4096}
+
+
 def test_what_no_narrower_range_decides_is_raised() -> None:
     def never(ranges: Mapping[str, Dimension]) -> None:
         range(open_size(ranges["n"]))

@@ -392,3 +392,35 @@ def test_a_table_of_positions_is_refused_by_its_operator() -> None:
     reason = "^MaxPool 'y': it needs a table of numbers that follow from open sizes$"
     with pytest.raises(OpenSizeError, match=reason):
         import_model(proto, {"n": Dimension("n", 2, 9)})
+
+
+def positions(*more: Node, **constants: Any) -> ModelProto:
+    """Rows of a table of 20 at positions 0 .. n - 1, or at what `more` makes of them."""
+    return counted(
+        ("Squeeze", ["n"], "count", {}),
+        ("Range", ["zero", "count", "one"], "places", {}),
+        *more,
+        ("Gather", ["table", more[-1][2] if more else "places"], "y", {}),
+        table=np.arange(40, dtype=np.float32).reshape(20, 2),
+        zero=INT(0),
+        one=INT(1),
+        **constants,
+    )
+
+
+BEYOND = {
+    "counted": (positions(), 20),
+    "a size": (counted(("Gather", ["table", "n"], "y", {}), table=np.float32(range(21))), 20),
+    "moved on": (positions(("Add", ["places", "five"], "later", {}), five=INT(5)), 15),
+    "from the end": (positions(("Sub", ["places", "count"], "before", {})), 20),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_positions_beyond_a_table_are_refused(name: str) -> None:
+    proto, last = BEYOND[name]
+    graph = import_model(proto, {"n": Dimension("n", 1, last)})
+    for n in (1, 7, last):
+        agrees(proto, graph, {"n": n})
+    with pytest.raises(OpenSizeError, match="Gather 'y': whether"):
+        import_model(proto, {"n": Dimension("n", 1, last + 1)})
