@@ -83,8 +83,11 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
     open dimensions takes any sizes: callers may state `batch` for whatever they compile.
 
     Raises:
-        InvalidArgumentError: if one is no size, or belongs to no open dimension.
+        InvalidArgumentError: if one is no size, or belongs to no open dimension, or `dims` are no
+            mapping.
     """
+    if not isinstance(dims, Mapping):
+        raise InvalidArgumentError(f"dims are a mapping such as {{'batch': '1..64'}}, not {dims!r}")
     constants = {tensor.name for tensor in graph.initializer}
     known: dict[str, None] = {}
     for info in graph.input:

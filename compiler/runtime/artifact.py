@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from compiler.detection import this_device
-from compiler.errors import ArtifactError, InvalidArgumentError
+from compiler.errors import ArtifactError
 from compiler.runtime.executable import Executable
 from compiler.runtime.inputs import listed
 from compiler.runtime.kernel import ABI_VERSION
@@ -31,6 +31,7 @@ from compiler.runtime.ports import (
     Dims,
     OpenPorts,
     Sizes,
+    checked_sizes,
     dims_text,
     ranges_text,
     shape_text,
@@ -182,10 +183,11 @@ def load_artifact(
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
             lacks a feature that the code uses, or no program has the sizes.
-        InvalidArgumentError: if `threads` is no possible number of threads, or `sizes` no mapping.
+        InvalidArgumentError: if `threads` is no possible number of threads, or `sizes` no mapping
+            from names to integers.
     """
-    if sizes is not None and not isinstance(sizes, Mapping):
-        raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
+    if sizes is not None:
+        sizes = checked_sizes(sizes)
     artifact = read_artifact(path)
     if sizes is None and (len(artifact.programs) > 1 or artifact.ranged is not None):
         return artifact.sized(threads)

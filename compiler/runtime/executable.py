@@ -197,7 +197,8 @@ class Executable:
             ports, _ = self.ports_for(arrays)
         except InvalidInputError:
             return False
-        return all(np.shape(a) == port.shape for a, port in zip(arrays, ports, strict=True))
+        shapes = [getattr(array, "shape", None) for array in arrays]
+        return shapes == [port.shape for port in ports]
 
     def run_into(
         self, arrays: Sequence[Array | Placed], given: Mapping[int, Placed]

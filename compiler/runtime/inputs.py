@@ -84,6 +84,23 @@ def arrays_in_order(
     return inputs
 
 
+def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tuple[int, ...]]:
+    """The shapes of the inputs, which have these names.
+
+    Raises:
+        InvalidInputError: if one is no array.
+    """
+    shapes = []
+    for array, name in zip(arrays, names, strict=True):
+        try:
+            shapes.append(array.shape)
+        except AttributeError:
+            raise InvalidInputError(
+                f"input '{name}' is of type {type(array).__name__}, expected an array"
+            ) from None
+    return shapes
+
+
 class InputSizes:
     """What the inputs of a program say of its open dimensions, and whether they fit it."""
 

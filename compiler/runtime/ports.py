@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 from compiler.errors import InvalidArgumentError
@@ -90,6 +91,25 @@ class OpenPorts:
             return OpenPorts(inputs, outputs, bool(data["pad"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"malformed ports: {error!r}") from error
+
+
+def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by name as a caller gives them, as plain integers.
+
+    Raises:
+        InvalidArgumentError: if they are no mapping, a name is no text, or a size no integer.
+    """
+    if not isinstance(sizes, Mapping):
+        raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
+    found = {}
+    for name, size in sizes.items():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"{name!r} names no dimension")
+        try:
+            found[name] = index(size)
+        except TypeError as error:
+            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
+    return found
 
 
 def sizes_text(sizes: Sizes) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
-from compiler.runtime.inputs import Placed, arrays_in_order, listed
+from compiler.runtime.inputs import Placed, arrays_in_order, listed, shapes_of
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.ports import Dims, dims_text
@@ -54,8 +54,8 @@ class Session:
         initial: first values, by input.
 
     Raises:
-        InvalidArgumentError: if a name is unknown, two outputs become one input, or a first value
-            is missing.
+        InvalidArgumentError: if what is given is no mapping, a name is unknown, two outputs
+            become one input, or a first value is missing.
         InvalidInputError: if a first value has another shape than its input.
         OutOfMemoryError: if there is no room for the first values.
     """
@@ -68,6 +68,9 @@ class Session:
         states: Mapping[str, str],
         initial: Mapping[str, Array],
     ) -> None:
+        for what, given in (("states", states), ("initial", initial)):
+            if not isinstance(given, Mapping):
+                raise InvalidArgumentError(f"{what} is a mapping from names, not {given!r}")
         order = tuple(inputs)
         self._fitting = fitting
         self._states: list[_State] = []
@@ -77,7 +80,7 @@ class Session:
                 raise InvalidArgumentError(
                     f"there is no output '{output}', the outputs are {listed(outputs)}"
                 )
-            if name not in inputs:
+            if not isinstance(name, str) or name not in inputs:
                 raise InvalidArgumentError(
                     f"there is no input '{name}', the inputs are {listed(order)}"
                 )
@@ -171,7 +174,7 @@ class Session:
 
     def _step(self, given: Sequence[Array]) -> tuple[Executable, Sequence[_Move]]:
         """What runs for inputs of these shapes, and what becomes of the states."""
-        key = (*map(np.shape, given), *(state.shape for state in self._states))
+        key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)
         if found is None:
             arrays = [*given]

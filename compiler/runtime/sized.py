@@ -17,9 +17,17 @@ import numpy as np
 
 from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
 from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import arrays_in_order
+from compiler.runtime.inputs import arrays_in_order, shapes_of
 from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, ranges_text, sizes_text
+from compiler.runtime.ports import (
+    Dims,
+    OpenPorts,
+    Sizes,
+    checked_sizes,
+    dims_text,
+    ranges_text,
+    sizes_text,
+)
 from compiler.runtime.session import Session
 from compiler.sizes import Dimension
 
@@ -86,9 +94,10 @@ class SizedExecutable:
         Raises:
             InvalidInputError: if the sizes are not served, or one that has no program of its own is
                 outside of its range.
+            InvalidArgumentError: if they are no mapping from names to integers.
             CompilerError: if no program can be made for them.
         """
-        key = tuple(sorted(sizes.items()))
+        key = tuple(sorted(checked_sizes(sizes).items()))
         found = self._made.get(key)
         if found is not None:
             return found
@@ -209,12 +218,12 @@ class SizedExecutable:
         of its own (`x[0]`): the name that they share in the file means nothing.
 
         Raises:
-            InvalidInputError: if an input has another rank, or two disagree about a dimension of an
-                artifact.
+            InvalidInputError: if an input is no array, has another rank, or two disagree about a
+                dimension of an artifact.
         """
         sizes: dict[str, int] = {}
-        for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
-            shape = np.shape(array)
+        shapes = shapes_of(arrays, self._names)
+        for shape, (name, dims) in zip(shapes, self.ports.inputs.items(), strict=True):
             fits = len(shape) == len(dims) and all(
                 isinstance(dim, str) or extent == dim
                 for extent, dim in zip(shape, dims, strict=True)

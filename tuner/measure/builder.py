@@ -13,8 +13,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, wait
 from concurrent.futures import TimeoutError as BuildTimeoutError
-from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -104,6 +104,7 @@ class BuildFuture(Protocol):
         """What `Compile` gives, and `build_seconds`.
 
         Raises:
+            CancelledError: if it was given up, or the builder closed.
             BuildTimeoutError: if it took too long.
             ProcessExpired: if its process died.
             CompilerError: if the compiler refuses it.
@@ -187,10 +188,12 @@ class ProcessBuilder(CachingBuilder):
     def begin(
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
     ) -> BuildFuture:
-        return _PooledBuild(lambda: self._scheduled(text, schedule, target, threads))
+        return _PooledBuild(
+            lambda: self._scheduled(text, schedule, target, threads), lambda: self._closed
+        )
 
     def close(self) -> None:
-        """Stop all processes."""
+        """Stop all processes. What is not built yet is cancelled."""
         with self._lock:
             self._closed = True
         self._pool.stop()
@@ -200,7 +203,11 @@ class ProcessBuilder(CachingBuilder):
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
     ) -> tuple[ProcessPool, ProcessFuture]:
         with self._lock:
-            if not self._pool.active and not self._closed:
+            if self._closed:
+                given_up = ProcessFuture()
+                given_up.cancel()
+                return self._pool, given_up
+            if not self._pool.active:
                 self._pool.stop()
                 self._pool = self._new_pool()
             future = self._pool.schedule(
@@ -223,8 +230,13 @@ class ProcessBuilder(CachingBuilder):
 class _PooledBuild:
     """A candidate in a pool that another candidate may break: then it is built once more."""
 
-    def __init__(self, schedule: Callable[[], tuple[ProcessPool, ProcessFuture]]) -> None:
+    def __init__(
+        self,
+        schedule: Callable[[], tuple[ProcessPool, ProcessFuture]],
+        closed: Callable[[], bool],
+    ) -> None:
         self._schedule = schedule
+        self._closed = closed
         self._pool, self._future = schedule()
         self._may_retry = True
 
@@ -239,9 +251,8 @@ class _PooledBuild:
         return bool(self._future.cancel())
 
     def result(self) -> Mapping[str, Any]:
-        while not wait([self._future], _LOOK_SECONDS).done:
-            self._retry_if_broken()
-        self._retry_if_broken()
+        while not self.done():  # a stopped pool wakes nobody who waits for what it forgot
+            wait([self._future], _LOOK_SECONDS)
         made: Mapping[str, Any] = self._future.result()
         return made
 
@@ -251,7 +262,7 @@ class _PooledBuild:
             return
         if self._future.done() and not isinstance(self._future.exception(), BrokenProcessPool):
             return
-        if self._may_retry:
+        if self._may_retry or self._closed():
             self._may_retry = False
             self._pool, self._future = self._schedule()
         elif not self._future.done():
@@ -311,6 +322,8 @@ class _CachingTicket:
             return Built(pending.schedule, Status.CANCELLED)
         try:
             made = pending.future.result()
+        except CancelledError:
+            return Built(pending.schedule, Status.CANCELLED)
         except BuildTimeoutError:
             return Built(pending.schedule, Status.BUILD_TIMEOUT, "the build took too long")
         except (ProcessExpired, BrokenProcessPool) as error:

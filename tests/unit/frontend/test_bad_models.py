@@ -299,6 +299,7 @@ def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
         ({"batch": 2, "x[1]": 1, "x[2]": 5}, "no open dimension 'x\\[2\\]'"),
         ({"batch": "two"}, "dimension 'batch': 'two' is no size"),
         ({"batch": 2.0}, "dimension 'batch': 2.0 is no integer"),
+        ("batch=1..4", "dims are a mapping such as .*, not 'batch=1..4'"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             import_model(named, dims)  # type: ignore[arg-type]

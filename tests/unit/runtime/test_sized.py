@@ -108,6 +108,24 @@ def test_contradictions_are_named(x: tuple[int, ...], mask: tuple[int, ...], mes
         SizedExecutable(PORTS, make, SERVED).run({"x": np.ones(x), "mask": np.ones(mask)})
 
 
+def test_what_are_no_arrays_or_sizes_is_said() -> None:
+    executable = SizedExecutable(PORTS, make)
+    for wrong in ([[1.0], [1.0, 2.0]], None, 3.0):
+        with pytest.raises(InvalidInputError, match=r"input 'mask' is of type .*expected an array"):
+            executable.run({"x": np.ones((2, 3)), "mask": wrong})  # type: ignore[dict-item]
+    for sizes, message in (
+        ({"batch": "4", "sequence": 4}, "dimension 'batch': '4' is no integer"),
+        ({"batch": 4.0, "sequence": 4}, "dimension 'batch': 4.0 is no integer"),
+        ({3: 4}, "3 names no dimension"),
+        ([("batch", 4)], "sizes are a mapping"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            executable.executable(sizes)  # type: ignore[arg-type]
+    for states, initial in (([("y", "x")], {}), ("y", {}), ({"y": ["x"]}, {}), ({"y": "x"}, [3])):
+        with pytest.raises(InvalidArgumentError, match=r"mapping|there is no input"):
+            executable.bind(states, initial)  # type: ignore[arg-type]
+
+
 def test_ports_read_back() -> None:
     assert OpenPorts.from_json(PORTS.to_json()) == PORTS
     with pytest.raises(ValueError, match="malformed ports"):

@@ -123,6 +123,19 @@ def test_a_batch_can_be_given_up(builder: ProcessBuilder) -> None:
     assert after.status is Status.OK
 
 
+def test_what_is_not_built_when_the_builder_closes_is_given_up() -> None:
+    pool = ProcessBuilder(workers=1, compile_candidate=pretend)
+    first = pool.submit(FakeTask(), _schedules("one"))  # type: ignore[arg-type]
+    first.results()
+    ticket = pool.submit(FakeTask(), _schedules("hangs", "late"))  # type: ignore[arg-type]
+    pool.close()
+    assert ticket.done()
+    assert [built.status for built in ticket.results()] == [Status.CANCELLED] * 2
+    later = pool.submit(FakeTask(), _schedules("later"))  # type: ignore[arg-type]
+    assert [built.status for built in later.results()] == [Status.CANCELLED]
+    assert [built.status for built in first.results()] == [Status.OK]
+
+
 def test_a_broken_pool_costs_no_candidate(builder: ProcessBuilder) -> None:
     """Pebble gives up a pool whose process died before it said which task it had."""
     ticket = builder.submit(FakeTask(), _schedules("one", "two"))  # type: ignore[arg-type]
