@@ -104,7 +104,6 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
     "parent folder": (lambda: external("../outside"), "'../outside'"),
     "absolute path": (lambda: external("/etc/passwd"), "'/etc/passwd'"),
     "huge": (lambda: relu(value("x", 10**12)), "input 'x'"),
-    "no size": (lambda: relu(value("x", "batch")), "'batch'"),
     "escape codes": (
         lambda: model([helper.make_node("Bad\x1b[2J", ["x"], ["y"], "a\nb" * 10**5)]),
         r"Bad\x1b[2J",
@@ -189,8 +188,7 @@ def detail(answer: Any, status: int = 422) -> str:
     return sentence
 
 
-# a dimension without a size is open to Python: its size comes with a run
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "no size"])
+@pytest.mark.parametrize("name", MODELS)
 def test_python_refuses_a_bad_model(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(data_of(name))
@@ -223,6 +221,17 @@ def test_the_service_refuses_a_bad_model(name: str, client: TestClient) -> None:
         answer = client.post(f"/v1/{path}", json={"model": digest, **body})
         assert MODELS[name][1] in detail(answer)
     assert client.get("/v1/jobs").json() == []
+
+
+def test_a_dimension_without_a_size_is_tuned_for_a_range_and_looked_up_at_one(
+    client: TestClient,
+) -> None:
+    model = relu(value("x", "batch")).SerializeToString()
+    digest = client.post("/v1/models", content=model).json()["digest"]
+    lookup = {"model": digest, "target": "x86-64-v3"}
+    assert "'batch'" in detail(client.post("/v1/schedules/lookup", json=lookup))
+    assert client.post("/v1/schedules/lookup", json={**lookup, "dims": {"batch": 4}}).is_success
+    assert client.post("/v1/jobs", json={"model": digest}).status_code == 201
 
 
 def test_an_uploaded_model_reads_no_file_of_the_service(client: TestClient) -> None:
