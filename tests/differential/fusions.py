@@ -451,6 +451,23 @@ def _descend(g: Grower, op: str) -> str:
     return g.add(op, [places, x, columns, g.input(*records), following])
 
 
+def _interpolate(g: Grower, op: str) -> str:
+    """Two taps for each of some outputs, along one dimension or two."""
+    x = g.some(floats=True)
+    kind = g.make.types[x]
+    dims = [dim for dim, extent in enumerate(kind.shape) if extent > 0]
+    if not dims:
+        raise Rejected
+    axes = tuple(sorted({g.pick(*dims) for _ in range(2)}))
+    operands = [x]
+    for axis in axes:
+        outputs = g.extent(1, 9)
+        places = g.random.integers(0, kind.shape[axis], (2, outputs)).astype(np.int32)
+        weights = g.random.uniform(0.25, 0.75, (2, outputs)).astype(kind.dtype.numpy)
+        operands += [g.known(places), g.known(weights)]
+    return g.add(op, operands, axes=axes)
+
+
 _Generator = Callable[[Grower, str], str]
 
 _KINDS: dict[OpKind, _Generator] = {
@@ -463,6 +480,7 @@ _OWN: dict[str, _Generator] = {
     "lrn": _lrn, "max_pool": _pool, "average_pool": _pool, "conv": _conv, "matmul": _matmul,
     "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather, "descend": _descend,
     "block_matmul": _block_matmul, "iota": _iota, "lookup": _lookup,
+    "interpolate": _interpolate,
 }  # fmt: skip
 
 

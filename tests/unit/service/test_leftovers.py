@@ -27,9 +27,11 @@ def test_what_was_measured_for_a_job_that_was_cancelled_unheld_becomes_trials(
         request, blobs = make(name)
         request = replace(request, job_id=job)
         remote.submit(request, blobs)
+    remote.poll(0.0)
     work(storage)
     waiting, blobs = make("never measured")
     remote.submit(replace(waiting, job_id=job), blobs)
+    remote.poll(0.0)
     assert store_leftovers(storage) == 0, "an open job's tuner does it"
     storage.jobs.cancel(job)
     tidy(storage, settings)
@@ -51,7 +53,9 @@ def test_what_cannot_be_read_stops_no_housekeeping(storage: Storage, job: str) -
     worker = storage.workers.register("w", [TARGET], {})
     (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=60)
     storage.leases.complete(lease.lease_id, worker.id, "old", {})
-    runner(storage, job).submit(*make("a"))
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    remote.poll(0.0)
     work(storage)
     storage.jobs.cancel(job)
     assert store_leftovers(storage) == 1
@@ -64,10 +68,11 @@ def test_nothing_is_queued_for_a_job_that_is_stopped(storage: Storage, job: str,
     remote = runner(storage, job)
     {"cancel": storage.jobs.cancel, "pause": storage.jobs.pause}[stop](job)
     request, blobs = make("late")
+    remote.submit(request, blobs)
     with pytest.raises(StaleLeaseError, match=f"job '{job}' is .*: nothing is measured for it"):
-        remote.submit(request, blobs)
+        remote.poll(0.0)
     assert work(storage) == []
     if stop == "pause":
         storage.jobs.resume(job)
-        remote.submit(request, blobs)
+        remote.poll(0.0)
         assert work(storage) == ["late"]

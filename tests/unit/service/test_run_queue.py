@@ -169,7 +169,9 @@ def test_a_race_says_who_ran_it_unless_several_did(
         again = Call(lambda: other.race([[model]] * 2, 2))  # with other threads: another race
         until(lambda: bool(leases := claim_one(storage, second)) and answer(storage, leases))
         assert again.result().worker == second
-    assert states(storage, job) == [RequestState.DONE] * 3, "all of them are the job's"
+    # Where the first worker left late, a request for it was given up, and asked of the other.
+    done = [state for state in states(storage, job) if state is not RequestState.CANCELLED]
+    assert done == [RequestState.DONE] * 3, "all of them are the job's"
 
 
 def test_nobody_is_waited_for_twice(
