@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 from benchmarks.decoders import DECODERS
 from benchmarks.generators import ENGINES, SMALL
 from benchmarks.llama import LLAMA_VOCABULARY
-from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer
+from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer, interpreter_among
 from benchmarks.report import Origin, markdown_table, rows_json
 from benchmarks.transformer import GPT2_VOCABULARY
 from compiler.runtime import verify
@@ -197,16 +198,6 @@ def write_report(results: Sequence[Result], origin: Origin, options: argparse.Na
     return table
 
 
-def _interpreter(text: str) -> tuple[str, str]:
-    """ENGINE=PATH, of a known engine and an existing file."""
-    engine, _, path = text.partition("=")
-    if engine not in ENGINES:
-        raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(ENGINES)}")
-    if not Path(path).is_file():
-        raise argparse.ArgumentTypeError(f"{engine}: no file {path!r}")
-    return engine, str(Path(path).absolute())
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.generation", description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(DECODERS), choices=list(DECODERS))
@@ -217,7 +208,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--python",
         dest="pythons",
         action="append",
-        type=_interpreter,
+        type=partial(interpreter_among, ENGINES),
         default=[],
         metavar="ENGINE=PATH",
         help="the interpreter that has an engine installed; may be repeated",

@@ -87,14 +87,8 @@ class _OpenBlocks(Blocks):
 
     def mixed(self, query: str, key: str, value: str, mask: str) -> str:
         """Attention over heads; key: (batch, heads, head, keys)."""
-        writer = self.writer
-        scores = writer.node(
-            "Div", writer.node("MatMul", query, key), writer.constant(np.float32(self.head**0.5))
-        )
-        if mask:
-            scores = writer.node("Add", scores, mask)
-        mixed = writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
-        turned = writer.node("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = self.weighted(query, key, value, mask)
+        turned = self.writer.node("Transpose", mixed, perm=[0, 2, 1, 3])
         batch, sequence = (self.shapes.extent(turned, dim) for dim in (0, 1))
         return self.shapes.reshape(turned, batch, sequence, self.hidden)
 

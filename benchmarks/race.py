@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -207,11 +208,11 @@ def available_engines(pythons: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _interpreter(text: str) -> tuple[str, str]:
-    """ENGINE=PATH, of a known engine and an existing file."""
+def interpreter_among(engines: Collection[str], text: str) -> tuple[str, str]:
+    """ENGINE=PATH, of one of the engines and an existing file."""
     engine, _, path = text.partition("=")
-    if engine not in ENGINES:
-        raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(ENGINES)}")
+    if engine not in engines:
+        raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(engines)}")
     if not Path(path).is_file():
         raise argparse.ArgumentTypeError(f"{engine}: no file {path!r}")
     return engine, str(Path(path).absolute())
@@ -231,7 +232,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--python",
         dest="pythons",
         action="append",
-        type=_interpreter,
+        type=partial(interpreter_among, ENGINES),
         default=[],
         metavar="ENGINE=PATH",
         help="the interpreter that has an engine installed; may be repeated",

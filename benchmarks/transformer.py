@@ -31,9 +31,18 @@ class Blocks:
         return self.writer.node("Transpose", reshaped, perm=permutation)
 
     def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
-        """Scaled dot products, an optional mask that is added, softmax, and the heads joined.
+        """Attention over heads, and the heads joined; operands as those of `weighted`."""
+        writer = self.writer
+        return writer.node(
+            "Reshape",
+            writer.node("Transpose", self.weighted(query, key, value, mask), perm=[0, 2, 1, 3]),
+            writer.constant(np.array([1, tokens, self.hidden], np.int64)),
+        )
 
-        query, value: (1, heads, tokens, head); key: (1, heads, head, tokens).
+    def weighted(self, query: str, key: str, value: str, mask: str = "") -> str:
+        """Scaled dot products, an optional mask that is added, softmax, and the values' sums.
+
+        query, value: (batch, heads, tokens, head); key: (batch, heads, head, tokens).
         """
         writer = self.writer
         scores = writer.node(
@@ -41,12 +50,7 @@ class Blocks:
         )
         if mask:
             scores = writer.node("Add", scores, mask)
-        mixed = writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
-        return writer.node(
-            "Reshape",
-            writer.node("Transpose", mixed, perm=[0, 2, 1, 3]),
-            writer.constant(np.array([1, tokens, self.hidden], np.int64)),
-        )
+        return writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
 
     def self_attend(self, x: str, tokens: int, keys: str = "", count: int = 0) -> str:
         """Attention with three projections and no mask, before the output's projection.

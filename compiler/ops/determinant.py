@@ -16,15 +16,25 @@ SIZE_LIMIT = 64
 """Steps are spelled out: a larger matrix would make a graph too large to compile."""
 
 
-def _onnx_det(node: OnnxNode) -> str:
-    """The product of the pivots; each exchange of rows turns the sign."""
+def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
+    """The first input (..., size, size), how many matrices it holds, and their size.
+
+    Raises:
+        InvalidModelError, UnsupportedOperatorError: if they are not square, or too large.
+    """
     x = node.input(0)
-    shape, dtype = node.shape(x), node.type(x).dtype
+    shape = node.shape(x)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise node.invalid(f"the input {show(shape)} holds no square matrices")
-    size, batch = shape[-1], prod(shape[:-2])
-    if size > SIZE_LIMIT:
-        raise node.unsupported(f"matrices of {size} rows, the limit is {SIZE_LIMIT}")
+    if shape[-1] > SIZE_LIMIT:
+        raise node.unsupported(f"matrices of {shape[-1]} rows, the limit is {SIZE_LIMIT}")
+    return x, prod(shape[:-2]), shape[-1]
+
+
+def _onnx_det(node: OnnxNode) -> str:
+    """The product of the pivots; each exchange of rows turns the sign."""
+    x, batch, size = square_matrices(node)
+    shape, dtype = node.shape(x), node.type(x).dtype
     one, nothing = node.scalar(1, dtype), node.scalar(0, dtype)
     rest, result = node.reshape(x, (batch, size, size)), ""
     for left in range(size, 0, -1):

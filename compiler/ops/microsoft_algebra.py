@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.ops.determinant import SIZE_LIMIT, first_largest
+from compiler.ops.determinant import SIZE_LIMIT, first_largest, square_matrices
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
@@ -17,13 +15,8 @@ from compiler.ops.shapes import show
 
 def _inverse(node: OnnxNode) -> str:
     """(..., size, size), by elimination with row exchanges (Gauss and Jordan; partial pivoting)."""
-    x = node.input(0)
+    x, batch, size = square_matrices(node)
     shape, dtype = node.shape(x), node.type(x).dtype
-    if len(shape) < 2 or shape[-1] != shape[-2]:
-        raise node.invalid(f"the input {show(shape)} holds no square matrices")
-    size, batch = shape[-1], prod(shape[:-2])
-    if size > SIZE_LIMIT:
-        raise node.unsupported(f"matrices of {size} rows, the limit is {SIZE_LIMIT}")
     unit = np.broadcast_to(np.eye(size, dtype=dtype.numpy), (batch, size, size))
     right = node.constant(np.ascontiguousarray(unit), dtype)
     whole = node.emit("concat", [node.reshape(x, (batch, size, size)), right], axis=2)

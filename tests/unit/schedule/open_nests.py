@@ -33,6 +33,10 @@ Build = Callable[..., str]
 
 TARGET = resolve_target("x86-64-v3")
 SIZES = (1, 2, 7, 8, 9, 16, 23, 40)
+N = Dimension("n", 1, 40)
+M = Dimension("m", 1, 20)
+ONE = [{"n": n} for n in SIZES]
+TWO = [{"n": n, "m": m} for n, m in zip(SIZES, (5, 1, 17, 8, 1, 20, 2, 9), strict=True)]
 
 
 def open_workload(

@@ -13,18 +13,16 @@ from compiler.sizes import Dimension, is_open
 from compiler.target import resolve_target
 from tests.graphs import Maker
 from tests.unit.schedule.open_nests import (
-    SIZES,
+    ONE,
     TARGET,
+    TWO,
     Build,
+    M,
+    N,
     assert_right,
     open_workload,
     schedules,
 )
-
-N = Dimension("n", 1, 40)
-M = Dimension("m", 1, 20)
-ONE = [{"n": n} for n in SIZES]
-TWO = [{"n": n, "m": m} for n, m in zip(SIZES, (5, 1, 17, 8, 1, 20, 2, 9), strict=True)]
 
 
 def rows(make: Maker, n: int) -> str:
