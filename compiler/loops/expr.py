@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
 from compiler.dtypes import DType
 from compiler.loops.index import Affine, AffineLike, Axis, affine
 from compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
-from compiler.sizes import at, replaced
+from compiler.sizes import at, is_open, replaced
 
 
 class Space(StrEnum):
@@ -393,7 +394,12 @@ _COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE
 
 
 def constant(value: Expr | float, dtype: DType) -> Expr:
-    """A number as a constant of this type; an expression as it is."""
+    """A number as a constant of this type, an open size as what a run knows it to be; an expression
+    as it is."""
+    if is_open(value):
+        whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64
+        number = IndexValue(Affine((), cast(int, value)), whole)
+        return number if whole is dtype else Cast(number, dtype)
     return value if isinstance(value, Expr) else Const(value, dtype)
 
 

@@ -16,7 +16,7 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Operation, op
+from compiler.loops.expr import Const, Expr, Operation, constant, op
 from compiler.loops.index import Affine
 from compiler.ops.registry import Fresh, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
@@ -75,7 +75,7 @@ def _expression(
 
 
 def _within(place: Expr, extent: int) -> Expr:
-    first, last = (Const(value, DType.INT32) for value in (0, extent - 1))
+    first, last = (constant(value, DType.INT32) for value in (0, extent - 1))
     return maths.minimum(maths.maximum(place, first), last)
 
 

@@ -12,7 +12,7 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Operation, op
+from compiler.loops.expr import Const, Expr, Operation, constant, op
 from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
@@ -55,7 +55,7 @@ def _expression(
     position = operands[1](index[axis : axis + rank])
     extent, zero = data.shape[axis], Const(0, indices.dtype)
     wrapped = maths.select(op(Operation.LT, position, zero), position + extent, position)
-    inside = maths.minimum(maths.maximum(wrapped, zero), Const(extent - 1, indices.dtype))
+    inside = maths.minimum(maths.maximum(wrapped, zero), constant(extent - 1, indices.dtype))
     place = (*index[:axis], Affine(), *index[axis + rank :])
     return operands[0](place, ((axis, inside),))
 

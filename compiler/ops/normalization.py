@@ -11,13 +11,14 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import maths
-from compiler.loops.expr import Combiner, Const, Expr, Reduce
+from compiler.loops.expr import Combiner, Const, Expr, Reduce, constant
 from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.attributes import axis_of, integer, number
 from compiler.ops.elementwise import floats_only
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+from compiler.sizes import is_open
 
 
 def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -102,7 +103,9 @@ def _layer_norm_expression(
     shape = types[0].shape
     first = axis_of(attrs, len(shape), -1)
     dtype = types[0].dtype
-    share = Const(1.0 / prod(shape[first:]), dtype)
+    count = prod(shape[first:])
+    one = Const(1.0, dtype)
+    share = one / constant(count, dtype) if is_open(count) else Const(1.0 / count, dtype)
 
     def row() -> tuple[tuple[Axis, ...], Expr]:
         """New axes over the row, and its element there."""

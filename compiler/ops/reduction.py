@@ -11,7 +11,7 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import semantics
-from compiler.loops.expr import Cast, Combiner, Const, Expr, IndexValue, Operation, Reduce, op
+from compiler.loops.expr import Combiner, Const, Expr, Operation, Reduce, constant, op
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import dimensions, integer, ints
 from compiler.ops.onnx_node import OnnxNode
@@ -80,9 +80,7 @@ def _reduction(
 
 def _mean(total: Expr, count: int) -> Expr:
     if is_open(count):
-        return op(
-            Operation.DIV, total, Cast(IndexValue(Affine((), count), DType.INT64), total.dtype)
-        )
+        return op(Operation.DIV, total, constant(count, total.dtype))
     if total.dtype.is_float:
         return total * Const(1.0 / count, total.dtype)
     return op(Operation.DIV, total, Const(count, total.dtype))

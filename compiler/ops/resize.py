@@ -1,26 +1,28 @@
 """Resizing by interpolation, one dimension after the other.
 
 Along a dimension, each output is a weighted sum of a few inputs; which ones and with what weights
-is known from the extents: constants, which `interpolate` takes for as many dimensions at once as
-have few taps. With many, each tap is a gather, times a constant row of weights. Coordinates and
-coefficients are those of the ONNX specification of Resize, version 19.
+follows from the extents: constants, or tables that each run computes where an extent is open.
+`interpolate` takes them for as many dimensions at once as have few taps. With many, each tap is a
+gather, times a row of weights. Coordinates and coefficients are those of the ONNX specification of
+Resize, version 19.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import floor, prod
 
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import counting, is_computed, number, table
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Shape, show
-from compiler.sizes import OpenSizeError, exact_quotient, is_open
+from compiler.sizes import OpenSizeError, exact_quotient, is_open, typical
 
 Floats = np.ndarray
 
@@ -30,11 +32,14 @@ MOST_TAPS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One dimension: extents before and after, their ratio, and the part of the input to show."""
+    """One dimension: extents before and after, their ratio, and the part of the input to show.
+
+    Without a scale it is the quotient of the extents, which is known at run time only.
+    """
 
     inputs: int
     outputs: int
-    scale: float
+    scale: float | None
     start: float
     end: float
 
@@ -43,12 +48,17 @@ class _Line:
 class _Taps:
     """(taps, outputs): which inputs each output reads, and how much of each.
 
-    `outside` marks outputs whose place lies beyond the input.
+    `outside` marks outputs whose place lies beyond the input. Without weights, each output is the
+    one input that it reads.
     """
 
     positions: np.ndarray
-    weights: Floats
+    weights: Floats | None
     outside: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.positions)
 
 
 def _coordinates(node: OnnxNode, mode: str, line: _Line) -> Floats:
@@ -57,29 +67,34 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line) -> Floats:
     As in the reference of the specification, the length of the output is the one that the scale
     gives, before it is rounded down.
     """
-    x = np.arange(line.outputs, dtype=np.float64)
-    length = line.scale * line.inputs
+    x = counting(node, line.outputs).astype(np.float64)
+    inputs, outputs = number(node, line.inputs), number(node, line.outputs)
+    scale: Floats = outputs / inputs if line.scale is None else np.asarray(line.scale)
+    length: Floats = scale * inputs
+    places: Floats
     match mode:
         case "asymmetric":
-            return x / line.scale
+            places = x / scale
         case "half_pixel":
-            return (x + 0.5) / line.scale - 0.5
+            places = (x + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
-            return (x + 0.5) / line.scale - 0.5 if line.outputs > 1 else np.zeros(1)
+            places = np.where(outputs > 1, (x + 0.5) / scale - 0.5, 0.0)
         case "half_pixel_symmetric":
-            offset = line.inputs / 2 * (1 - line.outputs / length)
-            return offset + (x + 0.5) / line.scale - 0.5
-        case "align_corners":
-            return x * (line.inputs - 1) / (length - 1 if line.outputs > 1 else 1)
+            places = inputs / 2 * (1 - outputs / length) + (x + 0.5) / scale - 0.5
+        case "align_corners":  # a single output is at 0, whatever it is divided by
+            places = x * (inputs - 1) / np.maximum(length - 1, 1)
         case "tf_half_pixel_for_nn":
-            return (x + 0.5) / line.scale
+            places = (x + 0.5) / scale
         case "tf_crop_and_resize":
+            if is_open(line.inputs) or is_open(line.outputs):
+                raise OpenSizeError(f"which part of {line.inputs} places is shown")
             if line.outputs == 1:
                 return np.full(1, 0.5 * (line.start + line.end) * (line.inputs - 1))
             step = (line.end - line.start) * (line.inputs - 1) / (length - 1)
-            return line.start * (line.inputs - 1) + x * step
+            places = line.start * (line.inputs - 1) + x * step
         case _:
             raise node.invalid(f"coordinate_transformation_mode is '{mode}'")
+    return places
 
 
 def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
@@ -92,11 +107,12 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
     }
     if mode not in rounded:
         raise node.invalid(f"nearest_mode is '{mode}'")
-    return np.asarray(rounded[mode](places), np.int64)
+    return rounded[mode](places).astype(np.int64)
 
 
 def _triangle(distance: Floats) -> Floats:
-    return np.asarray(np.maximum(1 - np.abs(distance), 0))
+    weight: Floats = np.maximum(1 - np.abs(distance), 0.0)
+    return weight
 
 
 def _cubic(a: float) -> Callable[[Floats], Floats]:
@@ -106,7 +122,7 @@ def _cubic(a: float) -> Callable[[Floats], Floats]:
         d = np.abs(distance)
         near = ((a + 2) * d - (a + 3)) * d * d + 1
         far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        return np.where(d <= 1, near, np.where(d < 2, far, 0))
+        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
     return coefficient
 
@@ -115,7 +131,7 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     default = "half_pixel" if node.op_type == "Resize" and node.opset >= 11 else "asymmetric"
     transformation = node.word("coordinate_transformation_mode", default)
     places = _coordinates(node, transformation, line)
-    outside = np.zeros(line.outputs, bool)
+    outside = np.zeros(1, bool)
     if transformation == "tf_crop_and_resize":
         outside = (places < 0) | (places > line.inputs - 1)
     if mode == "nearest":
@@ -123,12 +139,16 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
             found = np.floor(places).astype(np.int64)
         else:
             found = _nearest(node, places)
-        inside = np.clip(found, 0, line.inputs - 1)[None]
-        return _Taps(inside, np.ones(inside.shape), outside)
+        inside = np.clip(found, 0, line.inputs - 1).reshape((1, -1))
+        return _Taps(inside, None, outside)
     reach, kernel = (
         (1, _triangle) if mode == "linear" else (2, _cubic(node.number("cubic_coeff_a", -0.75)))
     )
-    shrink = min(line.scale, 1.0) if node.integer("antialias", 0) else 1.0
+    shrink = 1.0
+    if node.integer("antialias", 0):
+        if line.scale is None:
+            raise OpenSizeError(f"how many of {line.inputs} places each of {line.outputs} averages")
+        shrink = min(line.scale, 1.0)
     first = floor(-reach / shrink) + 1
     offsets = np.arange(first, 2 - first)[:, None]
     base = np.floor(places).astype(np.int64)
@@ -137,25 +157,29 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     weights = kernel((offsets - (places - base)) * shrink)
     found = base + offsets
     if node.integer("exclude_outside", 0):
-        weights = np.where((found < 0) | (found >= line.inputs), 0, weights)
+        weights = np.where((found < 0) | (found >= line.inputs), 0.0, weights)
     if shrink < 1 or node.integer("exclude_outside", 0):
         weights = weights / weights.sum(axis=0)
+    found = np.clip(found, 0, line.inputs - 1)
+    if is_computed(weights):
+        return _Taps(found, weights, outside)
     used = weights.any(axis=1)
-    return _Taps(np.clip(found, 0, line.inputs - 1)[used], weights[used], outside)
+    found, weights = found[used], weights[used]
+    return _Taps(found, None if len(weights) == 1 and (weights == 1).all() else weights, outside)
 
 
 def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
     """Dimensions interpolated, one after the other or several at once."""
     together: list[int] = []
     for dim, taps in lines.items():
-        if len(taps.weights) == 1 and (taps.weights == 1).all():
-            x = _picked(node, _interpolated(node, x, lines, together), dim, taps.positions[0])
+        if taps.weights is None:
+            x = _picked(node, _interpolated(node, x, lines, together), dim, taps.positions)
             together = []
-        elif len(taps.weights) > MOST_TAPS:
+        elif taps.count > MOST_TAPS:
             x = _summed(node, _interpolated(node, x, lines, together), dim, taps)
             together = []
         else:
-            if prod(len(lines[d].weights) for d in (*together, dim)) > MOST_TAPS:
+            if prod(lines[d].count for d in (*together, dim)) > MOST_TAPS:
                 x, together = _interpolated(node, x, lines, together), []
             together.append(dim)
     return _interpolated(node, x, lines, together)
@@ -167,33 +191,36 @@ def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequ
         return x
     dtype, operands = node.type(x).dtype, [x]
     for dim in dims:
-        operands.append(node.constant(lines[dim].positions.astype(np.int32)))
-        operands.append(node.constant(to_memory(lines[dim].weights, dtype), dtype))
+        operands.append(table(node, lines[dim].positions, DType.INT32))
+        operands.append(table(node, lines[dim].weights, dtype))
     return node.emit("interpolate", operands, axes=tuple(dims))
 
 
 def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
-    """One dimension, tap by tap."""
+    """One dimension, tap by tap; of few, where the scale is known at import."""
     shape, dtype = node.shape(x), node.type(x).dtype
     column = (-1, *(1,) * (len(shape) - 1 - dim))
     total = ""
+    assert taps.weights is not None
+    if is_computed(taps.weights):
+        raise OpenSizeError(f"each place of the result is a sum of {taps.count} places")
     for positions, each in zip(taps.positions, taps.weights, strict=True):
-        weights = to_memory(each.reshape(column), dtype)
-        value = _picked(node, x, dim, positions)
-        value = node.emit("mul", [value, node.constant(weights, dtype)])
+        value = _picked(node, x, dim, positions[None])
+        value = node.emit("mul", [value, table(node, each.reshape(column), dtype)])
         total = node.emit("add", [total, value]) if total else value
     return total
 
 
 def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
-    """Places along a dimension; a whole number of times each is a broadcast."""
-    shape = node.shape(x)
-    extent, times = shape[dim], len(positions) // shape[dim]
-    if np.array_equal(positions, np.arange(extent)):
-        return x
-    if times and np.array_equal(positions, np.repeat(np.arange(extent), times)):
-        return _repeated(node, x, dim, times)
-    return node.emit("gather", [x, node.constant(positions)], axis=dim)
+    """Places (1, outputs) along a dimension; a whole number of times each is a broadcast."""
+    extent, outputs = node.shape(x)[dim], positions.shape[1]
+    if not is_computed(positions):
+        times = outputs // extent
+        if np.array_equal(positions[0], np.arange(extent)):
+            return x
+        if times and np.array_equal(positions[0], np.repeat(np.arange(extent), times)):
+            return _repeated(node, x, dim, times)
+    return node.emit("gather", [x, table(node, positions.reshape((-1,)), DType.INT64)], axis=dim)
 
 
 def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
@@ -208,40 +235,40 @@ _PROBE = 8
 """Places of a dimension that tell those of all, where a place does not depend on the extent."""
 
 
-def _open_applied(node: OnnxNode, mode: str, x: str, dim: int, line: _Line) -> str:
-    """A dimension, of an extent that is known at run time only, a whole number of times as long.
-
-    Raises:
-        OpenSizeError: if a place is read other than so many times.
-    """
+def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
+    """How many times each place of an open extent stands in the result; None if they differ."""
     times = exact_quotient(line.outputs, line.inputs)
     depends = ("align_corners", "tf_crop_and_resize")
     whole = mode == "nearest" and times is not None and not is_open(times)
-    if whole and node.attrs.get("coordinate_transformation_mode") not in depends:
-        assert times is not None
-        probe = _Line(_PROBE, _PROBE * times, float(times), line.start, line.end)
-        places = _taps(node, mode, probe).positions[0]
-        if np.array_equal(places, np.repeat(np.arange(_PROBE), times)):
-            return _repeated(node, x, dim, times)
-    raise OpenSizeError(f"which of {line.inputs} places each of {line.outputs} reads")
+    if not whole or node.attrs.get("coordinate_transformation_mode") in depends:
+        return None
+    assert times is not None
+    probe = _Line(_PROBE, _PROBE * times, float(times), line.start, line.end)
+    places = _taps(node, mode, probe).positions[0]
+    return times if np.array_equal(places, np.repeat(np.arange(_PROBE), times)) else None
 
 
 def _scaled(extent: int, scale: float) -> int:
     """The extent times the scale, rounded down."""
     if not is_open(extent):
         return floor(extent * scale)
-    if scale != int(scale):
-        raise OpenSizeError(f"{extent} times {scale}, rounded down")
-    return extent * int(scale)
+    exact = Fraction(scale)
+    return extent * exact.numerator // exact.denominator
 
 
-def _ratio(size: int, extent: int) -> float:
+def _rounded(extent: int, scale: float) -> int:
+    """The extent times the scale, rounded to the nearest."""
+    if not is_open(extent):
+        return floor(scale * extent + 0.5)
+    exact = Fraction(scale)
+    return (2 * extent * exact.numerator + exact.denominator) // (2 * exact.denominator)
+
+
+def _ratio(size: int, extent: int) -> float | None:
     if not is_open(size) and not is_open(extent):
         return size / extent
     times = exact_quotient(size, extent)
-    if times is None:
-        raise OpenSizeError(f"({size}) / ({extent})")
-    return float(times)
+    return None if times is None or is_open(times) else float(times)
 
 
 def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
@@ -276,8 +303,11 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
     return lines
 
 
-def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float]]:
-    """Extents and scales for the sizes asked for; a policy may ask for one scale of all."""
+def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float | None]]:
+    """Extents and scales for the sizes asked for; a policy may ask for one scale of all.
+
+    A scale that is known at run time only is None.
+    """
     if len(sizes) != len(extents):
         raise node.invalid(f"{len(sizes)} sizes for {len(extents)} dimensions")
     ratios = [_ratio(size, extent) for size, extent in zip(sizes, extents, strict=True)]
@@ -286,8 +316,11 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
         case "stretch":
             return list(zip(sizes, ratios, strict=True))
         case "not_larger" | "not_smaller":
-            scale = min(ratios) if policy == "not_larger" else max(ratios)
-            return [(floor(scale * extent + 0.5), scale) for extent in extents]
+            known = [ratio for ratio in ratios if ratio is not None]
+            if len(known) < len(ratios):
+                raise OpenSizeError(f"which of the sizes {show(sizes)} is reached first")
+            scale = min(known) if policy == "not_larger" else max(known)
+            return [(_rounded(extent, scale), scale) for extent in extents]
         case _:
             raise node.invalid(f"keep_aspect_ratio_policy is '{policy}'")
 
@@ -305,12 +338,14 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
     outside = np.zeros((1,) * len(shape), bool)
     changed: dict[int, _Taps] = {}
     # Dimensions that shrink come first, which leaves less work for the others.
-    for dim in sorted(range(len(shape)), key=lambda d: _ratio(lines[d].outputs, lines[d].inputs)):
+    for dim in sorted(
+        range(len(shape)), key=lambda d: typical(lines[d].outputs) / typical(lines[d].inputs)
+    ):
         line = lines[dim]
         if line == _Line(line.inputs, line.inputs, 1.0, 0.0, 1.0):
             continue
-        if is_open(line.inputs) or is_open(line.outputs):
-            value = _open_applied(node, mode, value, dim, line)
+        if is_open(line.inputs) and (times := _repeats(node, mode, line)) is not None:
+            value = _repeated(node, value, dim, times)
             continue
         taps = changed[dim] = _taps(node, mode, line)
         outside = outside | taps.outside.reshape((-1, *(1,) * (len(shape) - 1 - dim)))

@@ -1,0 +1,179 @@
+"""Tables that follow from sizes: arrays where all sizes are known, nodes where some are open.
+
+A rule writes its formula once, in NumPy's operators and functions. On arrays they compute, on a
+`Computed` they add nodes to the graph: `(counting(node, n) + 0.5) / 2` is a constant if n is a
+number, and computed in each run if n is an open size. Computed in float64 and int64, as NumPy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.cast import cast_to
+from compiler.ops.iota import counted
+from compiler.ops.onnx_node import OnnxNode
+from compiler.sizes import exact_quotient, is_open
+
+_Names = Mapping[np.ufunc, str]
+
+_ARITHMETIC: _Names = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.maximum: "max",
+    np.minimum: "min",
+}
+_FLOATING: _Names = {np.true_divide: "div", np.floor: "floor", np.ceil: "ceil"}
+_COMPARISONS: _Names = {
+    np.equal: "equal",
+    np.less: "less",
+    np.less_equal: "less_or_equal",
+    np.greater: "greater",
+    np.greater_equal: "greater_or_equal",
+}
+_LOGIC: _Names = {
+    np.bitwise_and: "logical_and",
+    np.bitwise_or: "logical_or",
+    np.invert: "logical_not",
+}
+
+
+class Computed(NDArrayOperatorsMixin):
+    """A value of the graph that stands where an array does, and is annotated as one."""
+
+    def __init__(self, node: OnnxNode, value: str) -> None:
+        self.node = node
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape(self.value)
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.type(self.value).dtype
+
+    def astype(self, kind: type) -> np.ndarray:
+        return self._with(cast_to(self.node, self.value, DType(np.dtype(kind).name)))
+
+    def reshape(self, shape: Sequence[int]) -> np.ndarray:
+        """One extent may be -1: what is left of the elements."""
+        whole, known = 1, 1
+        for extent in self.shape:
+            whole = whole * extent
+        for extent in shape:
+            known = known * (1 if extent == -1 else extent)
+        left = exact_quotient(whole, known)
+        assert left is not None, "an array is reshaped to other elements"
+        return self._with(
+            self.node.reshape(self.value, [left if extent == -1 else extent for extent in shape])
+        )
+
+    def sum(self, axis: int) -> np.ndarray:
+        return self._with(self.node.emit("reduce_sum", [self.value], axes=(axis,), keepdims=0))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("a number that a run computes has no truth value")
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *items: Any) -> Any:
+        if method != "__call__":
+            return NotImplemented
+        if function is np.absolute:
+            return self._emit("abs", items, self.dtype)
+        if function in _FLOATING:
+            return self._emit(_FLOATING[function], items, DType.FLOAT64)
+        if function in _LOGIC:
+            return self._emit(_LOGIC[function], items, DType.BOOL)
+        for table in (_ARITHMETIC, _COMPARISONS):
+            if function in table:
+                return self._emit(table[function], items, _common(items))
+        return NotImplemented
+
+    def __array_function__(
+        self, function: Callable[..., Any], _types: Any, items: Sequence[Any], named: Any
+    ) -> Any:
+        if named:
+            return NotImplemented
+        if function is np.where:
+            condition, *chosen = items
+            kind = _common(chosen)
+            values = [self._operand(condition, DType.BOOL)]
+            values += [self._operand(item, kind) for item in chosen]
+            return self._with(self.node.emit("where", values))
+        if function is np.clip:
+            array, low, high = items
+            return np.minimum(np.maximum(array, low), high)
+        return NotImplemented
+
+    def _emit(self, op: str, items: Sequence[Any], kind: DType) -> np.ndarray:
+        return self._with(self.node.emit(op, [self._operand(item, kind) for item in items]))
+
+    def _operand(self, item: Any, kind: DType) -> str:
+        return table(self.node, item, kind)
+
+    def _with(self, value: str) -> np.ndarray:
+        return cast(np.ndarray, Computed(self.node, value))
+
+
+def counting(node: OnnxNode, count: int, step: int = 1) -> np.ndarray:
+    """0, step, 2 step, ...: as many integers as `count`, either of which may be open."""
+    if is_open(count) or is_open(step):
+        return cast(np.ndarray, Computed(node, counted(node, count, 0, step)))
+    return np.arange(count, dtype=np.int64) * step
+
+
+def number(node: OnnxNode, size: int) -> np.ndarray:
+    """A size as a number to compute with, of shape ()."""
+    if is_open(size):
+        return cast(np.ndarray, Computed(node, node.scalar(size, DType.INT64)))
+    return np.asarray(size, np.int64)
+
+
+def is_computed(array: object) -> bool:
+    """Whether a run computes the array."""
+    return isinstance(array, Computed)
+
+
+def table(node: OnnxNode, array: object, dtype: DType) -> str:
+    """The value of the graph for an array, a number or a size, in this type."""
+    if isinstance(array, Computed):
+        return cast_to(node, array.value, dtype)
+    if is_open(array):
+        return node.scalar(cast(int, array), dtype)
+    return node.constant(to_memory(np.asarray(array), dtype), dtype)
+
+
+def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
+    """For each place of `shape`, the sum of its coordinates times their steps.
+
+    It broadcasts to the shape: a dimension without a step has the extent 1.
+    """
+    total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
+    for dim, step in steps.items():
+        column = (-1, *(1,) * (len(shape) - 1 - dim))
+        total = total + counting(node, shape[dim], step).reshape(column)
+    return total
+
+
+def _common(items: Sequence[Any]) -> DType:
+    """The type that NumPy would compute in."""
+    kinds = [
+        item.dtype
+        if isinstance(item, Computed)
+        else DType.INT64
+        if is_open(item)
+        else DType(np.asarray(item).dtype.name)
+        for item in items
+    ]
+    if any(kind.is_float for kind in kinds):
+        return DType.FLOAT64
+    return DType.BOOL if set(kinds) == {DType.BOOL} else DType.INT64
