@@ -89,6 +89,10 @@ class Computed(NDArrayOperatorsMixin):
             return NotImplemented
         if function is np.absolute:
             return self._emit("abs", items, self.dtype)
+        if function is np.remainder:
+            attrs = {"fmod": 0}
+            values = [self._operand(item, DType.INT64) for item in items]
+            return self._with(self.node.emit("mod", values, **attrs))
         if function in _FLOATING:
             return self._emit(_FLOATING[function], items, DType.FLOAT64)
         if function in _LOGIC:

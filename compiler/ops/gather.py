@@ -16,6 +16,7 @@ from compiler.loops.expr import Const, Expr, Operation, constant, op
 from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import grid, table
 from compiler.ops.index_ends import check_positions
 from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
@@ -80,19 +81,24 @@ def row_strides(shape: Sequence[int]) -> list[int]:
     return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def wrapped(node: OnnxNode, indices: str, extents: np.ndarray) -> str:
+def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
     """int64 indices from 0 on; negative ones count from the end of their dimension.
 
-    `extents` broadcasts to the indices.
+    The extent of that, or one for each element of the indices' last dimension.
+
+    Raises:
+        OpenSizeError: if whether one is out of range depends on the run.
     """
     indices = cast_to(node, indices, DType.INT64)
     known = node.builder.constants.get(indices)
-    if known is not None and ((known < -extents) | (known >= extents)).any():
-        raise node.invalid(
-            f"an index is out of range for {show(tuple(np.ravel(extents)))} elements"
-        )
+    listed = extents if isinstance(extents, Sequence) else (extents,)
+    if known is not None and known.size:
+        columns = known.reshape(-1, len(listed))
+        ends = zip(columns.min(0).tolist(), columns.max(0).tolist(), listed, strict=True)
+        if not all(-extent <= first and last < extent for first, last, extent in ends):
+            raise node.invalid(f"an index is out of range for {show(tuple(listed))} elements")
     negative = node.emit("less", [indices, node.scalar(0, DType.INT64)])
-    moved = node.emit("add", [indices, node.constant(extents)])
+    moved = node.emit("add", [indices, node.sizes(extents)])
     return node.emit("where", [negative, moved, indices])
 
 
@@ -100,14 +106,10 @@ def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
     """data[..., places[...], ...]: each place (int64, from 0 on) picks along one axis at its own
     place, by a gather from the flat data."""
     shape, picked = node.shape(data), node.shape(places)
-    rank, strides = len(shape), row_strides(shape)
-    grid = np.zeros(picked, np.int64)
-    for dim in range(rank):
-        if dim != axis:
-            column = (-1,) + (1,) * (rank - 1 - dim)
-            grid += (np.arange(picked[dim]) * strides[dim]).reshape(column)
+    strides = row_strides(shape)
+    steps = {dim: step for dim, step in enumerate(strides) if dim != axis}
     scaled = node.emit("mul", [places, node.scalar(strides[axis], DType.INT64)])
-    flat = node.emit("add", [scaled, node.constant(grid)])
+    flat = node.emit("add", [scaled, table(node, grid(node, steps, picked), DType.INT64)])
     return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
 
 
@@ -121,7 +123,7 @@ def _onnx_gather_elements(node: OnnxNode) -> str:
     axis %= rank
     if any(p > e for dim, (p, e) in enumerate(zip(picked, shape, strict=True)) if dim != axis):
         raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
-    return elements_along(node, data, wrapped(node, indices, np.array(shape[axis])), axis)
+    return elements_along(node, data, wrapped(node, indices, shape[axis]), axis)
 
 
 def _onnx_gather_nd(node: OnnxNode) -> str:
@@ -136,16 +138,13 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
         raise node.invalid(f"{depth} coordinates for data {show(shape)}")
     row = shape[: batch + depth]
     strides = row_strides(row)
-    place = wrapped(node, indices, np.array(row[batch:], np.int64))
-    factors = node.constant(np.array(strides[batch:], np.int64))
+    place = wrapped(node, indices, row[batch:])
+    factors = node.sizes(strides[batch:])
     parts = node.emit("mul", [place, factors])
     flat = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)
     if batch:
-        grid = np.zeros(shape[:batch], np.int64)
-        for dim in range(batch):
-            grid += (np.arange(shape[dim]) * strides[dim]).reshape((-1,) + (1,) * (batch - 1 - dim))
-        column = grid.reshape(grid.shape + (1,) * (len(picked) - 1 - batch))
-        flat = node.emit("add", [flat, node.constant(column)])
+        base = grid(node, dict(enumerate(strides[:batch])), picked[:-1])
+        flat = node.emit("add", [flat, table(node, base, DType.INT64)])
     rows = node.reshape(data, (prod(row), *shape[batch + depth :]))
     return node.emit("gather", [rows, flat], axis=0)
 
@@ -164,11 +163,11 @@ def _onnx_reverse_sequence(node: OnnxNode) -> str:
     rows = transposed(node, x, order)
     flat = node.reshape(rows, (batch * length, prod(shape[2:])))
     column = node.reshape(cast_to(node, lengths, DType.INT64), (batch, 1))
-    times = node.constant(np.arange(length, dtype=np.int64)[None])
+    times = table(node, grid(node, {1: 1}, (batch, length)), DType.INT64)
     last = node.emit("sub", [column, node.scalar(1, DType.INT64)])
     mirrored = node.emit("sub", [last, times])
     place = node.emit("where", [node.emit("less", [times, column]), mirrored, times])
-    base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * length)
+    base = table(node, grid(node, {0: length}, (batch, length)), DType.INT64)
     picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
     moved = node.reshape(picked, (batch, length, *shape[2:]))
     return transposed(node, moved, order)  # two axes are swapped back by the same permutation

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import counting, table
 from compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
 from compiler.ops.microsoft_heads import (
     MaskedAttention,
@@ -46,7 +45,7 @@ def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None
         return None
     batch, _, queries, _ = node.shape(like.query)
     keys, shape = like.keys, node.shape(given)
-    count = node.constant(np.arange(keys, dtype=np.int32))
+    count = table(node, counting(node, keys), DType.INT32)
     given = cast_to(node, given, DType.INT32)
     column = (batch, 1, 1, 1)
     if shape == (batch,):

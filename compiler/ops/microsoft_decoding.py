@@ -6,6 +6,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import counting, table
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import (
     MaskedAttention,
@@ -46,7 +47,7 @@ def _masked_attention(node: OnnxNode) -> list[str]:
         return kept_outputs(node, _with_mask(node, plain, plain.keys).emit())
     past = node.reshape(cast_to(node, node.input(7), DType.INT64), ())
     length = node.shape(cached[0])[2]
-    place = node.constant(np.arange(length, dtype=np.int64))
+    place = table(node, counting(node, length), DType.INT64)
     own = node.reshape(node.emit("equal", [place, past]), (1, 1, length, 1))
     keys, values = (
         node.emit("where", [own, new, old]) for new, old in ((key, cached[0]), (value, cached[1]))

@@ -9,7 +9,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
-from compiler.ops.iota import counted
+from compiler.ops.computed import counting, table
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import (
     MaskedAttention,
@@ -26,7 +26,6 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.scatter import rows_replaced
 from compiler.ops.shapes import show
-from compiler.sizes import is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +77,16 @@ class _Cache:
         its row of the batch has.
         """
         node, known = self.node, self.past is not None
-        keys = np.arange(self.total if known else self.length, dtype=np.int64)
+        keys = counting(node, self.total if known else self.length)
         if not causal:
             if self.last is None:
                 return None
             count = node.reshape(self.last, (node.type(self.last).elements, 1, 1, 1))
-            return node.call("LessOrEqual", node.constant(keys), count)
+            return node.call("LessOrEqual", table(node, keys, DType.INT64), count)
         if known and reach < 0:
             return None
-        if is_open(self.rows):
-            queries = node.reshape(counted(node, self.rows), (1, 1, self.rows, 1))
-            ahead = node.call("Sub", node.constant(keys[None, None, None]), queries)
-        else:
-            ahead = node.constant((keys - np.arange(self.rows)[:, None])[None, None])
+        queries = counting(node, self.rows).reshape((1, 1, self.rows, 1))
+        ahead = table(node, keys - queries, DType.INT64)
         start = node.reshape(self.first, (node.type(self.first).elements, 1, 1, 1))
         found = node.call("LessOrEqual", ahead, start)
         if reach < 0:

@@ -3,17 +3,14 @@ the position (Su et al., "RoFormer", 2021). The cosines and sines of the angles 
 
 from __future__ import annotations
 
-import numpy as np
-
 from compiler.dtypes import DType
-from compiler.ops.iota import counted
+from compiler.ops.computed import counting, table
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.microsoft_heads import merge_heads, split_heads
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
-from compiler.sizes import is_open
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
@@ -21,10 +18,7 @@ def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
 
     From 0 where `first` is None.
     """
-    if is_open(rows):
-        count = node.reshape(counted(node, rows), (1, rows))
-    else:
-        count = node.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
+    count = table(node, counting(node, rows).reshape((1, rows)), DType.INT64)
     if first is None:
         return count
     extent = node.type(first).elements

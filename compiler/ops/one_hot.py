@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from compiler.dtypes import DType
 from compiler.loops.semantics import to_memory
 from compiler.ops.cast import ONNX_TYPES, cast_to
+from compiler.ops.computed import counting, grid, table
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import is_open
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
     """on where the position along the new axis is the index, else off."""
     indices, values = node.input(0), node.input(2)
     depths = node.static(1, "depth")
-    if depths is None or depths.size != 1 or int(depths.item()) < 1:
+    if depths is None or depths.size != 1 or depths.item() < 1:
         raise node.invalid("depth (input 1) is no positive number")
     if node.shape(values) != (2,):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
-    depth, shape = int(depths.item()), node.shape(indices)
+    depth, shape = depths.item(), node.shape(indices)
     rank = len(shape) + 1
     axis = node.integer("axis", -1)
     if not -rank <= axis < rank:
@@ -31,10 +35,10 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     negative = node.emit("less", [whole, node.scalar(0, DType.INT64)])
     wrapped = node.emit("where", [negative, node.emit("add", [whole, count]), whole])
     column = node.reshape(wrapped, (*shape[:dim], 1, *shape[dim:]))
-    node.reserve(f"depth {depth}", depth * DType.INT64.bytes)
-    positions = node.constant(
-        np.arange(depth, dtype=np.int64).reshape((-1, *(1,) * (rank - 1 - dim)))
-    )
+    if not is_open(depth):
+        node.reserve(f"depth {depth}", depth * DType.INT64.bytes)
+    behind = (1,) * (rank - 1 - dim)
+    positions = table(node, counting(node, depth).reshape((depth, *behind)), DType.INT64)
     off, on = (
         node.reshape(node.emit("slice", [values], starts=(i,), steps=(1,), sizes=(1,)), ())
         for i in range(2)
@@ -53,12 +57,12 @@ def _onnx_hardmax(node: OnnxNode) -> str:
     dim = axis % rank
     value = x
     if node.opset < 13:  # rows are everything from the axis on
-        rows = int(np.prod(shape[:dim]))
-        value = node.reshape(x, (rows, int(np.prod(shape[dim:]))))
+        value = node.reshape(x, (prod(shape[:dim]), prod(shape[dim:])))
         dim = 1
-    extent, behind = node.shape(value)[dim], len(node.shape(value)) - 1 - dim
+    extent = node.shape(value)[dim]
+    column = (extent, *(1,) * (len(node.shape(value)) - 1 - dim))
     largest = node.emit("reduce_max", [value], axes=(dim,), keepdims=1)
-    positions = node.constant(np.arange(extent, dtype=np.int32).reshape((-1, *(1,) * behind)))
+    positions = table(node, counting(node, extent).reshape(column), DType.INT32)
     beyond = node.scalar(extent, DType.INT32)
     candidates = node.emit("where", [node.emit("equal", [value, largest]), positions, beyond])
     first = node.emit("reduce_min", [candidates], axes=(dim,), keepdims=1)
@@ -78,6 +82,10 @@ def _onnx_eye_like(node: OnnxNode) -> str:
         if wanted is None:
             raise node.unsupported(f"ONNX element type {node.integer('dtype')}")
         dtype = wanted
+    if any(map(is_open, shape)):
+        rows, columns = (grid(node, {dim: 1}, shape) for dim in range(2))
+        diagonal = columns - rows == node.integer("k", 0)
+        return table(node, diagonal, dtype)
     node.reserve(f"shape {show(shape)}", shape[0] * shape[1] * dtype.bytes)
     return node.constant(to_memory(np.eye(*shape, node.integer("k", 0)), dtype), dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import Shape, show
+from compiler.sizes import larger
 
 
 def resolve_pads(
@@ -32,7 +33,7 @@ def resolve_pads(
             before, after = [], []
             for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
                 outputs = -(-extent // s)
-                total = max(0, (outputs - 1) * s + d * (k - 1) + 1 - extent)
+                total = larger(0, (outputs - 1) * s + d * (k - 1) + 1 - extent)
                 small, large = total // 2, total - total // 2
                 before.append(small if mode == "SAME_UPPER" else large)
                 after.append(large if mode == "SAME_UPPER" else small)
@@ -57,7 +58,7 @@ def ceil_pads(
         outputs = -(-space // s) + 1
         if (outputs - 1) * s >= extent + before[dim]:
             outputs -= 1
-        after[dim] = max(after[dim], (outputs - 1) * s + reach - extent - before[dim])
+        after[dim] = larger(after[dim], (outputs - 1) * s + reach - extent - before[dim])
         # The padding of ceil_mode must not make room for one more window.
         while (extent + before[dim] + after[dim] - reach) // s + 1 > outputs:
             after[dim] -= 1

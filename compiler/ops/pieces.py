@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
 from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of, dimension, ints, number
+from compiler.ops.computed import counting, table
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
 from compiler.ops.shapes import operand_count, same_dtype, show
@@ -162,11 +164,18 @@ def _gathered(
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
         if b == 0 and a == 0:
             continue
-        positions = np.arange(node.shape(x)[dim], dtype=np.int64)
-        if mode == "reflect" and max(b, a) >= positions.size:
-            raise node.invalid(f"padding of {max(b, a)} reflects {positions.size} elements")
-        padded = np.pad(positions, (b, a), mode=mode)  # type: ignore[call-overload]
-        x = node.emit("gather", [x, node.constant(padded)], axis=dim)
+        extent = node.shape(x)[dim]
+        if mode == "reflect" and larger(b, a) >= extent:
+            raise node.invalid(f"padding of {larger(b, a)} reflects {extent} elements")
+        places = counting(node, extent + b + a) - b
+        match mode:
+            case "edge":
+                places = np.clip(places, 0, extent - 1)
+            case "reflect":  # around the first element, then around the last
+                places = extent - 1 - abs(extent - 1 - abs(places))
+            case _:
+                places = np.mod(places, extent)
+        x = node.emit("gather", [x, table(node, places, DType.INT64)], axis=dim)
     return x
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -15,6 +16,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.expr import Combiner, Const, Expr, Reduce
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, ints
+from compiler.ops.computed import counting, is_computed, table
 from compiler.ops.gather import row_strides
 from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
@@ -83,17 +85,29 @@ def _average_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray
         return np.asarray(total * arrays[1], x.dtype)
     if integer(attrs, "count_include_pad", 0) or not window.is_padded:
         return np.asarray(total / prod(window.kernel), x.dtype)
-    return np.asarray(total / _counts(window, x.shape[2:], window.before, window.after), x.dtype)
+    counts = _counts(np.arange, window, x.shape[2:], window.before, window.after)
+    return np.asarray(total / counts, x.dtype)
 
 
-def _counts(window: Window, spatial: Shape, before: Shape, after: Shape) -> np.ndarray:
-    """How many taps of each output's window lie within the input and this much padding."""
-    counts = np.ones((1, 1), np.float64)
+def _counts(
+    counting: Callable[[int], np.ndarray],
+    window: Window,
+    spatial: Shape,
+    before: Shape,
+    after: Shape,
+) -> np.ndarray:
+    """How many taps of each output's window lie within the input and this much padding.
+
+    `counting` gives 0, 1, ...: so many numbers.
+    """
+    counts: np.ndarray = np.ones((1, 1), np.float64)
+    rank = len(spatial)
     for dim, outputs in enumerate(window.output(spatial)):
-        starts = np.arange(outputs) * window.strides[dim] - window.before[dim]
-        taps = starts[:, None] + np.arange(window.kernel[dim]) * window.dilations[dim]
+        starts = counting(outputs).reshape((outputs, 1)) * window.strides[dim] - window.before[dim]
+        taps = starts + np.arange(window.kernel[dim]) * window.dilations[dim]
         inside = (taps >= -before[dim]) & (taps < spatial[dim] + after[dim])
-        counts = counts[..., None] * inside.sum(axis=1)
+        inside = inside.astype(np.float64).sum(axis=1)
+        counts = counts * inside.reshape((outputs, *(1,) * (rank - 1 - dim)))
     return counts
 
 
@@ -144,7 +158,7 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     strides = node.ints("strides") or (1,) * len(kernel)
     dilations = node.ints("dilations") or (1,) * len(kernel)
     pads = resolve_pads(node, spatial, kernel, strides, dilations)
-    if len(pads) != 2 * len(kernel) or min(pads, default=0) < 0:
+    if len(pads) != 2 * len(kernel) or any(pad < 0 for pad in pads):
         raise node.invalid(f"pads {pads} do not fit a kernel of {show(kernel)}")
     full = pads
     if node.integer("ceil_mode", 0) and node.word("auto_pad", "NOTSET") == "NOTSET":
@@ -220,15 +234,17 @@ def _onnx_average(node: OnnxNode) -> str:
     # Padding counts if the model asks for it, but not the padding that ceil_mode adds.
     counted = pads if include else (0,) * (2 * rank)
     try:
-        counts = _counts(window, spatial, counted[:rank], counted[rank:])
+        numbers = partial(counting, node)
+        counts = _counts(numbers, window, spatial, counted[:rank], counted[rank:])
     except InvalidModelError as error:
         raise node.invalid(str(error)) from error
-    if (counts == prod(window.kernel)).all():
+    whole = counted == attrs["pads"]
+    if whole or (not is_computed(counts) and (counts == prod(window.kernel)).all()):
         return node.emit("average_pool", [x], count_include_pad=1, **attrs)
     dtype = node.type(x).dtype
     if dtype is DType.BFLOAT16:
         raise node.unsupported("padding in bfloat16")
-    reciprocals = node.constant((1.0 / np.maximum(counts, 1)).astype(dtype.numpy))
+    reciprocals = table(node, 1.0 / np.maximum(counts, 1), dtype)
     return node.emit("average_pool", [x, reciprocals], count_include_pad=include, **attrs)
 
 

@@ -19,14 +19,13 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import counting, grid, table
 from compiler.ops.gather import row_strides, wrapped
-from compiler.ops.iota import counted
 from compiler.ops.moves import transposed, window
 from compiler.ops.native import native
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import operand_count, show
-from compiler.sizes import is_open
 
 _REDUCTIONS = {"add": "reduce_sum", "mul": "reduce_prod", "max": "reduce_max", "min": "reduce_min"}
 _JOINS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -89,15 +88,12 @@ def rows_replaced(
     shape, count = node.shape(cache), node.shape(update)[axis]
     batch, length, between = shape[0], shape[axis], prod(shape[1:axis])
     column = node.reshape(starts, (batch, 1, 1))
-    if is_open(count):
-        steps = node.reshape(counted(node, count), (1, 1, count))
-    else:
-        steps = node.constant(np.arange(count, dtype=np.int64).reshape(1, 1, count))
+    steps = table(node, counting(node, count).reshape((1, 1, count)), DType.INT64)
     place = node.emit("add", [column, steps])
     if circular:
         place = node.emit("mod", [place, node.scalar(length, DType.INT64)], fmod=0)
-    blocks = np.arange(batch * between, dtype=np.int64).reshape(batch, between, 1)
-    row = node.emit("add", [place, node.constant(blocks * length)])
+    blocks = counting(node, batch * between, length).reshape((batch, between, 1))
+    row = node.emit("add", [place, table(node, blocks, DType.INT64)])
     if not circular:
         row = _within(node, row, place, length)
     row = node.reshape(row, (batch * between * count,))
@@ -124,7 +120,7 @@ def _scattered(node: OnnxNode, data: str, targets: str, updates: str, reduction:
         last = _last(node, known, length)
         found = node.emit("greater_or_equal", [last, node.scalar(0, DType.INT64)])
         place = node.emit("max", [last, node.scalar(0, DType.INT64)])
-        base = node.constant(np.arange(rows, dtype=np.int64)[:, None] * count)
+        base = table(node, counting(node, rows, count).reshape((rows, 1)), DType.INT64)
         flat = node.reshape(updates, (rows * count,))
         picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
         return node.emit("where", [found, picked, data])
@@ -143,7 +139,7 @@ def _scattered(node: OnnxNode, data: str, targets: str, updates: str, reduction:
 def _meant(node: OnnxNode, targets: str, length: int) -> str:
     """(B, N, U): whether an update is for a place."""
     rows, count = node.shape(targets)
-    places = node.constant(np.arange(length, dtype=np.int64)[:, None])
+    places = table(node, counting(node, length).reshape((length, 1)), DType.INT64)
     return node.emit("equal", [node.reshape(targets, (rows, 1, count)), places])
 
 
@@ -189,7 +185,7 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
         node.reshape(transposed(node, value, order), (rows, extent))
         for value, extent in (
             (region, shape[dim]),
-            (wrapped(node, indices, np.array(shape[dim])), picked[dim]),
+            (wrapped(node, indices, shape[dim]), picked[dim]),
             (updates, picked[dim]),
         )
     ]
@@ -205,13 +201,12 @@ def _replaced(node: OnnxNode, data: str, indices: str, updates: str, dim: int) -
     others it is the update's own."""
     shape, picked = node.shape(data), node.shape(indices)
     strides = row_strides(shape)
-    place = wrapped(node, indices, np.array(shape[dim]))
+    place = wrapped(node, indices, shape[dim])
     element = node.emit("mul", [place, node.scalar(strides[dim], DType.INT64)])
     for d, extent in enumerate(picked):
-        if d != dim and extent > 1:
-            column = [extent if d == other else 1 for other in range(len(picked))]
-            steps = np.arange(extent, dtype=np.int64).reshape(column) * strides[d]
-            element = node.emit("add", [element, node.constant(steps)])
+        if d != dim and extent != 1:
+            steps = grid(node, {d: strides[d]}, picked)
+            element = node.emit("add", [element, table(node, steps, DType.INT64)])
     element = _within(node, element, place, shape[dim])
     flat = [node.reshape(value, (prod(picked),)) for value in (element, updates)]
     return node.emit("scatter", [data, *flat], depth=len(shape))
@@ -241,8 +236,8 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
     places, width, count = prod(shape[:depth]), prod(shape[depth:]), prod(picked[:-1])
     if not count:
         return data
-    place = wrapped(node, indices, np.array(shape[:depth], np.int64))
-    factors = node.constant(np.array(row_strides(shape[:depth]), np.int64))
+    place = wrapped(node, indices, shape[:depth])
+    factors = node.sizes(row_strides(shape[:depth]))
     parts = node.emit("mul", [place, factors])
     targets = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)
     reduction = _reduction(node)

@@ -50,10 +50,12 @@ def _onnx_non_zero(node: OnnxNode) -> str:
         return trimmed(node, node.constant(np.zeros((0, 1), np.int64)), chosen, 1)
     flat = node.reshape(node.emit("positions", [chosen]), (1, count))
     if len(shape) > 1:
-        steps = np.array(row_strides(shape), np.int64).reshape(-1, 1)
-        extents = np.array(shape, np.int64).reshape(-1, 1)
-        flat = node.emit("div", [flat, node.constant(steps)])
-        flat = node.emit("mod", [flat, node.constant(extents)], fmod=0)
+        column = (len(shape), 1)
+        steps, extents = (
+            node.reshape(node.sizes(each), column) for each in (row_strides(shape), shape)
+        )
+        flat = node.emit("div", [flat, steps])
+        flat = node.emit("mod", [flat, extents], fmod=0)
     return trimmed(node, flat, chosen, 1)
 
 

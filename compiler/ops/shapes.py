@@ -15,7 +15,7 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops.index import Affine
 from compiler.ops.attributes import ints
-from compiler.sizes import equal
+from compiler.sizes import equal, is_open
 
 Shape = tuple[int, ...]
 
@@ -157,4 +157,4 @@ class Window:
 
     @property
     def is_padded(self) -> bool:
-        return any((*self.before, *self.after))
+        return any(is_open(pad) or pad for pad in (*self.before, *self.after))
