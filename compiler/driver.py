@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from compiler.local import check_runs_here
 from compiler.partition import plan_graph
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.dead_code import dead_code
+from compiler.passes.growing_caches import growing_caches
 from compiler.passes.layouts import assign_layouts
 from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
@@ -157,7 +159,9 @@ def make_plan(
     check_numerics(numerics)
     with timed(timings, "partition"):
         assign = partial(assign_layouts, weight_macs=target.core.weight_macs)
-        return plan_graph(graph, target.lanes(DType.FLOAT32), assign, choice)
+        graph, growing = growing_caches(graph)
+        plan = plan_graph(graph, target.lanes(DType.FLOAT32), assign, choice)
+        return replace(plan, growing=growing)
 
 
 def compile_plan(

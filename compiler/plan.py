@@ -17,7 +17,15 @@ from compiler.loops.layout import ROW_MAJOR, Layout, strides
 from compiler.open_distance import open_distance
 from compiler.ops.control import branch_slots, loop_form
 from compiler.ops.labels import labels_of
-from compiler.sizes import Dimension, at, is_open, parse_size, replaced
+from compiler.sizes import (
+    Dimension,
+    at,
+    is_open,
+    open_size,
+    parse_size,
+    replaced,
+    typical_sizes,
+)
 from compiler.workload import Halo, Workload
 
 PLAN_SCHEMA = 2
@@ -175,6 +183,22 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """An input of a graph that an output continues along `axis`; both are buffers with room.
+
+    `before` and `after` are how many rows the caller's arrays have; `room` is the dimension that
+    their buffers are longer by.
+    """
+
+    input: str
+    output: str
+    axis: int
+    before: int
+    after: int
+    room: Dimension
+
+
+@dataclass(frozen=True, slots=True)
 class GraphPlan:
     """The optimised graph (relayouts are `identity` nodes), its steps in order, and placements.
 
@@ -185,6 +209,8 @@ class GraphPlan:
     graph: Graph
     steps: tuple[Step, ...]
     placements: Mapping[str, Placement]
+    growing: tuple[Growth, ...] = ()
+    """Inputs that outputs continue; in `graph` both are buffers."""
 
     @property
     def natives(self) -> tuple[NativeStep, ...]:
@@ -206,13 +232,33 @@ class GraphPlan:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The open dimensions, by name."""
+        """The open dimensions, by name, those of rooms among them."""
         return self.graph.dimensions
 
+    @property
+    def rooms(self) -> tuple[Dimension, ...]:
+        """The dimensions that no input states: what buffers of growing caches are longer by."""
+        return tuple(dict.fromkeys(growth.room for growth in self.growing))
+
+    def caller_shape(self, value: str) -> tuple[int, ...]:
+        """The shape of an input or output as the caller has it."""
+        shape = self.graph.types[value].shape
+        for growth in self.growing:
+            for name, rows in ((growth.input, growth.before), (growth.output, growth.after)):
+                if name == value:
+                    return (*shape[: growth.axis], rows, *shape[growth.axis + 1 :])
+        return shape
+
+    def typical(self) -> GraphPlan:
+        """The plan at typical sizes, also of rooms."""
+        return self.at(typical_sizes(*map(open_size, self.dimensions)))
+
     def at(self, values: Mapping[str, int]) -> GraphPlan:
-        """The plan with a number in place of each open size, for dimensions by name."""
+        """The plan with a number in place of each open size, for dimensions by name. There is no
+        room that is not named."""
         if not self.dimensions:
             return self
+        values = {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 
         def number(size: int) -> int:
             return at(size, values)
@@ -231,7 +277,12 @@ class GraphPlan:
                 case _:
                     return replaced(step, number)
 
-        return GraphPlan(self.graph.at(values), tuple(map(step_at, self.steps)), self.placements)
+        return GraphPlan(
+            self.graph.at(values),
+            tuple(map(step_at, self.steps)),
+            self.placements,
+            replaced(self.growing, number),
+        )
 
     def counted(self, output: str) -> int | None:
         """The dimension of a graph output whose extent is known only at run time; None without one.
@@ -316,6 +367,11 @@ class GraphPlan:
                 value: {"layout": str(place.layout), "halo": [list(pair) for pair in place.halo]}
                 for value, place in self.placements.items()
             },
+            **(
+                {"growing": [_growth_to_json(each) for each in self.growing]}
+                if self.growing
+                else {}
+            ),
         }
 
     @staticmethod
@@ -367,7 +423,18 @@ class GraphPlan:
                 )
                 for value, place in data["placements"].items()
             }
-            return GraphPlan(graph, tuple(steps), placements)
+            growing = tuple(
+                Growth(
+                    str(each["input"]),
+                    str(each["output"]),
+                    int(each["axis"]),
+                    whole(each["before"]),
+                    whole(each["after"]),
+                    known.get(each["room"]) or Dimension(str(each["room"]), 0),
+                )
+                for each in data.get("growing", ())
+            )
+            return GraphPlan(graph, tuple(steps), placements, growing)
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"graph plan: malformed: {error}") from error
 
@@ -377,6 +444,17 @@ _EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
 
 def _size_to_json(size: int) -> int | str:
     return str(size) if is_open(size) else size
+
+
+def _growth_to_json(growth: Growth) -> dict[str, Any]:
+    return {
+        "input": growth.input,
+        "output": growth.output,
+        "axis": growth.axis,
+        "before": _size_to_json(growth.before),
+        "after": _size_to_json(growth.after),
+        "room": growth.room.name,
+    }
 
 
 def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:

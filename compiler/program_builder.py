@@ -410,4 +410,8 @@ class _Compiler:
 
 def _port(plan: GraphPlan, name: str) -> Port:
     kind = plan.graph.types[name]
-    return Port(name, kind.dtype, kind.shape, plan.counted(name), plan.labels(name))
+    shape, room = plan.caller_shape(name), None
+    if shape != kind.shape:
+        axis = next(d for d, extent in enumerate(kind.shape) if extent != shape[d])
+        room = axis, kind.shape[axis]
+    return Port(name, kind.dtype, shape, plan.counted(name), plan.labels(name), room)

@@ -26,22 +26,31 @@ GROWTH = 1.5
 
 
 class SizedPort(NamedTuple):
-    """An input or output of a run, and which pointers are its own."""
+    """An input or output of a run, and which pointers are its own.
+
+    `stored` is its shape in memory where that is larger (`Port.room`), else its shape.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     bytes: int
     positions: tuple[int, ...]
+    stored: tuple[int, ...]
+
+    def rows_in(self, buffer: Array) -> Array:
+        """The array in the larger one that it lies in."""
+        return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output; its shape and bytes are where these numbers stand."""
+    """An input or output; its shapes and bytes are where these numbers stand."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     bytes: int
     positions: tuple[int, ...]
+    stored: tuple[int, ...]
 
 
 class ProgramForm:
@@ -67,7 +76,7 @@ class ProgramForm:
         self.encoded = encoded
         self.functions = functions
         self.weights = weights
-        rules = Rules(program.dimensions)
+        rules = Rules((*program.dimensions, *program.rooms))
         ends: list[int] = []
         for number, slot in enumerate(program.slots):
             start = rules.largest(ends[other] for other in slot.after)
@@ -92,6 +101,7 @@ class ProgramForm:
                     tuple(map(rules.number, port.shape)),
                     rules.number(port.bytes),
                     tuple(positions[space, index]),
+                    tuple(map(rules.number, port.stored)),
                 )
                 for index, port in enumerate(ports)
             )
@@ -163,7 +173,8 @@ class RunContext:
         self.outputs: tuple[SizedPort, ...] = ()
 
     def resize(self, values: tuple[int, ...]) -> None:
-        """Make all numbers for sizes: those of the dimensions in order, divided by `multiple`.
+        """Make all numbers for sizes: those of the dimensions in order, divided by `multiple`, and
+        of the rooms.
 
         Raises:
             OutOfMemoryError: if a number is beyond all memory.
@@ -204,7 +215,7 @@ class RunContext:
         """Have at least so many bytes, zeros in the arena: what nothing writes is no signalling
         NaN."""
         what = f"to run '{self._form.name}'"
-        check_memory(arena + sum(size for _, _, size, _ in self.outputs), what)
+        check_memory(arena + sum(port.bytes for port in self.outputs), what)
         with enough_memory_for(what):
             if arena > self._arena.nbytes:
                 room = max(arena, int(GROWTH * self._arena.nbytes))
@@ -217,16 +228,18 @@ class RunContext:
         """Copy an input into an aligned buffer of this context; returns its address."""
         staged = self._staged.get(index)
         if staged is None:
-            dtype, shape, size, _ = self.inputs[index]
+            port = self.inputs[index]
+            dtype, _, size, _, stored = port
             raw = self._buffers.get(index)
             if raw is None or raw.nbytes < size:
                 raw = self._buffers[index] = aligned_empty(size)
-            copy = np.ndarray(shape, dtype, raw)
-            staged = self._staged[index] = copy, copy.ctypes.data
+            copy = np.ndarray(stored, dtype, raw)
+            staged = self._staged[index] = port.rows_in(copy), copy.ctypes.data
         staged[0][...] = array
         return staged[1]
 
 
 def _sized(port: PortForm, numbers: ctypes.Array[c_int64]) -> SizedPort:
     shape = tuple([numbers[i] for i in port.shape])
-    return SizedPort(port.dtype, shape, numbers[port.bytes], port.positions)
+    stored = shape if port.stored == port.shape else tuple([numbers[i] for i in port.stored])
+    return SizedPort(port.dtype, shape, numbers[port.bytes], port.positions, stored)

@@ -21,7 +21,7 @@ from compiler.runtime.ports import open_dims
 from compiler.runtime.program import Port, Program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
-from compiler.sizes import Dimension
+from compiler.sizes import Dimension, dimensions
 
 REFUSED = 4
 """The status of a run that met the program's first refusal, as in native/tilewright.h."""
@@ -73,6 +73,7 @@ class Executable:
         self._starts = list(encoded.starts)
         self._form = ProgramForm(program, encoded, np.array(functions, np.uintp), weights)
         self._sizes = InputSizes(program)
+        self._no_rooms = (0,) * len(program.rooms)
         self._input_names = tuple(port.name for port in program.inputs)
         self._counted = tuple(
             (index, port.counted)
@@ -178,16 +179,38 @@ class Executable:
         """The outputs that `run_into` may write where an input lies (`Program.in_place`)."""
         return self.program.in_place()
 
+    @cached_property
+    def rooms(self) -> tuple[tuple[int, ...], ...]:
+        """For each room of the program (`Program.rooms`), the outputs that have it. Of programs in
+        which one such output cannot lie on its input, none: no run may be told of rooms."""
+        program, continued = self.program, self._continued.values()
+        found = []
+        for room in program.rooms:
+            ports = [
+                k for k, port in enumerate(program.outputs) if room in dimensions(*port.stored)
+            ]
+            if not ports or not set(ports) <= set(continued):
+                return ()
+            found.append(tuple(ports))
+        return tuple(found)
+
+    @cached_property
+    def _continued(self) -> Mapping[int, int]:
+        """The inputs that lie in a buffer with room, each with the output that may share it."""
+        ports = self.program.inputs
+        return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
+
     def ports_for(
         self, arrays: Sequence[Array]
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Inputs and outputs with the sizes that they have for these inputs, given in order.
+        """Inputs and outputs with the sizes that they have for these inputs, given in order, in a
+        run that is told of no room.
 
         Raises:
             InvalidInputError: if a dimension is outside of its range.
             OutOfMemoryError: if a size is beyond all memory.
         """
-        context = self._context(self._sizes.of(arrays))
+        context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         self._idle.append(context)
         return context.inputs, context.outputs
 
@@ -201,7 +224,10 @@ class Executable:
         return shapes == [port.shape for port in ports]
 
     def run_into(
-        self, arrays: Sequence[Array | Placed], given: Mapping[int, Placed]
+        self,
+        arrays: Sequence[Array | Placed],
+        given: Mapping[int, Placed],
+        rooms: tuple[int, ...] = (),
     ) -> list[Array]:
         """As `run`, with memory for some inputs and outputs, and with numbers for labels.
 
@@ -210,17 +236,20 @@ class Executable:
             given: for the number of an output where it is written to: an array of its shape and
                 dtype. Only an output of `in_place` may share memory, with its input. The caller
                 answers for what is placed.
+            rooms: how much room there is in each of `rooms`: then all ports that have any are
+                placed, at the start of buffers that are so much longer; `()` is none.
 
         Raises:
             InvalidInputError, OutOfMemoryError: as `run` does.
         """
-        context = self._context(self._sizes.of(arrays))
+        context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         try:
             converted: list[Array] = []
+            continued: list[tuple[int, Array]] = []
             pointers = context.pointers
-            for index, (dtype, shape, _, positions) in enumerate(context.inputs):
+            for index, (dtype, shape, _, positions, stored) in enumerate(context.inputs):
                 array = arrays[index]
-                if type(array) is Placed and array.shape == shape:
+                if type(array) is Placed and array.shape == shape and (rooms or stored is shape):
                     address = array.address
                 else:
                     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
@@ -228,14 +257,21 @@ class Executable:
                     else:
                         fitting = self._sizes.checked(unplaced(arrays), index, shape)
                         converted.append(fitting)  # it must live as long as its address is in use
-                    if not fitting.flags.c_contiguous or (address := _address(fitting)) % ALIGNMENT:
+                    if stored is not shape and index in self._continued:
+                        continued.append((index, fitting))  # it is put where the output goes
+                        continue
+                    if (
+                        stored is not shape
+                        or not fitting.flags.c_contiguous
+                        or (address := _address(fitting)) % ALIGNMENT
+                    ):
                         address = context.stage(index, fitting)
                 for position in positions:
                     pointers[position] = address
             if not context.ready:
                 context.hold()
-            outputs = []
-            for index, (dtype, shape, size, positions) in enumerate(context.outputs):
+            outputs, starts = [], []
+            for index, (dtype, _, size, positions, stored) in enumerate(context.outputs):
                 if index in given:
                     outputs.append(given[index].array)
                     start = given[index].address
@@ -243,10 +279,19 @@ class Executable:
                     raw = np.empty(size + ALIGNMENT, np.uint8)
                     address = addressof(_first_byte(raw))
                     start = address + -address % ALIGNMENT
-                    outputs.append(np.ndarray(shape, dtype, raw, start - address))
+                    outputs.append(np.ndarray(stored, dtype, raw, start - address))
+                starts.append(start)
                 for position in positions:
                     pointers[position] = start
+            for index, fitting in continued:
+                port, output = context.inputs[index], self._continued[index]
+                port.rows_in(outputs[output])[...] = fitting
+                for position in port.positions:
+                    pointers[position] = starts[output]
             status = self._run(context.program)
+            for index, port in enumerate(context.outputs):
+                if port.stored is not port.shape and index not in given:
+                    outputs[index] = np.ascontiguousarray(port.rows_in(outputs[index]))
             for index, dim in self._counted:
                 outputs[index] = _front(outputs[index], dim, int(context.counts[index]))
         except MemoryError as error:

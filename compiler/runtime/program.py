@@ -100,7 +100,8 @@ class Port:
     """An input or output of a program: a row-major array.
 
     `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
-    most that it can be. `labels` are what the numbers of an output stand for.
+    most that it can be. `labels` are what the numbers of an output stand for. `room` is a dimension
+    and its extent in memory where the array lies at the start of that dimension of a larger one.
     """
 
     name: str
@@ -108,11 +109,20 @@ class Port:
     shape: tuple[int, ...]
     counted: int | None = None
     labels: Labels | None = None
+    room: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        if self.room is None:
+            return self.shape
+        axis, extent = self.room
+        return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     @property
     def bytes(self) -> int:
         """Size in memory, at most."""
-        return elements(self.shape) * self.dtype.bytes
+        return elements(self.stored) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +250,13 @@ class Program:
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
+    def rooms(self) -> tuple[Dimension, ...]:
+        """The dimensions that ports are longer by in memory than for their callers, by name. A run
+        has no room but what it is told."""
+        found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
+        return tuple(each for each in found if each not in self.dimensions)
+
+    @property
     def scratch_bytes(self) -> int:
         """Scratch memory of one thread: the most that any kernel or native function needs.
 
@@ -261,12 +278,13 @@ class Program:
         return list(dict.fromkeys(sizes))
 
     def at(self, values: Mapping[str, int]) -> Program:
-        """The program with a number in place of each open size, for dimensions by name.
+        """The program with a number in place of each open size, for dimensions by name. There is
+        no room that is not named.
 
         Raises:
             KeyError: if a dimension has no value.
         """
-        known = dict(values)
+        known = {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
         ends: list[int] = []
         for number, slot in enumerate(self.slots):
             start = max((ends[other] for other in slot.after), default=0)
@@ -299,8 +317,8 @@ class Program:
         A native function writes such an output over the input (`NativeSignature.over`). No
         instruction before it names the output, none after it the input, and of its own buffers only
         that one is the input. So what is read is the same, whether the two share memory or not. The
-        two have one shape, and nothing refuses the run later: a refused run leaves its inputs as
-        they are.
+        two have one shape in memory, and nothing refuses the run later: a refused run leaves its
+        inputs as they are.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}
@@ -324,7 +342,7 @@ class Program:
             if base.space is not BufferSpace.INPUT or output.space is not BufferSpace.OUTPUT:
                 continue
             old, new = self.inputs[base.offset], self.outputs[output.offset]
-            same = (old.dtype, old.shape) == (new.dtype, new.shape)
+            same = (old.dtype, old.stored) == (new.dtype, new.stored)
             alone = instruction.buffers.count(base) == 1 == instruction.buffers.count(output)
             if same and alone and first[output] == number == last[base]:
                 found[output.offset] = base.offset
@@ -432,13 +450,22 @@ class Program:
         """Check that what has a size at all can have it: addresses and counts are 64 bits."""
         numbers = [self.arena_bytes, self.weight_bytes, *(slot.bytes for slot in self.slots)]
         for port in (*self.inputs, *self.outputs):
-            known = [extent for extent in port.shape if not is_open(extent)]
+            self._check_room(port)
+            known = [extent for extent in port.stored if not is_open(extent)]
             numbers.append(port.dtype.bytes * prod(extent or 1 for extent in known))
         for kernel in self.kernels:
             numbers += [kernel.scratch_bytes, *(stage.extent for stage in kernel.stages)]
         for number in numbers:
             if not is_open(number) and not 0 <= number < LARGEST_NUMBER:
                 raise ValueError(f"program '{self.name}': nothing has a size of {number}")
+
+    def _check_room(self, port: Port) -> None:
+        """Check that an array lies within the larger one that has room for it."""
+        if port.room is None:
+            return
+        axis, extent = port.room
+        if not 0 <= axis < len(port.shape) or port.shape[axis] > extent or port.counted is not None:
+            raise ValueError(f"program '{self.name}': '{port.name}' has no room of {port.room}")
 
     def _check_sizes(self) -> None:
         """Check that inputs say what all open sizes are, and that slots lie after others."""
@@ -455,12 +482,17 @@ class Program:
                 f"program '{self.name}': no input says what dimension '{min(map(str, absent))}' is"
             )
         slots = {slot_dimension(number) for number in range(len(self.slots))}
+        rooms = set(self.rooms)
+        if any(room.low for room in rooms):
+            raise ValueError(f"program '{self.name}': a run of its own has no room")
+        if not rooms.isdisjoint(dimensions(*(n for p in self.outputs for n in p.shape))):
+            raise ValueError(f"program '{self.name}': an output's shape depends on its room")
         numbers = (self.inputs, self.outputs, self.slots, self.instructions) if known else ()
         for size in open_sizes(numbers):
-            if unknown := set(dimensions(size)) - known - slots:
+            if unknown := set(dimensions(size)) - known - rooms - slots:
                 name = min(map(str, unknown))
                 raise ValueError(f"program '{self.name}': dimension '{name}' is none of its own")
-        if any(dimension.name.startswith("@") for dimension in known):
+        if any(dimension.name.startswith("@") for dimension in known | rooms):
             raise ValueError(f"program '{self.name}': a dimension has the name of a slot")
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:

@@ -57,6 +57,7 @@ def _open_to_json(program: Program) -> dict[str, Any]:
     """What a program with open sizes has besides: the ranges, and the parts of the arena."""
     return {
         "dimensions": ranges_to_json(program.dimensions),
+        **({"rooms": ranges_to_json(program.rooms)} if program.rooms else {}),
         "slots": [[size_to_json(slot.bytes), list(slot.after)] for slot in program.slots],
     }
 
@@ -69,6 +70,7 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
     """
     try:
         known = ranges_from_json(data.get("dimensions", {}))
+        known = known | ranges_from_json(data.get("rooms", {}))
         slots = [(size_from_json(size, known), after) for size, after in data.get("slots", ())]
         # where slots start is no size of a user's: instructions alone name them
         places = known | {d.name: d for n in range(len(slots)) for d in dimensions(slot_start(n))}
@@ -101,6 +103,8 @@ def _port_to_json(port: Port) -> dict[str, Any]:
         data["counted"] = port.counted
     if port.labels is not None:
         data["labels"] = port.labels.to_json()
+    if port.room is not None:
+        data["room"] = [port.room[0], size_to_json(port.room[1])]
     return data
 
 
@@ -109,13 +113,17 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
     counted = data.get("counted")
     if counted is not None and not 0 <= int(counted) < len(shape):
         raise ValueError(f"'{data['name']}' has no dimension {counted}")
-    labels = data.get("labels")
+    labels, room = data.get("labels"), data.get("room")
+    if room is not None:
+        axis, extent = room
+        room = int(axis), size_from_json(extent, known)
     return Port(
         str(data["name"]),
         DType(data["dtype"]),
         shape,
         None if counted is None else int(counted),
         None if labels is None else Labels.from_json(labels),
+        room,
     )
 
 

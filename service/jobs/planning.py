@@ -232,7 +232,7 @@ def _plan_ranges(
     return Planned(
         replace(request, dims={**closed, **sizes}),
         graph.at(sizes),
-        made.at(sizes),
+        made.typical(),
         target,
         tuple(sorted(sizes.items())),
         open=OpenPlan(made, graph.dimensions, defaults),

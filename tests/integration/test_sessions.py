@@ -18,9 +18,18 @@ from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
 from compiler import driver
 from compiler.driver import compile_model
 from compiler.frontend.dimensions import model_ports
+from compiler.plan import GraphPlan
+from compiler.ranges import parse_range
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import BufferRole
-from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, NativeCall
+from compiler.runtime.program import (
+    BufferRef,
+    BufferSpace,
+    Copy,
+    KernelCall,
+    NativeCall,
+    Program,
+)
 from compiler.runtime.sized import SizedExecutable
 from compiler.target import host_target
 
@@ -98,10 +107,9 @@ def test_one_program_serves_prompts_and_single_tokens(name: str) -> None:
     assert isinstance(executable, SizedExecutable) and executable.made == ()
 
 
-def only_changed(executable: Executable, state: int, output: int, cache_bytes: int) -> None:
+def only_changed(program: Program, state: int, output: int, cache_bytes: int) -> None:
     """Nothing but a `scatter` of new rows touches the old cache, and nothing copies or makes as
     much as one."""
-    program = executable.program
     assert program.in_place()[output] == state
     old = BufferRef(BufferSpace.INPUT, state)
     for call in program.walk():
@@ -113,9 +121,10 @@ def only_changed(executable: Executable, state: int, output: int, cache_bytes: i
             case Copy(destination, source, size):
                 assert size < cache_bytes
                 buffers = (destination, source)
-            case KernelCall(kernel, buffers):
-                specs = program.kernels[kernel].buffers
-                made = [b.bytes for b in specs if b.role in (BufferRole.OUTPUT, BufferRole.SHARED)]
+            case KernelCall(kernel, buffers, sizes):
+                spec = program.kernels[kernel]
+                roles = (BufferRole.OUTPUT, BufferRole.SHARED)
+                made = [spec.given(b.bytes, sizes) for b in spec.buffers if b.role in roles]
                 assert max(made) < cache_bytes
             case _:
                 raise AssertionError(call)
@@ -131,7 +140,72 @@ def test_no_step_copies_a_cache(name: str) -> None:
     for output, state in state_names(model).items():
         port = executable.inputs[inputs.index(state)]
         number = executable.output_names.index(output)
-        only_changed(executable, inputs.index(state), number, port.bytes)
+        only_changed(executable.program, inputs.index(state), number, port.bytes)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_no_step_copies_a_cache_that_grows(name: str) -> None:
+    """One program for all sizes, which at none of them moves old rows."""
+    model = DECODERS[name](length=4096, vocabulary=WORDS, cache="growing", **SMALL[name])
+    executable = compile_model(model, dims={"past": "0..4000", "tokens": "1..64"})
+    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    whole = executable.ranged.program
+    (room,) = whole.rooms
+    program = whole.at({"past": 4000, "tokens": 1, room.name: 95})
+    inputs = [port.name for port in program.inputs]
+    for output, state in state_names(model).items():
+        port = program.inputs[inputs.index(state)]
+        assert (port.shape[2], port.stored[2]) == (4000, 4096)
+        number = executable.output_names.index(output)
+        only_changed(program, inputs.index(state), number, port.bytes)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_that_grows_stays_where_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read and written in one place, and moves when its room is full: 20 rows in 1, 2, 6, 14,
+    30."""
+    model = decoder(name, "growing")
+    executable = compile_model(model, dims={"past": "0..20", "tokens": "1..3"})
+    places: list[tuple[int, int]] = []
+    original = Executable.run_into
+
+    def run_into(self: Executable, arrays: Any, given: Any, rooms: tuple[int, ...]) -> Any:
+        for number, output in given.items():
+            held = arrays[self.in_place[number]]
+            assert held.address == output.address == held.array.ctypes.data
+        places.append((held.address, rooms[0] + output.shape[2]))
+        return original(self, arrays, given, rooms)
+
+    monkeypatch.setattr(Executable, "run_into", run_into)
+    session = executable.bind(state_names(model), first_states(model))
+    for past in range(20):
+        session.run(feeds(1, past, "growing"))
+    assert list(dict.fromkeys(capacity for _, capacity in places)) == [2, 6, 14, 30]
+    assert len(set(places)) == 4
+    session.reset()
+    assert session.state("past_key_0").shape[2] == 0
+
+
+def test_caches_of_which_one_is_no_state_are_copied() -> None:
+    """All that have one room grow together, or none is told of any."""
+    model = decoder("gpt2", "growing")
+    executable = compile_model(model, dims={"past": "0..20", "tokens": "1..5"})
+    states, theirs = state_names(model), first_states(model)
+    (output, free), *rest = states.items()
+    kept = {name: array for name, array in theirs.items() if name != free}
+    session = executable.bind(dict(rest), kept)
+    alone, past = theirs[free], 0
+    whole = executable.bind(states, theirs)
+    for tokens in STEPS:
+        given = feeds(tokens, past, "growing")
+        (expected,) = whole.run(given)
+        alone, logits = session.run({**given, free: alone})
+        past += tokens
+        np.testing.assert_array_equal(logits, expected)
+        np.testing.assert_array_equal(alone, whole.state(free))
+        for name in kept:
+            np.testing.assert_array_equal(session.state(name), whole.state(name))
+    assert output in executable.output_names
 
 
 def test_sessions_of_one_model_generate_at_once() -> None:
@@ -182,6 +256,41 @@ for sizes in executable.made:
     assert len(executable.executable(dict(sizes)).in_place) == len(states), sizes
 np.savez(found, *logits)
 """
+
+
+GROWING = """
+import sys
+for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+    sys.modules[name] = None
+import numpy as np
+import compiler
+
+artifact, steps, found = sys.argv[1:]
+executable = compiler.load_artifact(artifact)
+states = {name: name.replace("present", "past") for name in executable.output_names[:-1]}
+empty = np.zeros((1, 4, 0, 16), np.float32)
+session = executable.bind(states, dict.fromkeys(states.values(), empty))
+with np.load(steps) as archive:
+    np.savez(found, *(session.run([ids])[0] for ids in archive.values()))
+assert executable.ranged.rooms == (tuple(range(len(states))),)
+"""
+
+
+def test_an_artifact_of_ranges_keeps_growing_caches_in_place(tmp_path: Path) -> None:
+    model, target = decoder("gpt2", "growing"), host_target()
+    dims = {"past": parse_range("past", "0..20"), "tokens": parse_range("tokens", "1..8")}
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model, dims), target), target)
+    assert GraphPlan.from_json(plan.to_json(), plan.constants()).growing == plan.growing
+    builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
+    driver.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
+    given = [feeds(5, 0, "growing"), *(feeds(1, past, "growing") for past in range(5, 14))]
+    np.savez(tmp_path / "steps.npz", *(each["input_ids"] for each in given))
+    files = [str(tmp_path / name) for name in ("artifact", "steps.npz", "found.npz")]
+    subprocess.run([sys.executable, "-c", GROWING, *files], check=True)
+    session = compile_model(model, dims=dims).bind(state_names(model), first_states(model))
+    with np.load(tmp_path / "found.npz") as found:
+        for each, logits in zip(given, found.values(), strict=True):
+            np.testing.assert_array_equal(logits, session.run(each)[0])
 
 
 def test_an_artifact_generates_without_the_compiler(tmp_path: Path) -> None:

@@ -11,14 +11,24 @@ from random import Random
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import Copy, Instruction, KernelCall, Slot, slot_start
+from compiler.runtime.program import Copy, Instruction, KernelCall, Port, Program, Slot, slot_start
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
 from compiler.sizes import Dimension, OpenSizeError, open_size
-from tests.unit.runtime.open_programs import at, chunk, expect, feeds, open_program, past, rows
+from tests.unit.runtime.open_programs import (
+    PAST,
+    at,
+    chunk,
+    expect,
+    feeds,
+    open_program,
+    past,
+    rows,
+)
 
 AddressOf = Callable[[str], int]
 
@@ -247,6 +257,57 @@ def test_a_dimension_that_no_input_states_is_refused() -> None:
     inputs = (replace(program.inputs[0], shape=(past + 1, 8)), *program.inputs[1:])
     with pytest.raises(ValueError, match="no input says what dimension 'past' is"):
         replace(program, inputs=inputs).check()
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        ((0, past), "'x' has no room of"),  # the array does not fit the buffer
+        ((2, past + 9), "'x' has no room of"),
+        ((-1, past + 9), "'x' has no room of"),
+        ((0, past + 1 + open_size(Dimension("left", 1, 8))), "a run of its own has no room"),
+        ((0, past + 1 + open_size(Dimension("@0", 0, 8))), "has the name of a slot"),
+    ],
+)
+def test_rooms_that_make_no_sense_are_refused(room: tuple[int, int], message: str) -> None:
+    x = Port("x", DType.FLOAT32, (past + 1, 8), room=room)
+    sized = Port("n", DType.FLOAT32, (past,))
+    made = Program("room", (x, sized), (), (), (), 0, 0)
+    with pytest.raises(ValueError, match=message):
+        made.check()
+    with pytest.raises(ValueError, match=message):
+        program_from_json(program_to_json(made))
+
+
+def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
+    left = open_size(Dimension("left", 0))
+    x = Port("x", DType.FLOAT32, (past,), room=(0, past + left))
+    y = Port("y", DType.FLOAT32, (past + left,))
+    copied = Copy(at("output"), at("input"), 4 * (past + left))
+    with pytest.raises(ValueError, match="an output's shape depends on its room"):
+        Program("room", (x,), (y,), (), (copied,), 0, 0).check()
+
+
+def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
+    """A program whose input and output have room, and are no state: a run has room for none."""
+    left = open_size(Dimension("left", 0))
+    more = past + 2 + left
+    x = Port("x", DType.FLOAT32, (past, 4), room=(0, more))
+    y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, more))
+    copied = Copy(at("output"), at("input"), 16 * more)
+    made = Program("room", (x,), (y,), (), (copied,), 0, 0)
+    assert program_from_json(program_to_json(made)) == made
+    assert made.rooms == (Dimension("left", 0),) and made.dimensions == (PAST,)
+    model = Executable(made, aligned_empty(0), {}.__getitem__)
+    for count in (3, 0, 64, 5):
+        given = np.arange(4 * count, dtype=np.float32).reshape(count, 4)
+        (found,) = model.run([given])
+        assert found.shape == (count + 1, 4) and found.flags.c_contiguous
+        np.testing.assert_array_equal(found[:count], given)
+    closed = Executable(made.at({"past": 3, "left": 5}), aligned_empty(0), {}.__getitem__)
+    (found,) = closed.run([np.ones((3, 4), np.float32)])
+    assert found.shape == (4, 4) and (found[:3] == 1).all()
+    assert model.rooms == ()  # a copy is no change in place
 
 
 def test_profiles_are_of_the_sizes_at_hand(executable: Executable) -> None:

@@ -72,8 +72,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     original = Executable.run_into
 
-    def run_into(self: Executable, arrays: list, given: Mapping[int, Placed]) -> list:
-        outputs = original(self, arrays, given)
+    def run_into(
+        self: Executable, arrays: list, given: Mapping[int, Placed], rooms: tuple[int, ...]
+    ) -> list:
+        outputs = original(self, arrays, given, rooms)
         assert arrays[0].address == arrays[0].array.ctypes.data
         seen.append((arrays[0].address, outputs[0].ctypes.data))
         return outputs
@@ -326,11 +328,13 @@ def test_a_session_takes_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
         session.reset,
     ]
 
-    def run_into(self: Executable, arrays: list, given: Mapping[int, Placed]) -> list:
+    def run_into(
+        self: Executable, arrays: list, given: Mapping[int, Placed], rooms: tuple[int, ...]
+    ) -> list:
         for attempt in tried:  # a step is under way
             with pytest.raises(InvalidArgumentError, match="one step at a time"):
                 attempt()
-        return original(self, arrays, given)
+        return original(self, arrays, given, rooms)
 
     monkeypatch.setattr(Executable, "run_into", run_into)
     (seen,) = session.run(step(0))

@@ -1,0 +1,126 @@
+"""Caches that grow by rows are changed in place: what is old is neither read nor written to do so.
+
+Before:                                     After:
+    input past: float32[1, 4, past, 64]         input past: float32[1, 4, past + new + room, 64]
+    %1 = concat(past, %0) {axis=2}              %1 = scatter(past, places, %0) {depth=3}
+    %2 = attention(q, %1, %1)                   %2 = slice(%1) {sizes=(1, 4, past + new, 64)}
+    output %1                                   %3 = attention(q, %2, %2)
+                                                output %1
+
+An input that only begins an output (the keys and values of a decoder as most exporters write them)
+becomes a buffer with room behind its rows, and so does the output. `room` is a dimension that no
+input states: whoever hands the output back as the next input keeps memory for it, and a run of its
+own has none (`Port.room`). The buffer has the same strides from step to step, so the rows that a
+step adds are all that it writes. Also called in-place key/value cache update, or past-present
+buffer sharing (ONNX Runtime).
+
+This is done for a plan, not in the pipeline: the graph afterwards speaks of buffers, and `Growth`
+says which values of the caller they hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from compiler.dtypes import DType
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.names import fresh
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import axis_of
+from compiler.plan import Growth
+from compiler.sizes import Dimension, is_open, open_size
+
+
+def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
+    """The graph with its growing caches in place, and which those are."""
+    found = _grown(graph)
+    if not found:
+        return graph, ()
+    types, nodes, grown = dict(graph.types), list[Node](), list[Growth]()
+    places: dict[tuple[int, ...], str] = {}
+    names: set[str] = {d.name for d in graph.dimensions}
+    rooms: dict[int, Dimension] = {}
+    held = {value for node in found.values() for value in (node.inputs[0], node.output)}
+
+    def emit(
+        op: str, inputs: tuple[str, ...], name: str, kind: TensorType, **attrs: AttrValue
+    ) -> str:
+        name = fresh(name, types)
+        types[name] = kind
+        nodes.append(Node(name, op, inputs, (name,), tuple(sorted(attrs.items()))))
+        return name
+
+    def counted(name: str, kind: TensorType, axis: int, start: int, step: int) -> str:
+        number, shape = kind.dtype.value, kind.shape
+        return emit(
+            "iota", (), name, kind, axis=axis, dtype=number, shape=shape, start=start, step=step
+        )
+
+    def positions(outer: int, capacity: int, start: int, count: int) -> str:
+        """Where `count` rows go behind `start` ones, in each of `outer` blocks of `capacity`."""
+        key = (outer, capacity, start, count)
+        if key not in places:
+            kind = TensorType(DType.INT64, (outer, count))
+            rows = counted("rows", kind, 1, start, 1)
+            if outer != 1:
+                first = counted("blocks", kind, 0, 0, capacity)
+                rows = emit("add", (first, rows), "rows", kind)
+            flat = TensorType(DType.INT64, (outer * count,))
+            places[key] = emit("reshape", (rows,), "rows", flat, shape=flat.shape)
+        return places[key]
+
+    def rows_of(value: str, shape: tuple[int, ...]) -> str:
+        """The caller's part of a buffer."""
+        rank, kind = len(shape), TensorType(types[value].dtype, shape)
+        begin, steps = (0,) * rank, (1,) * rank
+        return emit(
+            "slice", (value,), f"{value}.rows", kind, starts=begin, steps=steps, sizes=shape
+        )
+
+    for node in graph.nodes:
+        if found.get(node.output) is not node:
+            # each reader has a slice of its own, which fusion can take into its kernel
+            inputs = tuple(
+                rows_of(v, graph.types[v].shape) if v in held else v for v in node.inputs
+            )
+            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+            continue
+        (past, new), present = node.inputs, node.output
+        axis = axis_of(node.attrs, len(graph.types[past].shape))
+        before, after = (graph.types[value].shape[axis] for value in (past, present))
+        room = rooms.get(after)
+        if room is None:
+            room = rooms[after] = Dimension(fresh(f"{present}.room", names), 0)
+            names.add(room.name)
+        shape = graph.types[past].shape
+        outer, capacity = prod(shape[:axis]), after + open_size(room)
+        buffer = TensorType(types[past].dtype, (*shape[:axis], capacity, *shape[axis + 1 :]))
+        types[past] = types[present] = buffer
+        where = positions(outer, capacity, before, after - before)
+        added = rows_of(new, graph.types[new].shape) if new in held else new
+        nodes.append(
+            Node(node.name, "scatter", (past, where, added), (present,), (("depth", axis + 1),))
+        )
+        grown.append(Growth(past, present, axis, before, after, room))
+    return graph.replace(nodes=nodes, types=types), tuple(grown)
+
+
+def _grown(graph: Graph) -> dict[str, Node]:
+    """The concatenations of an input with what makes it an output, by their output: each input
+    once."""
+    found: dict[str, Node] = {}
+    taken: set[str] = set()
+    for node in graph.nodes:
+        if node.op != "concat" or len(node.inputs) != 2:
+            continue
+        past, new = node.inputs
+        shape = graph.types[past].shape
+        axis = axis_of(node.attrs, len(shape))
+        once = [*graph.outputs].count(node.output) == 1 and past not in graph.outputs
+        if past in graph.inputs and past not in taken and past != new and once:
+            added = graph.types[new].shape[axis]
+            if is_open(shape[axis]) and prod(shape[:axis]) != 0 and added != 0:
+                found[node.output] = node
+                taken.add(past)
+    return found

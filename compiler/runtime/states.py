@@ -1,0 +1,266 @@
+"""States of sessions: what one step leaves for the next, and the memory that it lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
+from compiler.runtime.inputs import Placed
+from compiler.runtime.memory import check_memory
+from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from compiler.runtime.ports import Dims, dims_text
+from compiler.sizes import is_open
+
+if TYPE_CHECKING:
+    from compiler.runtime.context import SizedPort
+    from compiler.runtime.executable import Executable
+    from compiler.runtime.program import Port
+
+GROWTH = 2
+"""A state that grows gets room for so many times as much, so that few steps need new memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBuffer:
+    """Memory of a state, which may be more than it takes, and the array at its start.
+
+    With `room`, a dimension and its extent in memory, the array is the first part of a larger one.
+    """
+
+    memory: Bytes
+    placed: Placed
+    room: tuple[int, int] | None = None
+
+    def with_rows(self, shape: tuple[int, ...]) -> StateBuffer:
+        """The same room for an array with another number of rows."""
+        assert self.room is not None
+        array, (axis, extent) = self.placed.array, self.room
+        whole = np.ndarray((*shape[:axis], extent, *shape[axis + 1 :]), array.dtype, self.memory)
+        rows = whole[tuple([slice(size) for size in shape])]
+        return StateBuffer(self.memory, Placed(rows, self.placed.address), self.room)
+
+
+class SessionState:
+    """One input, and the output that becomes it.
+
+    `_now` is what the next step finds; None before the first. `_spare` is what a step writes to
+    that cannot work in place.
+    """
+
+    def __init__(self, name: str, input_: int, output: int, dims: Dims) -> None:
+        self.name = name
+        self.input = input_
+        self.output = output
+        self._dims = dims
+        self._grows = any(isinstance(dim, str) for dim in dims)
+        self._dtype: np.dtype[Any] | None = None
+        self._first: Array | None = None
+        self._now: StateBuffer | None = None
+        self._next: StateBuffer | None = None
+        self._spare: StateBuffer | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of what the next step finds."""
+        return self.value().shape
+
+    def begin_with(self, first: Array | None) -> None:
+        """Set the first value; None is zeros."""
+        if first is None:
+            if self._grows:
+                raise InvalidArgumentError(
+                    f"state '{self.name}' has open dimensions {dims_text(self._dims)}: "
+                    "give its first value in `initial`"
+                )
+            return
+        if not isinstance(first, np.ndarray | np.generic):
+            raise InvalidInputError(
+                f"the first value of '{self.name}' is of type {type(first).__name__}, "
+                "expected an array"
+            )
+        if not _fits(first.shape, self._dims):
+            raise InvalidInputError(
+                f"the first value of '{self.name}' has shape {first.shape}, "
+                f"expected {dims_text(self._dims)}"
+            )
+        array = np.asarray(first)
+        if array.dtype.name == "bfloat16":
+            array = array.view(np.uint16)
+        self._first, self._dtype = array.copy(), array.dtype
+
+    def reset(self) -> None:
+        self._now = self._next = self._spare = None
+
+    def value(self) -> Array:
+        """What the next step finds; while the type is not known, zeros of any."""
+        if self._now is not None:
+            return self._now.placed.array
+        if self._first is not None:
+            return self._first
+        return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
+
+    def copied(self) -> Array:
+        if self._dtype is None:
+            raise InvalidArgumentError(f"state '{self.name}' has no type before the first step")
+        return self.value().copy()
+
+    def check(self, port: Port, output: Port) -> None:
+        """See `Session.check`."""
+        what = f"output '{output.name}' cannot become input '{self.name}'"
+        if output.counted is not None:
+            raise InvalidArgumentError(f"{what}: the data decide how many elements it has")
+        if output.dtype is not port.dtype:
+            raise InvalidArgumentError(f"{what}: it is of {output.dtype}, not of {port.dtype}")
+        if not _fits(output.shape, self._dims):
+            raise InvalidArgumentError(
+                f"{what}: it has shape {output.shape}, not {dims_text(self._dims)}"
+            )
+        if self._first is not None and self._first.dtype != port.dtype.numpy:
+            raise InvalidInputError(
+                f"the first value of '{self.name}' has dtype {self._first.dtype}, "
+                f"expected {port.dtype}"
+            )
+        self._dtype = port.dtype.numpy
+
+    def of(self, port: SizedPort, *, roomy: bool) -> Placed:
+        """What the next step finds, in memory that steps may write to; `have_room` came before
+        where it is `roomy`."""
+        if self._now is None or (self._now.room is not None and not roomy):
+            old = self._now.placed.array if self._now is not None else self._first
+            self._now = _placed(self._memory(port.bytes, zeros=old is None), port)
+            if old is not None:
+                self._now.placed.array[...] = old
+        return self._now.placed
+
+    def room(self, axis: int) -> int:
+        """How many rows there is memory for along a dimension, where it has any room."""
+        room = self._now.room if self._now is not None else None
+        return room[1] if room is not None and room[0] == axis else 0
+
+    def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
+        """Lie in a buffer for so many rows."""
+        if self.room(axis) == extent:
+            return
+        old = self.value()
+        stored = (*port.shape[:axis], extent, *port.shape[axis + 1 :])
+        memory = self._allocated(prod(stored) * port.dtype.itemsize, zeros=False)
+        start = StateBuffer(memory, Placed.at_start(memory, stored, port.dtype), (axis, extent))
+        self._now, self._spare = start.with_rows(port.shape), None
+        self._now.placed.array[...] = old
+
+    def next(self, port: SizedPort, *, in_place: bool, roomy: bool) -> Placed:
+        """Where a step writes what comes next."""
+        spare = self._spare
+        if roomy:
+            assert self._now is not None
+            spare = self._now.with_rows(port.shape)
+        elif in_place:
+            spare = self._now
+        elif spare is None or spare.memory.nbytes < port.bytes:
+            spare = self._spare = _placed(self._memory(port.bytes), port)
+        elif spare.placed.shape != port.shape:
+            spare = self._spare = _placed(spare.memory, port)
+        assert spare is not None
+        self._next = spare
+        return spare.placed
+
+    def advance(self) -> None:
+        """The step is done."""
+        assert self._now is not None
+        assert self._next is not None
+        if self._next.memory is not self._now.memory:
+            self._spare = self._now
+        self._now = self._next
+
+    def _memory(self, size: int, *, zeros: bool = False) -> Bytes:
+        return self._allocated(size * GROWTH if self._grows else size, zeros=zeros)
+
+    def _allocated(self, room: int, *, zeros: bool) -> Bytes:
+        what = f"for the state '{self.name}'"
+        check_memory(room, what)
+        with enough_memory_for(what):
+            return aligned_zeros(room) if zeros else aligned_empty(room)
+
+
+def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
+    return StateBuffer(memory, Placed.at_start(memory, port.shape, port.dtype))
+
+
+class StateMove(NamedTuple):
+    """What a program makes of a state: the ports that it is, whether both are one buffer, and
+    whether that has room for more rows."""
+
+    state: SessionState
+    before: SizedPort
+    after: SizedPort
+    in_place: bool
+    roomy: bool = False
+
+    def among(self, roomy: Collection[SessionState]) -> StateMove:
+        """The same, if these states have room. What would need it is not in place without."""
+        has_room = self.state in roomy
+        needs_room = self.after.stored is not self.after.shape
+        in_place = self.in_place and (has_room or not needs_room)
+        return self._replace(in_place=in_place, roomy=has_room)
+
+
+class StateRoom(NamedTuple):
+    """States whose buffers are longer by the same number of rows: each with the port that it is and
+    its dimension of rows. `rows` is how many there are after the step."""
+
+    members: Sequence[tuple[SessionState, SizedPort, int]]
+    rows: int
+
+    def made(self) -> int:
+        """Have memory for the rows; returns how much room is behind them."""
+        extent = min([state.room(axis) for state, _, axis in self.members])
+        if extent < self.rows:
+            extent = GROWTH * self.rows
+        for state, port, axis in self.members:
+            state.have_room(port, axis, extent)
+        return extent - self.rows
+
+
+class SessionStep(NamedTuple):
+    """What runs, what becomes of the states, and the rooms that it is told of."""
+
+    executable: Executable
+    moves: Sequence[StateMove]
+    rooms: Sequence[StateRoom]
+
+
+def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
+    """The step with rooms, if all that has any are states in place; else it is run without."""
+    by_output = {move.state.output: move for move in moves if move.in_place}
+    rooms: list[StateRoom] = []
+    if by_output.keys() >= {output for room in executable.rooms for output in room}:
+        rooms = [_room(executable, room, by_output) for room in executable.rooms]
+    roomy = {state for room in rooms for state, _, _ in room.members}
+    return SessionStep(executable, [move.among(roomy) for move in moves], rooms)
+
+
+def _room(
+    executable: Executable, outputs: Sequence[int], moves: Mapping[int, StateMove]
+) -> StateRoom:
+    members = []
+    for output in outputs:
+        room, move = executable.outputs[output].room, moves[output]
+        assert room is not None
+        members.append((move.state, move.before, room[0]))
+    return StateRoom(members, moves[outputs[0]].after.shape[members[0][2]])
+
+
+def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
+    return len(shape) == len(dims) and all(
+        isinstance(dim, str) or is_open(extent) or extent == dim
+        for extent, dim in zip(shape, dims, strict=True)
+    )
+
+
+def _closed(dims: Dims) -> tuple[int, ...]:
+    return tuple(dim for dim in dims if isinstance(dim, int))
