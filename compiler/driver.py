@@ -128,7 +128,7 @@ def optimise(
             graph = widen(graph, own)
         if observer is not None:
             observer(widen.__name__, graph)
-    graph = run_passes(graph, observer, timings, without)
+    graph = run_passes(graph, observer, timings, without, target.factor)
     if stored is DType.FLOAT32:
         return graph
     with timed(timings, "pass narrow"):

@@ -27,7 +27,6 @@ from compiler.runtime.speeds import (
     Speeds,
 )
 from compiler.target import Target
-from compiler.targets import DotInstruction
 
 __all__ = ["Level", "Speeds", "TimeBound", "bound", "dots", "measure_speeds", "probe_library"]
 
@@ -126,9 +125,21 @@ def peak_ir(target: Target) -> str:
     return _peak_ir("peak", vector, vector, f"llvm.fmuladd.v{lanes}f32")
 
 
-def dots(target: Target) -> dict[str, DotInstruction]:
-    """The instruction for products of each narrow type (`speeds.DOTS`) that the target has."""
-    lanes = target.lanes(DType.FLOAT32)
+@dataclass(frozen=True, slots=True)
+class DotPeak:
+    """An intrinsic that adds products of a narrow type to sums, as fast as the target can.
+
+    `groups` are those of `speeds.DOTS` that it multiplies for each sum.
+    """
+
+    intrinsic: str
+    accumulator: DType
+    operand: DType
+    groups: int
+
+
+def dots(target: Target) -> dict[str, DotPeak]:
+    """The best instruction for products of each narrow type (`speeds.DOTS`) of the target."""
     both = (DType.UINT8, DType.INT8)
     types = {
         "int8": [(x, y, DType.INT32) for x in both for y in both],
@@ -136,24 +147,39 @@ def dots(target: Target) -> dict[str, DotInstruction]:
     }
     found = {}
     for name in DOTS:
-        known = filter(None, (target.dot(*each, lanes) for each in types[name]))
-        whole = (each for each in known if each.accumulates and lanes in dict(each.intrinsic))
-        if instruction := next(whole, None):
-            found[name] = instruction
+        peaks = (_peak(target, *each) for each in types[name])
+        if best := max(filter(None, peaks), key=lambda peak: peak.groups, default=None):
+            found[name] = best
     return found
 
 
+def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | None:
+    matrix, lanes = target.matrix(left, right, sums), target.lanes(DType.FLOAT32)
+    if matrix is not None:
+        return DotPeak(matrix.intrinsic, sums, left, 2)
+    dot = target.dot(left, right, sums, lanes)
+    if dot is None or not dot.accumulates or lanes not in dict(dot.intrinsic):
+        return None
+    return DotPeak(dict(dot.intrinsic)[lanes], sums, dot.operand, 1)
+
+
 def dot_peak_ir(target: Target, name: str) -> str:
-    """LLVM IR of `peak` by the instruction of a narrow type in `dots`, as `peak_NAME`."""
-    instruction, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
-    sums = _vector(instruction.accumulator, lanes)
-    factors = _vector(instruction.operand, 4 * lanes // instruction.operand.bytes)
-    intrinsic = dict(instruction.intrinsic)[lanes]
-    return _peak_ir(f"peak_{name}", sums, factors, intrinsic)
+    """LLVM IR of `peak` by the instruction of a narrow type in `dots`, as `peak_NAME`.
+
+    Where an instruction multiplies several groups, there are as many fewer of them in so many
+    rounds.
+    """
+    found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
+    sums = _vector(found.accumulator, lanes)
+    factors = _vector(found.operand, 4 * lanes // found.operand.bytes)
+    return _peak_ir(f"peak_{name}", sums, factors, found.intrinsic, found.groups)
 
 
-def _peak_ir(symbol: str, sums: str, factors: str, function: str) -> str:
-    """A loop of one function of a sum and two factors; all of them are vectors of equal size."""
+def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:
+    """A loop of one function of a sum and two factors; all of them are vectors of equal size.
+
+    One pass of the loop counts for `step` rounds.
+    """
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
     steps = [
@@ -175,7 +201,7 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str) -> str:
         "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
         *phis,
         *steps,
-        "  %next = add i64 %i, 1",
+        f"  %next = add i64 %i, {step}",
         "  %more = icmp ult i64 %next, %rounds",
         "  br i1 %more, label %loop, label %exit",
         "exit:",

@@ -17,7 +17,15 @@ from typing import Any
 
 from compiler.dtypes import DType
 from compiler.errors import UnknownTargetError
-from compiler.targets import ByteLookup, CoreModel, DotInstruction, Family, families, family_of
+from compiler.targets import (
+    ByteLookup,
+    CoreModel,
+    DotInstruction,
+    Family,
+    MatrixInstruction,
+    families,
+    family_of,
+)
 
 KEY_VERSION = 1
 """Part of every key; raised when the meaning of a field changes."""
@@ -100,12 +108,27 @@ class Target:
                 return found
         return None
 
+    def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
+        """The instruction that multiplies two rows of the one type by two of the other."""
+        for found in self.family.matrix:
+            types = found.left, found.right, found.accumulator
+            if types == (left, right, accumulator) and self.has(found.feature):
+                return found
+        return None
+
     @property
     def multiplies_bytes(self) -> bool:
         """Whether an instruction adds products of bytes, of whatever signs, to int32."""
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
+
+    def factor(self, stored: DType) -> DType:
+        """The type of bytes that these are multiplied as, by bytes of int8: their own if an
+        instruction takes that or none takes the other one."""
+        lanes, (unsigned, signed) = self.lanes(DType.INT32), (DType.UINT8, DType.INT8)
+        taken = [t for t in (unsigned, signed) if self.dot(t, signed, DType.INT32, lanes)]
+        return stored if stored in taken or not taken else taken[0]
 
     def masks(self, dtype: DType) -> bool:
         """Whether vectors of this type are loaded and stored under a mask made at run time."""

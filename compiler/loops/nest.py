@@ -147,8 +147,9 @@ class Compute:
     @property
     def group(self) -> int:
         """How many products are formed and added at a time: those that `dot` packs, else one."""
-        operands = dot_operands(self.body) if self.dot is not None else None
-        return 4 // operands[0].dtype.bytes if operands else 1
+        if self.dot is None or dot_operands(self.body) is None:
+            return 1
+        return next((t.step for t in self.unroll if t.axis == self.dot), 1)
 
 
 Node = For | Compute

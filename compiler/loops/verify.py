@@ -296,7 +296,7 @@ def check_computes(nest: LoopNest) -> None:
 
 
 def _check_dot(compute: Compute, axis: Axis, reduced: bool) -> None:
-    """Tiles of an unrolled reduction axis that fill 32 bits with products of two loads.
+    """Tiles of an unrolled reduction axis that fill 32 or 64 bits with products of two loads.
 
     Only the last tile of the axis may be narrower.
     """
@@ -308,11 +308,13 @@ def _check_dot(compute: Compute, axis: Axis, reduced: bool) -> None:
         )
     if compute.vector == axis:
         raise ScheduleError(f"compute of '{name}': dot axis '{axis.name}' has another use")
-    group = 4 // operands[0].dtype.bytes
+    groups = [bytes_ // operands[0].dtype.bytes for bytes_ in (4, 8)]
     steps = [tile.step for tile in (*compute.reduce, *compute.unroll) if tile.axis == axis]
-    if axis.extent == 1 or steps[-1] != group or any(step % group for step in steps):
+    group = steps[-1]
+    if axis.extent == 1 or group not in groups or any(step % group for step in steps):
         raise ScheduleError(
-            f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of {group}"
+            f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of "
+            f"{' or '.join(map(str, groups))}"
         )
 
 

@@ -7,16 +7,18 @@ Before:                                             After:
                                                         %2 = conv(%1, w, -z * sum(w))
 
 `%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
-`accumulator` and take unsigned bytes and signed ones. So an int8 `%0` moves up by 128, as its zero
-point does; and columns of a matrix that leave int8 (asymmetric uint8) move into it, for which the
-sums of the rows of `%0` make up. The zero point of a matrix may be known at run time only; that of
-a convolution is what it is padded with. All of it is exact. Also called integer-only inference
-(Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference", 2018).
+`accumulator`. Their second factor is of int8: columns of a matrix that leave it (asymmetric uint8)
+move into it, for which the sums of the rows of `%0` make up. The first has the sign that the target
+multiplies with that (`Target.factor`): an int8 `%0` moves up by 128 where it must be unsigned, a
+uint8 one down by 128 where it must have a sign, as its zero point does. The zero point of a matrix
+may be known at run time only; that of a convolution is what it is padded with. All of it is exact.
+Also called integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for
+Efficient Integer-Arithmetic-Only Inference", 2018).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,9 +39,18 @@ _LEAST_CHANNELS = 4
 """Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
 
 
-def byte_products(graph: Graph) -> Graph:
+Factor = Callable[[DType], DType]
+"""Stored bytes -> the bytes that they are multiplied as."""
+
+
+def unsigned(stored: DType) -> DType:
+    """That of the instructions that most CPUs have."""
+    return DType.UINT8
+
+
+def byte_products(graph: Graph, factor: Factor = unsigned) -> Graph:
     """Multiply integers as bytes, not as the int32 that they are widened to."""
-    return rewrite(graph, partial(of_bytes, scaled=False))
+    return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class _Weight:
     scale: np.ndarray | None
 
 
-def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool) -> str | None:
+def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) -> str | None:
     """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
@@ -78,11 +89,11 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool) -> str | None:
             weight = _transposed(weight, (1, 0))
     scale, tail = weight.scale, tuple[int, ...]()
     if node.op == "conv":
-        total = _convolved(rewriter, node, source, weight)
+        total = _convolved(rewriter, node, source, weight, factor)
         tail = (1,) * (weight.values.ndim - 2)
         scale = None if scale is None else scale.reshape(-1, *tail)  # of the output's channels
     else:
-        total = _multiplied(rewriter, node.inputs[1], source, weight)
+        total = _multiplied(rewriter, node.inputs[1], source, weight, factor)
     if total is None:
         return None
     if source.scale is not None and scale is not None:
@@ -90,9 +101,9 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool) -> str | None:
         size = np.abs(exact)
         if not (((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (scale == 0)).all():
             return None  # one after the other, the two scales lose less than their product does
-        factor = exact.astype(np.float32)
+        both = rewriter.constant(exact.astype(np.float32), f"{node.name}.scale")
         total = rewriter.emit("cast", [total], {"to": DType.FLOAT32.value})
-        total = rewriter.emit("mul", [total, rewriter.constant(factor, f"{node.name}.scale")])
+        total = rewriter.emit("mul", [total, both])
     if len(node.inputs) > 2:
         total = rewriter.emit("add", [total, _column(rewriter, node.inputs[2], tail)])
     return total
@@ -208,7 +219,9 @@ def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
 # ---- products of integers
 
 
-def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight) -> str | None:
+def _multiplied(
+    rewriter: Rewriter, name: str, source: _Source, weight: _Weight, factor: Factor
+) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -220,7 +233,7 @@ def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight)
     moved = np.zeros_like(low) if inside else low + 128
     if (high - low).max() > 255:
         return None
-    source = _unsigned(rewriter, source)
+    source = _as_factor(rewriter, source, factor)
     sums = values.sum(axis=-2, keepdims=True)
     sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
     operands = [source.value, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
@@ -241,7 +254,9 @@ def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight)
     return total
 
 
-def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight) -> str | None:
+def _convolved(
+    rewriter: Rewriter, node: Node, source: _Source, weight: _Weight, factor: Factor
+) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
@@ -254,7 +269,7 @@ def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight)
     scale = weight.scale
     if scale is not None and (terms > _MOST_TERMS or scale.size != scale.shape[0]):
         return None
-    source = _unsigned(rewriter, source)
+    source = _as_factor(rewriter, source, factor)
     zero = 0 if source.zero is None else _number(rewriter, source.zero)
     attrs, x = dict(node.attrs), source.value
     spatial = values.ndim - 2
@@ -273,19 +288,24 @@ def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight)
     return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
 
 
-def _unsigned(rewriter: Rewriter, source: _Source) -> _Source:
-    """The same numbers as bytes of uint8: int8 and its zero point move up by 128."""
-    kind = rewriter.type(source.value)
-    if kind.dtype is DType.UINT8:
+def _as_factor(rewriter: Rewriter, source: _Source, factor: Factor) -> _Source:
+    """The same numbers as bytes of the sign that is multiplied: bytes and zero point move by 128.
+
+    Moved bytes wrap around; the zero point is an int32, which does not.
+    """
+    stored = rewriter.type(source.value).dtype
+    wanted = factor(stored)
+    if stored is wanted:
         return source
-    bits = rewriter.emit("cast", [source.value], {"to": DType.UINT8.value})
-    step = rewriter.constant(np.array(128, np.uint8), f"{source.value}.step")
-    wide = rewriter.constant(np.array(128, np.int32), f"{source.value}.zero")
+    moved = -128 if wanted.is_signed else 128
+    bits = rewriter.emit("cast", [source.value], {"to": wanted.value})
+    step = rewriter.constant(np.array(moved, wanted.numpy), f"{source.value}.step")
+    wide = rewriter.constant(np.array(moved, np.int32), f"{source.value}.zero")
     if source.zero is None:
         zero = wide
     elif _is_single(rewriter, source.zero):
         zero = rewriter.constant(
-            np.array(_number(rewriter, source.zero) + 128, np.int32), source.zero
+            np.array(_number(rewriter, source.zero) + moved, np.int32), source.zero
         )
     else:
         zero = rewriter.emit("add", [source.zero, wide])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
-from compiler.passes.byte_products import byte_products
+from compiler.passes.byte_products import Factor, byte_products, unsigned
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
@@ -68,16 +69,24 @@ def optimise(
     observer: Observer | None = None,
     timings: Timings | None = None,
     without: Collection[str] = (),
+    factor: Factor = unsigned,
 ) -> Graph:
-    """Run the passes that are not in `without` until nothing changes, then the same on bodies."""
+    """Run the passes that are not in `without` until nothing changes, then the same on bodies.
+
+    `factor` gives the type in which stored bytes are multiplied.
+    """
     passes = [step for step in PASSES if step.__name__ not in without]
+    of_bytes: dict[Pass, Pass] = {
+        byte_products: partial(byte_products, factor=factor),
+        quantised_products: partial(quantised_products, factor=factor),
+    }
     for _ in range(ROUNDS):
         before = graph
         for step in passes:
             with timed(timings, f"pass {step.__name__}"):
-                graph = step(graph)
+                graph = of_bytes.get(step, step)(graph)
             if observer is not None:
                 observer(step.__name__, graph)
         if graph.nodes == before.nodes:
             break
-    return optimise_bodies(graph, lambda body: optimise(body, None, timings, without))
+    return optimise_bodies(graph, lambda body: optimise(body, None, timings, without, factor))

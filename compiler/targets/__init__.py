@@ -125,6 +125,25 @@ class DotInstruction:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixInstruction:
+    """`sums[i, j] += sum(left[i, k] * right[j, k])`: matrices of two rows each in one vector.
+
+    The rows of `left` and of `right` are 8 bytes of narrow elements, the four sums have 32 bits:
+    those of the first row of `left` first.
+
+    Attributes:
+        feature: the LLVM feature that has it.
+        intrinsic: LLVM's name; it takes the sums, then the operands.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    intrinsic: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaneIntrinsic:
     """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
 
@@ -197,6 +216,7 @@ class Family:
         detect: the host as a target from LLVM's triple, CPU and features (True: present); None
             where LLVM tells less than Linux does.
         dot: instructions that add products of narrow elements, the best first.
+        matrix: instructions that multiply small matrices of narrow elements.
         scale: intrinsics for `x * 2**n`.
         conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
             float32 and back ("": every target has them); others are converted by integer
@@ -223,6 +243,7 @@ class Family:
     cores: Mapping[str, CoreModel] = field(default_factory=dict)
     detect: Callable[[str, str, Mapping[str, bool]], Target] | None = None
     dot: tuple[DotInstruction, ...] = ()
+    matrix: tuple[MatrixInstruction, ...] = ()
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
     lookup: tuple[ByteLookup, ...] = ()

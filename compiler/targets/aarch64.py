@@ -15,6 +15,7 @@ from compiler.targets import (
     CoreModel,
     DotInstruction,
     Family,
+    MatrixInstruction,
     StackScan,
     switches,
 )
@@ -176,6 +177,13 @@ _DOT = (
     DotInstruction("i8mm", _U8, _S8, DType.INT32, _S8, _neon("usdot.v4i32.v16i8")),
     DotInstruction("bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _neon("bfdot.v4f32.v8bf16")),
 )
+_MATRIX = (
+    *(
+        MatrixInstruction("i8mm", x, y, DType.INT32, f"llvm.aarch64.neon.{name}.v4i32.v16i8")
+        for x, y, name in ((_U8, _S8, "usmmla"), (_S8, _S8, "smmla"), (_U8, _U8, "ummla"))
+    ),
+    MatrixInstruction("bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, "llvm.aarch64.neon.bfmmla"),
+)
 
 _SYNTAX = AssemblySyntax(
     # Callee-saved halves (d8-d15) go to the stack in a prologue: only whole registers count.
@@ -184,7 +192,7 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\[x29\b"),
     frame_setup=re.compile(r"\tmov\tx29, sp"),
     store_name=re.compile(r"^(str|stp|stur|st1)"),
-    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)"),
+    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us)(dot|mmla)\b"),
 )
 
 _STACK = (
@@ -230,6 +238,7 @@ FAMILY = Family(
     },
     detect=_detect,
     dot=_DOT,
+    matrix=_MATRIX,
     conversions={DType.FLOAT16: "", DType.BFLOAT16: "bf16"},
     syntax=_SYNTAX,
     scan_stack=_scan_stack,

@@ -17,6 +17,7 @@ import pytest
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from compiler.driver import compile_model, load_graph, optimise
+from compiler.dtypes import DType
 from compiler.target import resolve_target
 from tests.differential.reference import evaluator
 
@@ -373,5 +374,7 @@ def test_targets_without_an_instruction_multiply_floats_as_they_did(
         graph = optimise(load_graph(drawn(kind, 0).proto()), target)
         (anchor,) = [node for node in graph.nodes if node.op == "matmul"]
         assert anchor.attr("accumulator") == accumulator
+        if accumulator:
+            assert graph.types[anchor.inputs[0]].dtype is target.factor(DType.UINT8)
         constant = graph.constants[anchor.inputs[1]]  # folded, whatever it is multiplied as
         assert constant.dtype == (np.int8 if accumulator else np.float32)

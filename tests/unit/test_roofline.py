@@ -41,7 +41,8 @@ def test_the_peak_is_of_multiply_adds_on_registers(bits: int) -> None:
         ("sapphirerapids", {"int8": "vpdpbusd", "bfloat16": "vdpbf16ps"}),
         ("cascadelake:256", {"int8": "vpdpbusd"}),
         ("x86-64-v4", {}),
-        ("neoverse-v1", {"int8": "udot", "bfloat16": "bfdot"}),
+        ("neoverse-n1", {"int8": "udot"}),
+        ("neoverse-v1", {"int8": "ummla", "bfloat16": "bfmmla"}),
     ],
 )
 def test_peaks_of_narrow_types_are_of_their_instructions(
@@ -53,6 +54,12 @@ def test_peaks_of_narrow_types_are_of_their_instructions(
         (loop,) = inner_loops(emit_assembly(dot_peak_ir(resolved, name), resolved), resolved)
         assert sum(instruction in line for line in loop.instructions) == CHAINS
         assert loop.spills == 0
+
+
+def test_an_instruction_for_matrices_counts_twice() -> None:
+    """It multiplies eight bytes for a sum where others multiply four."""
+    for name, step in (("neoverse-n1", 1), ("neoverse-v1", 2)):
+        assert f"%next = add i64 %i, {step}\n" in dot_peak_ir(resolve_target(name), "int8")
 
 
 def test_a_group_without_a_measured_peak_takes_as_long_as_a_product_of_float32() -> None:

@@ -23,6 +23,22 @@ def test_described_target_resolves_and_reads_back(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "unsigned", "signed"),
+    [
+        ("znver4", DType.UINT8, DType.UINT8),
+        ("neoverse-n1", DType.INT8, DType.INT8),
+        ("neoverse-v1", DType.UINT8, DType.INT8),
+        ("cortex-a72", DType.UINT8, DType.INT8),
+    ],
+)
+def test_bytes_are_multiplied_as_an_instruction_takes_them(
+    name: str, unsigned: DType, signed: DType
+) -> None:
+    target = resolve_target(name)
+    assert (target.factor(DType.UINT8), target.factor(DType.INT8)) == (unsigned, signed)
+
+
+@pytest.mark.parametrize(
     ("name", "bits", "registers", "fma"),
     [
         ("x86-64-v2", 128, 16, False),

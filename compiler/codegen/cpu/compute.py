@@ -18,6 +18,7 @@ from compiler.codegen.cpu.dot_instructions import multiply_add
 from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
 from compiler.codegen.cpu.folds import join, join_lanes, start
 from compiler.codegen.cpu.loops import over, tail_of
+from compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
 from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
@@ -36,9 +37,6 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
 from compiler.sizes import is_open
-
-Key = tuple[Point, Point]
-"""Which accumulator: the point of the spatial axes, and that of the partial axes."""
 
 
 class ComputeLowering:
@@ -64,6 +62,7 @@ class ComputeLowering:
             harmless = compute.combiner is Combiner.SUM
             self.padding = Padding.SKIP if harmless else Padding.NEVER
         self.budget = RegisterBudget(context.emitter.target.vector_registers)
+        self.matrix = matrix_tile(context, compute, self.spatial)
 
     def run(self) -> None:
         """Emit the whole computation into the open scope."""
@@ -78,9 +77,13 @@ class ComputeLowering:
             results = self._map()
         else:
             initial = self._initial(compute.combiner)
+            if self.matrix is not None:
+                initial = self.matrix.turned(initial)
             flat = [value for partial in initial.values() for value in partial]
-            reduced = self._reduce(0, flat, list(initial))
-            results = self._join(compute.combiner, self._by_key(reduced, list(initial)))
+            reduced = self._by_key(self._reduce(0, flat, list(initial)), list(initial))
+            if self.matrix is not None:
+                reduced = self.matrix.turned(reduced)
+            results = self._join(compute.combiner, reduced)
         self._finish(results)
         context.environment = saved
 
@@ -167,10 +170,16 @@ class ComputeLowering:
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
                 memory.prefetch(self.emitter, accesses, order, compute.prefetch)
+
+            def key_of(point: Point) -> Key:
+                return spatial_of(point), partial_of(point)
+
+            if self.matrix is not None:
+                self.matrix.multiply(self.budget, current, order, key_of, accesses, points)
+                return [value for key in keys for value in current[key]]
             accumulate = self._accumulator(combiner, accesses, points)
             for point in order:
-                key = spatial_of(point), partial_of(point)
-                current[key] = accumulate(current[key], point)
+                current[key_of(point)] = accumulate(current[key_of(point)], point)
         return [value for key in keys for value in current[key]]
 
     def _ordered(
@@ -376,9 +385,8 @@ class ComputeLowering:
     def _points(self, tiles: Sequence[Tile]) -> Points:
         # Lanes that are reduced are none of what is stored.
         joined = self.reduces_lanes and tiles is self.spatial
-        return Points(
-            self.context, tiles, None if joined else self.compute.vector, self.compute.dot
-        )
+        vector = None if joined else self.compute.vector
+        return Points(self.context, tiles, vector, self.compute.dot, self.compute.group)
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:

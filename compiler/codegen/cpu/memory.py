@@ -80,7 +80,7 @@ class Loader:
         depth, tag = _placement(context, self._budget, access, offset)
         if is_open(active):  # what the lanes are used for stays in the tail
             depth = emitter.depth
-        stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
+        stored = access.packed_dtype if access.packed > 1 else _stored_dtype(tensor.dtype)
         lane_positions = None
         if positions:
             base, lane_positions = self._moved(base, positions)
@@ -203,13 +203,13 @@ def _single_elements(
     emitter: Emitter, access: Access, base: Value, offset: int, depth: int, tag: str
 ) -> Value:
     """The elements that a group has, one by one: what lies behind each is none of ours."""
-    size = access.tensor.dtype.bytes
+    size, whole = access.tensor.dtype.bytes, access.packed_dtype
     raw = DType.UINT8 if size == 1 else DType.UINT16
-    group = emitter.const(0, DType.INT32)
+    group = emitter.const(0, whole)
     for number in range(access.present):
         where = emitter.offset(base, offset + number * access.apart, depth)
-        bits = cast(emitter, _scalar_load(emitter, where, raw, depth, tag, size), DType.INT32)
-        place = emitter.const(1 << (8 * size * number), DType.INT32)
+        bits = cast(emitter, _scalar_load(emitter, where, raw, depth, tag, size), whole)
+        place = emitter.const(1 << (8 * size * number), whole)
         bits = apply(emitter, Operation.MUL, bits, place)
         group = apply(emitter, Operation.OR, bits, group) if number else bits
     return group

@@ -18,7 +18,8 @@ Point = tuple[int, ...]
 
 class Points:
     """A context manager that binds unrolled axes to generator-time variables, and the vector axis
-    to lanes; `dot` runs through packed elements. Iterating gives the points in program order.
+    to lanes; `dot` runs through packed elements, `group` at a time. Iterating gives the points in
+    program order.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class Points:
         tiles: Sequence[Tile],
         vector: Axis | None,
         dot: Axis | None = None,
+        group: int = 1,
     ) -> None:
         self._context = context
         self._tiles = tiles
         self._vector = vector
         self._dot = dot
+        self.group = group
         self._saved: dict[Axis, Bound] = {}
         self.variables: list[Variable] = []
         self.position: dict[Variable, int] = {}

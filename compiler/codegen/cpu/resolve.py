@@ -20,6 +20,7 @@ from compiler.codegen.cpu.access import (
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.ssa import Value
+from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Space, Tensor, walk
 from compiler.sizes import is_open, known_divisor
@@ -47,7 +48,7 @@ class Access:
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Elements that are loaded as one of 32 bits."""
+    """Elements that are loaded as one of 32 or 64 bits."""
     present: int = 1
     """How many of them there are; the others meet zeros."""
     apart: int = 0
@@ -79,6 +80,11 @@ class Access:
     @property
     def is_vector(self) -> bool:
         return bool(self.lane_offsets)
+
+    @property
+    def packed_dtype(self) -> DType:
+        """The type of the elements that are loaded as one."""
+        return DType.INT64 if self.packed * self.tensor.dtype.bytes == 8 else DType.INT32
 
     @property
     def is_interleaved(self) -> bool:
@@ -145,7 +151,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     address = locate(context.emitter, context.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
-    packed, present, apart = _packed(tensor, offset)
+    packed, present, apart = _packed(tensor, offset, points.group)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -183,9 +189,9 @@ def _stride(tensor: Tensor, dim: int) -> int:
     return steps[0]
 
 
-def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int, int]:
-    """How many elements one operand of a dot instruction takes, how many there are, and how many
-    bytes one is from the next.
+def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
+    """How many elements one operand of a dot instruction takes (`count`), how many there are, and
+    how many bytes one is from the next.
 
     Those of vectors must be neighbours, or each be part of a vector of neighbours. Vectors of
     groups that are not full are read whole: the layout must have room for them.
@@ -198,7 +204,6 @@ def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int, int]:
     vectors = stride > size and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
     if (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    count = 4 // size
     whole = tensor.layout.factors and (tensor.layout.factors[-1].mod or 1) % count == 0
     if variable.count < count and lanes and not vectors and not whole:
         raise ScheduleError(f"'{tensor.name}' has no room for whole groups of {count}")

@@ -7,7 +7,7 @@ other is broadcast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd
 
@@ -18,10 +18,13 @@ from compiler.loops.nest import dot_operands
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
-from compiler.sizes import typical
+from compiler.sizes import is_open, typical
 from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
+
+_MATRIX_BYTES = 8
+"""Of a row or column that one instruction multiplies with others."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Contraction:
     `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
     `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are
     stored; `product` is what is summed. One step of the reduction multiplies `group` neighbouring
-    channels: the bytes or bfloat16 elements that fill 32 bits, or one element of any other type.
+    channels: the bytes or bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of
+    any other type.
     """
 
     problem: Problem
@@ -53,13 +57,36 @@ class Contraction:
         dtype = self.problem.reduction.body.dtype
         return widened(broadcast, dtype) * widened(streamed, dtype)
 
+    @property
+    def multiplies_matrices(self) -> bool:
+        """Whether a step multiplies two rows by two columns, with eight bytes of each."""
+        return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
+
+    def by_matrices(self, target: Target) -> Contraction | None:
+        """The same in steps of the target's instruction for matrices; None where it has none, or
+        channels do not fill its groups, or no two rows share their columns."""
+        group, tile = 2 * self.group, self.tile
+        types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
+        if self.group == 1 or tile is None or not tile.moves or target.matrix(*types) is None:
+            return None
+        if tile in axes_of(self.streamed) or tile not in axes_of(self.broadcast):
+            return None
+        extent = self.channel.extent
+        if (self.channel_block or group) % group or typical(extent) < group:
+            return None
+        if is_open(extent) and extent % group != 0:
+            return None
+        return replace(self, group=group)
+
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
 
         Without an instruction for its types, two parts of each factor and a product are kept.
         """
         operands = vectors + 1
-        if self.group > 1 and self.products_at_once(target) == 1:
+        if self.multiplies_matrices:
+            operands += vectors
+        elif self.group > 1 and self.products_at_once(target) == 1:
             operands = 2 * operands + 1
         return tile * vectors + operands
 

@@ -31,6 +31,9 @@ from compiler.schedule.templates.contraction_split import joining_stage, split_s
 from compiler.sizes import exact_quotient, is_open
 from compiler.target import Target
 
+MATRICES, GROUPS = "matrices", "groups"
+"""Two rows by two columns in an instruction, or a vector by one element of 32 bits."""
+
 ENOUGH_ACCUMULATORS = 8
 """Two multiply-adds a cycle, each of which takes four."""
 
@@ -51,7 +54,13 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         ScheduleError: if its sum does not divide into the parts asked for, or would be read from
             panels that are made at run time: a kernel has one buffer of shared work space.
     """
-    count = int(dict(schedule.choices).get("split", 1))
+    choices = dict(schedule.choices)
+    if choices.get("products") == MATRICES:
+        wide = found.by_matrices(target)
+        if wide is None:
+            raise ScheduleError("the target multiplies no matrices of these factors")
+        found = wide
+    count = int(choices.get("split", 1))
     if count == 1:
         return _lower(found, schedule, target)
     parts = exact_quotient(found.channel.extent, count * (found.channel_block or found.group))

@@ -26,6 +26,8 @@ from compiler.schedule.templates.contraction_analysis import (
 )
 from compiler.schedule.templates.contraction_lowering import (
     ENOUGH_ACCUMULATORS,
+    GROUPS,
+    MATRICES,
     loops_around,
 )
 from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
@@ -37,6 +39,9 @@ PREFETCHES = (0, 2048)
 
 _JOINING = 0.85
 """Worth of a tile whose sum is joined by a stage of its own."""
+
+_MATRICES_WORTH = 2.0
+"""An instruction for matrices has twice the products of one for groups, and takes as long."""
 
 _BALANCED = 0.85
 """Share of the threads' time that is work, above which tiles of rows are enough for all."""
@@ -65,12 +70,15 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     orders += ["lanes-inner"]
     orders += ["lanes-middle"] if found.outer and found.tile else []
     unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
+    wide = found.by_matrices(target)
     knobs = [
         Knob("tile", tiles),
         Knob("vectors", vectors),
         Knob("order", tuple(orders)),
         Knob("unroll", unrolls or (1,)),
     ]
+    if wide is not None:
+        knobs.append(Knob("products", (MATRICES, GROUPS)))
     if found.window:
         knobs.append(Knob("taps", _taps(found)))
     if is_weight(found.panel):
@@ -78,7 +86,7 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     if can_stream_unpacked(found) and not found.window:
         knobs.append(Knob("pack", (False, True)))
     if is_weight(found.panel) or can_stream_unpacked(found):
-        counts = split_counts(found, lanes, threads)
+        counts = split_counts(wide or found, lanes, threads)
         knobs += [Knob("split", counts)] if len(counts) > 1 else []
     return tuple(knobs)
 
@@ -124,7 +132,9 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
     """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers = target.vector_registers
-    if found.registers(target, tile, vectors) > registers:
+    if _chosen(found, target, choice).registers(target, tile, vectors) > registers:
+        return False
+    if choice.get("products") == MATRICES and tile % 2:
         return False
     lanes = target.lanes(DType.FLOAT32)
     width = vectors * lanes
@@ -135,6 +145,12 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
         return False
     panels = -(-found.lanes.extent // width) * width
     return panels <= 1.3 * -(-found.lanes.extent // lanes) * lanes
+
+
+def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
+    """The contraction in the steps that a schedule asks for."""
+    wide = found.by_matrices(target) if choice.get("products") == MATRICES else None
+    return wide or found
 
 
 def _in_groups(found: Contraction) -> bool:
@@ -155,16 +171,24 @@ def default_schedule(
     best: tuple[float, Schedule] | None = None
     splits = [s for s in values.get("split", (1,)) if int(s) == 1 or is_worth_splitting(found)]
     near, crowded = target.core.panel_bytes, found.crowds_cache(target.core)
-    for tile, vectors, order, split in product(
-        values["tile"], values["vectors"], values["order"], splits
+    wide = found.by_matrices(target)
+    for tile, vectors, order, split, products in product(
+        values["tile"],
+        values["vectors"],
+        values["order"],
+        splits,
+        values.get("products", (GROUPS,)),
     ):
-        spare = target.vector_registers - found.registers(target, int(tile), int(vectors))
+        own = wide if wide is not None and products == MATRICES else found
+        spare = target.vector_registers - own.registers(target, int(tile), int(vectors))
         choice: dict[str, Choice] = {
             "tile": tile,
             "vectors": vectors,
             "order": order,
             "unroll": _default_unroll(found, values["unroll"], int(tile) * int(vectors), spare),
         }
+        if "products" in values:
+            choice["products"] = products
         if "taps" in values:
             choice["taps"] = values["taps"][0]
         if "pack" in values:
@@ -178,6 +202,8 @@ def default_schedule(
         score = _tile_score(
             int(tile), int(vectors), extent, whole, target.vector_registers, panel <= near
         )
+        if products == MATRICES:
+            score *= _MATRICES_WORTH
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
             loops = [LoopSpec(Axis("part", int(split)))]
@@ -206,8 +232,11 @@ def rows_schedule(
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
-    if found.tile is None or found.tile in axes_of(found.streamed):
+    rows = found.tile
+    if rows is None or rows in axes_of(found.streamed):
         return None
+    wide = found.by_matrices(target)
+    found, products = (found, GROUPS) if wide is None else (wide, MATRICES)
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     whole = -(-found.lanes.extent // lanes)
     near = target.core.panel_bytes
@@ -217,21 +246,23 @@ def rows_schedule(
         worth = _tile_score(tile, vectors, tile, whole, registers, panel <= near)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
-    sizes = ((t, v) for t in _TILES for v in range(1, 7))
+    sizes = ((t, v) for t in _TILES for v in range(1, 7) if wide is None or t % 2 == 0)
     allowed = (pair for pair in sizes if found.registers(target, *pair) <= registers)
     tile, vectors = max(allowed, key=lambda pair: score(*pair))
     spare = registers - found.registers(target, tile, vectors)
     unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
     # Threads share the rows if there are enough of them, else the panels.
-    balance = parallel_balance([LoopSpec(found.tile, tile)], threads)
-    return Schedule.of(
-        algorithm,
-        tile=tile,
-        vectors=vectors,
-        order="lanes-inner" if balance >= _BALANCED else "lanes-outer",
-        unroll=_default_unroll(found, unrolls or (1,), tile * vectors, spare),
-        prefetch=0,
-    )
+    balance = parallel_balance([LoopSpec(rows, tile)], threads)
+    choice: dict[str, Choice] = {
+        "tile": tile,
+        "vectors": vectors,
+        "order": "lanes-inner" if balance >= _BALANCED else "lanes-outer",
+        "unroll": _default_unroll(found, unrolls or (1,), tile * vectors, spare),
+        "prefetch": 0,
+    }
+    if wide is not None:
+        choice["products"] = products
+    return Schedule.of(algorithm, **choice)
 
 
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:

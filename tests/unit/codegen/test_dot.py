@@ -31,10 +31,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 
 
 def packed_product(
-    types: tuple[DType, DType], rows: int, columns: int, depth: int, lanes: int
+    types: tuple[DType, DType],
+    rows: int,
+    columns: int,
+    depth: int,
+    lanes: int,
+    together: int = 4,
+    tile: int = 3,
 ) -> LoopNest:
-    """C[m, n] = sum of A[m, k] B[k, n] by dot instructions; B in groups of k within panels of n."""
-    group, vectors = 4 // types[0].bytes, 2
+    """C[m, n] = sum of A[m, k] B[k, n] by dot instructions; B in groups of k within panels of n.
+
+    A group is `together` bytes; 8 are those of matrix instructions.
+    """
+    group, vectors = together // types[0].bytes, 2
     total = DType.FLOAT32 if types[0].is_float else DType.INT32
     m, n, k = Axis("m", rows), Axis("n", columns), Axis("k", depth)
     width = vectors * lanes
@@ -51,7 +60,7 @@ def packed_product(
         vector=n,
         dot=k,
     )
-    return kernel((a, b, c), For(m, 3, (For(n, width, (compute,)),)))
+    return kernel((a, b, c), For(m, tile, (For(n, width, (compute,)),)))
 
 
 def narrow(dtype: DType, *shape: int) -> Array:
@@ -90,6 +99,14 @@ def test_dot_instructions(
         r"vpdpbusd|vdpbf16ps", emit_assembly(lower_nest(nest, width(bits)), width(bits))
     )
 
+
+MATRICES = {
+    (DType.UINT8, DType.INT8): "usmmla",
+    (DType.INT8, DType.INT8): "smmla",
+    (DType.UINT8, DType.UINT8): "ummla",
+    BRAINS: "bfmmla",
+}
+"""Types that Arm cores multiply as matrices."""
 
 SIGNS = [(left, right) for left in (DType.UINT8, DType.INT8) for right in (DType.UINT8, DType.INT8)]
 ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "cascadelake")

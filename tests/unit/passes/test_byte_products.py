@@ -11,7 +11,7 @@ from compiler.driver import make_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
-from compiler.passes.byte_products import byte_products
+from compiler.passes.byte_products import Factor, byte_products, unsigned
 from compiler.passes.quantised_products import quantised_products
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
@@ -75,9 +75,21 @@ def anchor(graph: Graph) -> Node:
     return found
 
 
-def after(before: Graph, scaled: bool = False) -> Graph:
+def as_signed(stored: DType) -> DType:
+    return DType.INT8
+
+
+def as_stored(stored: DType) -> DType:
+    return stored
+
+
+FACTORS = {DType.UINT8: unsigned, DType.INT8: as_signed, None: as_stored}
+"""What first factors become; None leaves them as they are."""
+
+
+def after(before: Graph, scaled: bool = False, factor: Factor = unsigned) -> Graph:
     """The graph after the pass, which computes the same for bytes of the whole range."""
-    made = (quantised_products if scaled else byte_products)(before)
+    made = (quantised_products if scaled else byte_products)(before, factor)
     g = Maker(1)
     feeds = {
         name: drawn(g, kind.dtype, *kind.shape)
@@ -118,9 +130,13 @@ WIDE = np.array([[0, 900], [50, 1000], [255, 1155]])
         conv(channels=8, group=2),
     ],
 )
-def test_integers_become_bytes(graph: Graph) -> None:
-    found = anchor(after(graph))
+@pytest.mark.parametrize("wanted", FACTORS)
+def test_integers_become_bytes(graph: Graph, wanted: DType | None) -> None:
+    made = after(graph, factor=FACTORS[wanted])
+    found = anchor(made)
     assert found.attr("accumulator") == "int32"
+    types = [made.types[value].dtype for value in found.inputs[:2]]
+    assert types == [wanted or graph.types["x"].dtype, DType.INT8]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,200 @@
+"""Register tiles of instructions that multiply two rows by two columns.
+
+Sums of a register tile are vectors along the columns. An instruction such as `smmla` adds to two
+rows and two columns at once. So while the sum runs, two vectors of neighbouring rows are kept as
+two blocks:
+
+    row 0:  a0 a1 a2 a3         block 0:  a0 a1 b0 b1
+    row 1:  b0 b1 b2 b3         block 1:  a2 a3 b2 b3
+
+A row without a neighbour, and vectors of fewer columns, stay as they are: each product with them
+takes the same instructions, half of whose sums are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.codegen.cpu.arithmetic import apply, extract_lane
+from compiler.codegen.cpu.combining import Partial, same_lanes
+from compiler.codegen.cpu.context import Context, RegisterBudget
+from compiler.codegen.cpu.expressions import Evaluator, evaluator
+from compiler.codegen.cpu.points import Point, Points
+from compiler.codegen.cpu.resolve import Access, Accesses
+from compiler.codegen.cpu.ssa import Value, type_text
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Load, Operation
+from compiler.loops.nest import Compute, Tile, dot_operands
+from compiler.targets import MatrixInstruction
+
+Key = tuple[Point, Point]
+"""Which accumulator: the point of the spatial axes, and that of the partial axes."""
+
+_COLUMNS = 4
+"""Lanes of the sums that two blocks hold."""
+
+_UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
+
+
+def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
+    """The tile of a compute that adds products in groups of 64 bits; None of any other.
+
+    Raises:
+        ScheduleError: if the target has no such instruction for its types, or its operands are not
+            one along the vectors and one beside them.
+    """
+    operands = dot_operands(compute.body) if compute.dot is not None else None
+    if operands is None or compute.group * operands[0].dtype.bytes != 8:
+        return None
+    streams = [_moves(load, compute) for load in operands]
+    if sum(streams) != 1:
+        raise ScheduleError("one operand of a matrix instruction lies along the vectors")
+    right, left = operands[streams.index(True)], operands[streams.index(False)]
+    sums = compute.body.dtype
+    instruction = context.emitter.target.matrix(left.dtype, right.dtype, sums)
+    if instruction is None:
+        raise ScheduleError(
+            f"target '{context.emitter.target.name}' has no instruction that multiplies matrices "
+            f"of {left.dtype} and {right.dtype}"
+        )
+    rows = [
+        i
+        for i, tile in enumerate(spatial)
+        if any(tile.axis in index.axes() for index in left.index)
+        and not any(tile.axis in index.axes() for index in right.index)
+    ]
+    return MatrixTile(context, instruction, left, right, rows, compute.unroll, spatial)
+
+
+def _moves(load: Load, compute: Compute) -> bool:
+    return any(compute.vector in index.axes() for index in load.index)
+
+
+def _pair(point: Point, at: int) -> tuple[Point, Point]:
+    """The two neighbours along an axis of which a point is one."""
+    first = point[at] & ~1
+    return (*point[:at], first, *point[at + 1 :]), (*point[:at], first + 1, *point[at + 1 :])
+
+
+class MatrixTile:
+    """The products of one register tile.
+
+    `rows` are positions of the spatial axes along which the broadcast operand alone moves.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        instruction: MatrixInstruction,
+        left: Load,
+        right: Load,
+        rows: Sequence[int],
+        unroll: Sequence[Tile],
+        spatial: Sequence[Tile],
+    ) -> None:
+        self._context = context
+        self._emitter = context.emitter
+        self._instruction = instruction
+        self._left, self._right = left, right
+        self._rows = rows
+        self._unroll = [tile.axis for tile in unroll]
+        self._spatial = [tile.axis for tile in spatial]
+
+    def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
+        """Rows as blocks, or blocks as rows, where two rows lie side by side."""
+        position = self._position(values)
+        result = dict(values)
+        for key, (first,) in values.items():
+            if position is None or key[0][position] % 2:
+                continue
+            other = _pair(key[0], position)[1], key[1]
+            if other not in values:
+                continue
+            (second,) = values[other]
+            if first.lanes == _COLUMNS and (first.const is None or first.const != second.const):
+                result[key] = (self._emitter.shuffle(first, second, _UPPER),)
+                result[other] = (self._emitter.shuffle(first, second, _LOWER),)
+        return result
+
+    def _position(self, keys: dict[Key, Partial]) -> int | None:
+        """Along which of the spatial axes rows are neighbours: the one with the most points."""
+        counts = {i: len({point[i] for point, _ in keys}) for i in self._rows}
+        return max(counts, key=lambda i: counts[i], default=None)
+
+    def multiply(
+        self,
+        budget: RegisterBudget,
+        current: dict[Key, Partial],
+        order: Sequence[Point],
+        key_of: Callable[[Point], Key],
+        accesses: Accesses,
+        points: Points,
+    ) -> None:
+        """Add what some points give to the sums, in place."""
+        for load in (self._left, self._right):
+            access = accesses[load]
+            if not isinstance(access, Access) or (access.is_interleaved and access.is_vector):
+                raise ScheduleError(f"elements of '{load.tensor.name}' do not lie side by side")
+        if points.lanes > _COLUMNS:
+            raise ScheduleError(f"vectors of {points.lanes} sums, not {_COLUMNS}")
+        left, right = (
+            evaluator(self._context, budget, load, accesses, points)
+            for load in (self._left, self._right)
+        )
+        position = self._position(current)
+        row = None if position is None else self._unroll.index(self._spatial[position])
+        there, done = set(order), set[Point]()
+        for point in order:
+            pair = _pair(point, row) if row is not None and points.lanes == _COLUMNS else None
+            if pair is None or key_of(pair[1]) not in current:
+                key = key_of(point)
+                (sums,) = current[key]
+                current[key] = (self._single(sums, left(point, ()), right(point, ())),)
+            elif pair[0] not in done:
+                done.add(pair[0])
+                rows = [self._row(left, each, each in there) for each in pair]
+                self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
+
+    def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
+        """Eight bytes of the broadcast operand; zeros where a point is left out."""
+        return left(point, ()) if present else self._emitter.const(0, DType.INT64)
+
+    def _blocks(
+        self,
+        current: dict[Key, Partial],
+        keys: Sequence[Key],
+        rows: Sequence[Value],
+        columns: Value,
+    ) -> None:
+        for number, key in enumerate(keys):
+            (sums,) = current[key]
+            sums = self._emitter.splat(sums, _COLUMNS)
+            current[key] = (self._call(sums, rows, columns, number),)
+
+    def _single(self, sums: Value, row: Value, columns: Value) -> Value:
+        """One row by all columns."""
+        emitter, lanes = self._emitter, sums.lanes
+        (wide,) = same_lanes(emitter, (columns,), _COLUMNS)
+        nothing = emitter.const(0, self._instruction.accumulator, _COLUMNS)
+        halves = [self._call(nothing, (row, row), wide, number) for number in (0, 1)]
+        if lanes == 1:
+            total = extract_lane(emitter, halves[0], 0)
+        else:
+            total = emitter.shuffle(halves[0], halves[1], _UPPER[:lanes])
+        return apply(emitter, Operation.ADD, sums, total)
+
+    def _call(self, sums: Value, rows: Sequence[Value], columns: Value, number: int) -> Value:
+        """Two rows by the first (0) or last (1) two columns."""
+        emitter, found = self._emitter, self._instruction
+        pair = emitter.const(0, DType.INT64, 2)
+        for lane, row in enumerate(rows):
+            text = f"insertelement {pair.type} %s, i64 %s, i32 {lane}"
+            pair = emitter.emit(DType.INT64, 2, text, pair, row)
+        part = emitter.shuffle(columns, None, (2 * number, 2 * number + 1))
+        operands = []
+        for value, dtype in ((pair, found.left), (part, found.right)):
+            count = 16 // dtype.bytes
+            text = f"bitcast {value.type} %s to {type_text(dtype, count)}"
+            operands.append(emitter.emit(dtype, count, text, value))
+        return emitter.call(found.accumulator, _COLUMNS, found.intrinsic, sums, *operands)

@@ -1,0 +1,167 @@
+"""Instructions that this machine does not have, run under qemu: each against plain arithmetic."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.codegen.cpu.lower import lower_nest
+from compiler.codegen.object import emit_assembly
+from compiler.driver import make_plan
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.graph.types import TensorType
+from compiler.loops.evaluate import pack_tensor, run_nest
+from compiler.loops.nest import LoopNest
+from compiler.loops.semantics import from_memory, to_memory
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import resolve_target
+from tests.devices.emulated_kernels import Array, Case, run_cases
+from tests.devices.packages import UnavailableError
+from tests.graphs import Maker
+from tests.unit.codegen.test_dot import (
+    BRAINS,
+    MATRICES,
+    SIGNS,
+    SIZES,
+    all_pairs,
+    narrow,
+    packed_product,
+)
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
+
+Types = tuple[DType, DType]
+
+TARGETS = ("aarch64", "armv8.2-a", "armv8.6-a")
+"""Neither dot products nor matrices; dot products of equal signs; all of them."""
+
+DOT, MATRIX = 4, 8
+"""Bytes that are multiplied at a time."""
+
+
+def forms(types: Types) -> list[tuple[str, int]]:
+    """Targets, and the groups in which they multiply these types."""
+    matrix = [(TARGETS[-1], MATRIX)] if types in MATRICES else []
+    return [(name, DOT) for name in TARGETS] + matrix
+
+
+def case(name: str, nest: LoopNest, a: Array, b: Array) -> Case:
+    return Case(nest, resolve_target(name), (a, pack_tensor(nest.buffers[1], b)))
+
+
+def wide(types: Types, a: Array, b: Array) -> tuple[Array, Array]:
+    """The factors in int64 or float64."""
+    kind = np.float64 if types == BRAINS else np.int64
+    x, y = (from_memory(part, t).astype(kind) for part, t in zip((a, b), types, strict=True))
+    return x, y
+
+
+def run(cases: list[Case], folder: Path) -> list[Array]:
+    """The matrices that they write, on a CPU with every extension that qemu has."""
+    try:
+        found = run_cases(cases, "max", folder)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    return [part.reshape(c.nest.buffers[-1].shape) for part, c in zip(found, cases, strict=True)]
+
+
+def product_graph(types: Types, rows: int, columns: int, depth: int) -> Graph:
+    g = Maker()
+    sums = DType.FLOAT32 if types == BRAINS else DType.INT32
+    x = g.input("x", rows, depth, dtype=types[0])
+    w = g.constant("w", narrow(types[1], depth, columns))
+    g.types[w] = TensorType(types[1], (depth, columns))
+    bias = g.input("b", columns, dtype=sums)
+    return g.graph(g("add", g("matmul", x, w, accumulator=sums.value), bias))
+
+
+def drawn(random: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """Small whole numbers, as they lie."""
+    return to_memory(random.integers(0, 9, shape).astype(np.float32), dtype)
+
+
+@pytest.mark.parametrize("types", SIGNS)
+def test_every_pair_of_bytes(types: Types, tmp_path: Path) -> None:
+    """At every place of a group."""
+    cases, expected = [], []
+    for name, group in forms(types):
+        a, b = (
+            np.concatenate([part] * (group // 4), axis)
+            for axis, part in zip((1, 0), all_pairs(types), strict=True)
+        )
+        nest = packed_product(types, 256, 256, group, 4, group, 4)
+        cases.append(case(name, nest, a, b))
+        x, y = wide(types, a, b)
+        expected.append(x @ y)
+    for found, exact in zip(run(cases, tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(found, exact)
+
+
+@pytest.mark.parametrize("types", [*SIGNS, BRAINS])
+def test_any_rows_columns_and_depth(types: Types, tmp_path: Path) -> None:
+    """Rows without a neighbour, vectors and groups that are not full; small whole numbers."""
+    cases, expected = [], []
+    for rows, columns, depth in SIZES:
+        a, b = narrow(types[0], rows, depth), narrow(types[1], depth, columns)
+        x, y = wide(types, a, b)
+        for name, group in forms(types):
+            for tile in (3, 4):
+                nest = packed_product(types, rows, columns, depth, 4, group, tile)
+                cases.append(case(name, nest, a, b))
+                expected.append(x @ y)
+    for found, exact in zip(run(cases, tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_every_finite_bfloat16(tmp_path: Path) -> None:
+    """Within float32's rounding of the sums; instructions take subnormal numbers for zeros."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    numbers = from_memory(every, DType.BFLOAT16)
+    every = every[np.isfinite(numbers) & (np.abs(numbers) >= 2.0**-126)]
+    a = every[: every.size // 64 * 64].reshape(-1, 4)
+    b = a[[7, 31, 3001, 8000]].T.copy()
+    cases = [
+        case(name, packed_product(BRAINS, len(a), 4, 4, 4, group, 4), a, b)
+        for name, group in forms(BRAINS)
+    ]
+    x, y = wide(BRAINS, a, b)
+    exact, size = x @ y, np.abs(x) @ np.abs(y)
+    fits = size < 2.0**127
+    for found in run(cases, tmp_path):
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = np.abs(found - exact)
+        assert (error <= 2.0**-22 * size + 2.0**-124)[fits].all()
+
+
+@pytest.mark.parametrize("types", [(DType.INT8, DType.INT8), (DType.UINT8, DType.INT8), BRAINS])
+def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
+    """By the meaning of their nests: rows and columns that no tile divides, with a bias."""
+    target, random = resolve_target(TARGETS[-1]), np.random.default_rng(0)
+    cases, expected = [], []
+    for rows, columns, depth in [(6, 24, 32), (5, 21, 20), (2, 3, 9)]:
+        graph = product_graph(types, rows, columns, depth)
+        (workload,) = [kernel.workload for kernel in make_plan(graph, target).kernels]
+        schedule = schedule_space(workload, target).default()
+        assert schedule["products"] == "matrices"
+        nest = lower_schedule(workload, schedule, target).nest
+        buffers = [
+            pack_tensor(tensor, drawn(random, tensor.dtype, tensor.shape))
+            for tensor in nest.buffers
+        ]
+        cases.append(Case(nest, target, tuple(buffers[:-1])))
+        run_nest(nest, buffers)
+        expected.append(buffers[-1])
+    for found, meaning in zip(run(cases, tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(found.reshape(-1), meaning)
+
+
+@pytest.mark.parametrize(("types", "instruction"), MATRICES.items())
+def test_matrices_are_multiplied_by_their_instruction(types: Types, instruction: str) -> None:
+    """So that what is run above is what it is meant to be."""
+    target = resolve_target(TARGETS[-1])
+    assembly = emit_assembly(lower_nest(packed_product(types, 5, 12, 32, 4, 8, 4), target), target)
+    assert re.search(rf"\b{instruction}\b", assembly)
