@@ -64,8 +64,9 @@ class For:
 
     Inside the body the axis stands for its tile: inner loops and register tiles over the same axis
     split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
-    PARALLEL loops are alone at the top of their stage; [lo, hi) counts their tiles, one loop's
-    after the other's.
+    PARALLEL loops are alone at the top of their stage, or all that is in another of them, over
+    another axis: then [lo, hi) counts the tiles of the inner one. It counts those of the stage's
+    first nest, and means the same part of every other.
     """
 
     axis: Axis

@@ -77,18 +77,32 @@ def check_roles(nest: LoopNest) -> None:
 
 
 def check_bindings(nest: LoopNest) -> None:
-    """Parallel loops are at the top of their stage, with nothing but others beside them."""
+    """Parallel loops are at the top of their stage, with nothing but others beside them, or all
+    that is in another parallel loop over another axis."""
     for stage in nest.stages:
         shared = {isinstance(n, For) and n.binding is not Binding.SERIAL for n in stage.body}
+        allowed = list(stage.body) if len(shared) == 1 else []
+        for node in allowed:  # grows
+            if isinstance(node, For) and node.binding is not Binding.SERIAL:
+                allowed += _other_loop(node)
         for node in stage.body:
-            for inner, depth in _nodes(node, 0):
+            for inner, _ in _nodes(node, 0):
                 if not isinstance(inner, For) or inner.binding is Binding.SERIAL:
                     continue
-                if depth > 0 or len(shared) > 1:
+                if not any(inner is other for other in allowed):
                     raise ScheduleError(
                         f"stage '{stage.name}': {inner.binding} loop '{inner.axis.name}' "
-                        f"is not at the top, or has serial nests beside it"
+                        f"is not at the top, or has others than parallel loops beside it"
                     )
+
+
+def _other_loop(loop: For) -> tuple[For, ...]:
+    """The loop over another axis that is all of a loop's body."""
+    match loop.body:
+        case (For() as inner,) if inner.axis != loop.axis:
+            return (inner,)
+        case _:
+            return ()
 
 
 def check_steps(nest: LoopNest) -> None:

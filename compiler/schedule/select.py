@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace, SubSpace
+from compiler.schedule.structure import share_inner_loops
 from compiler.schedule.templates import FALLBACK, Template, templates
 from compiler.sizes import OpenSizeError
 from compiler.target import Target
@@ -91,16 +93,17 @@ def _space(
 def lower_schedule(
     workload: Workload, schedule: Schedule, target: Target, threads: int = 1
 ) -> Kernel:
-    """The loop nest of a schedule.
+    """The loop nest of a schedule, whose parallel loops have tiles enough for the threads.
 
     Raises:
         ScheduleError: if no template knows the algorithm, or the schedule does not fit, or not at
             all of the workload's open sizes.
     """
     try:
-        return _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
+        kernel = _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
     except OpenSizeError as error:
         raise ScheduleError(f"'{schedule.algorithm}' needs to know sizes: {error}") from error
+    return replace(kernel, nest=share_inner_loops(kernel.nest, threads))
 
 
 def _template(algorithm: str) -> Template:

@@ -19,6 +19,7 @@ from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, eva
 from compiler.codegen.cpu.compute import ComputeLowering
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.loops import Segment, Tail, over, segments, tail_of, tile_body
+from compiler.codegen.cpu.shares import part, share, whole_tiles
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -37,18 +38,31 @@ def stage_symbol(name: str, number: int) -> str:
 
 
 def stage_extent(stage: Stage) -> int:
-    """Tiles of the stage's parallel loops, that is what lo and hi count; 1 when it is serial.
+    """Tiles that lo and hi count, those of the stage's first nest; 1 when it is serial.
 
     A size where a loop's extent is known at run time.
     """
     loops = _parallel_loops(stage)
-    return sum(s.count for loop in loops for s in _loop_segments(loop)) if loops else 1
+    return _shared_tiles(loops[0]) if loops else 1
 
 
 def _parallel_loops(stage: Stage) -> tuple[For, ...]:
-    """The loops whose tiles threads share; none where the stage is serial."""
+    """The nests whose tiles threads share; none where the stage is serial."""
     loops = tuple(node for node in stage.body if isinstance(node, For))
     return loops if all(loop.binding is Binding.PARALLEL for loop in loops) else ()
+
+
+def _shared_tiles(loop: For) -> int:
+    """Tiles of a parallel loop, times those of the parallel loop right inside it."""
+    own = sum(segment.count for segment in _loop_segments(loop))
+    inner = _parallel_inside(loop)
+    return own * _shared_tiles(inner) if inner is not None else own
+
+
+def _parallel_inside(loop: For) -> For | None:
+    """The parallel loop that is all of a loop's body."""
+    first = loop.body[0] if len(loop.body) == 1 else None
+    return first if isinstance(first, For) and first.binding is Binding.PARALLEL else None
 
 
 def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
@@ -111,10 +125,9 @@ def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool)
         written=_written(stage.body),
         masks=masks,
     )
-    loops, first = _parallel_loops(stage), 0
+    loops = _parallel_loops(stage)
     for loop in loops:
-        begins, ends = loop is loops[0], loop is loops[-1]
-        first = _parallel(context, loop, first, begins=begins, ends=ends)
+        _parallel(context, loop, *share(context.emitter, stage_extent(stage), _shared_tiles(loop)))
     for node in () if loops else stage.body:
         _lower(context, node)
     return context.emitter
@@ -141,52 +154,78 @@ def _lower(context: Context, node: Node) -> None:
             raise ScheduleError(f"loop {node.axis.name}: {binding} is not at the top of a stage")
 
 
-def _parallel(context: Context, loop: For, first: int, *, begins: bool, ends: bool) -> int:
-    """Those tiles of a loop that are in [lo, hi), split over its segments.
+def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
+    """Those tiles of a parallel loop that are in [low, high), split over its segments.
 
-    `first` is the number of the loop's first tile; returns that of the first one after it. The
-    stage's tiles begin or end with it.
+    The tiles of a parallel loop inside it count: [low, high) begins and ends within tiles of the
+    outer one.
 
-    The narrow tile of rows comes first. The code does not state bounds that lo and hi keep anyway,
-    so it does not say how many full tiles follow, and serves any number of them.
+    The narrow tile of rows comes first. The code does not state bounds that low and high keep
+    anyway, so it does not say how many full tiles follow, and serves any number of them.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
     outer = context.environment[loop.axis]
-    low, high = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
+    inner = _parallel_inside(loop)
+    within = low, high
+    if inner is not None:
+        low, high = whole_tiles(emitter, within, _shared_tiles(inner))
     parts = _loop_segments(loop)
     is_open_loop = is_open(loop.axis.extent)
     if len(parts) == 2 and not loop.peel and not is_open_loop and _is_of_rows(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
+    first = 0
     for segment in parts:
         start, stop = low, high
-        if segment is not parts[0] or not begins:
+        if segment is not parts[0]:
             edge = emitter.size(first)
             start = emitter.call(DType.INT64, 1, "llvm.smax.i64", low, edge)
-        if segment is not parts[-1] or not ends:
+        if segment is not parts[-1]:
             edge = emitter.size(first + segment.count)
             stop = emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edge)
-        lowered = partial(_tail_tile if is_open(segment.width) else _body, context, loop)
-        body = tile_body(context, loop.axis, outer, segment, lowered, first=first)
+        body = partial(_parallel_tile, context, loop, outer, segment, first, inner, within)
         emitter.loop(start, stop, (), body, may_be_empty=True)
         first += segment.count
     context.environment[loop.axis] = outer
-    return first
 
 
-def _tail_tile(context: Context, loop: For, values: list[Value]) -> list[Value]:
-    """The last tile of a parallel loop, of run-time width: one for the threads that share them."""
-    if _is_split(loop.body, loop.axis):
-        return _body(context, loop, values)
-    return over(
-        context,
-        loop.axis,
-        loop.step,
-        partial(_body, context, loop),
-        granularity=_granularity(loop.body, loop.axis),
-        tail=_tail(context, loop),
-    )
+def _parallel_tile(
+    context: Context,
+    loop: For,
+    outer: Bound,
+    segment: Segment,
+    first: int,
+    inner: For | None,
+    within: tuple[Value, Value],
+    counter: Value,
+    values: list[Value],
+) -> list[Value]:
+    """A tile of a parallel loop; of the loop inside it those that are `within` bounds."""
+
+    def body(values: list[Value]) -> list[Value]:
+        if inner is None:
+            return _body(context, loop, values)
+        for let in loop.lets:
+            context.environment[let.axis] = _let(context, let)
+        _parallel(context, inner, *part(context.emitter, within, counter, _shared_tiles(inner)))
+        return values
+
+    def tail(values: list[Value]) -> list[Value]:
+        """The last tile, of run-time width: one for the threads that share them."""
+        if _is_split(loop.body, loop.axis):
+            return body(values)
+        return over(
+            context,
+            loop.axis,
+            loop.step,
+            body,
+            granularity=_granularity(loop.body, loop.axis),
+            tail=_tail(context, loop),
+        )
+
+    lowered = tail if is_open(segment.width) else body
+    return tile_body(context, loop.axis, outer, segment, lowered, first=first)(counter, values)
 
 
 def _body(context: Context, loop: For, values: list[Value]) -> list[Value]:

@@ -3,7 +3,7 @@
 #include "clock.h"
 #include "tilewright.h"
 
-static void call(const tw_bound_kernel *kernel, int threads) {
+void tw_call(const tw_bound_kernel *kernel, int threads) {
     for (int64_t stage = 0; stage < kernel->stage_count; stage++)
         tw_run_stage(kernel->stages[stage], &kernel->arguments, kernel->extents[stage], threads);
 }
@@ -11,7 +11,7 @@ static void call(const tw_bound_kernel *kernel, int threads) {
 static double sample(const tw_bound_kernel *kernel, int threads) {
     clockid_t clock = threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
     int64_t start = tw_nanoseconds(clock);
-    for (int64_t run = 0; run < kernel->inner; run++) call(kernel, threads);
+    for (int64_t run = 0; run < kernel->inner; run++) tw_call(kernel, threads);
     return (double)(tw_nanoseconds(clock) - start) * 1e-9 / (double)kernel->inner;
 }
 
@@ -35,16 +35,8 @@ void tw_evict(const void *block, int64_t bytes) {
 #endif
 }
 
-void tw_call(const tw_bound_kernel *kernel, int threads) {
-    tw_enter(threads);
-    call(kernel, threads);
-    tw_leave(threads);
-}
-
 void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples, double *seconds) {
-    tw_enter(threads);
     for (int64_t i = 0; i < samples; i++) seconds[i] = sample(kernel, threads);
-    tw_leave(threads);
 }
 
 /* The reference kernel: work that never changes, so that a machine which takes longer for it than it

@@ -1,14 +1,20 @@
 /* A pool of threads that all executables of a process share.
  *
- * One stage runs at a time. Its tiles are cut into chunks; a chunk is claimed by a compare-and-swap
- * on one 64-bit word, the ticket:
+ * One stage runs at a time. Each thread has a share of its tiles, always the same one of equal
+ * stages: what a thread has written lies in its cache when it reads it in the next stage. A share is
+ * cut into chunks. Its thread claims them one after the other, and then those that are left of
+ * others' shares. There are two kinds of words:
  *
- *     epoch (32 bits) | participants (16) | chunks not yet claimed (16)
+ *     ticket:              epoch (48 bits) | participants (10) | chunks of each share (6)
+ *     claims, one a share: epoch (48 bits) | chunks claimed (16)
+ *
+ * A chunk is claimed by a compare-and-swap on its share's word. One with an older epoch means that
+ * nothing of the share is claimed.
  *
  * Why it is correct:
- * - The word alone says whether there is work for thread t: t < participants and chunks > 0. So a
- *   thread that saw an older stage and wakes up late either fails to swap or claims a chunk of the
- *   stage that is running now; it reads the stage's description only after it has claimed.
+ * - A thread reads a ticket and claims chunks of its epoch only. When a stage is done, the claims of
+ *   all its shares are full and of its epoch or a later one. So a thread that saw an older stage and
+ *   wakes up late claims nothing.
  * - The caller waits until `pending` is 0, which is completed work. A claimed chunk is not
  *   completed before its claimant is done with the description, so the caller cannot overwrite it.
  *   A worker that never woke up holds no chunk and is waited for by nobody.
@@ -30,11 +36,11 @@
 #include "tilewright.h"
 
 enum {
-    ROUNDS = 5,                /* chunks a thread; see first_tile */
-    SPIN_IDLE = 20 * 1000,     /* nanoseconds that a worker spins while no program runs */
-    SPIN_RUNNING = 200 * 1000, /* while one runs: serial stages are shorter than this, mostly */
-    SPIN_EAGER = 20 * 1000,    /* nanoseconds that a caller spins before it yields */
-    LOOKS = 64,                /* looks at the ticket between two looks at the clock */
+    ROUNDS = 5, /* chunks of a share; see first_tile */
+    SPIN = 200 * 1000,      /* nanoseconds that a thread spins before it sleeps: serial stages, and
+                             * what a caller does from run to run, are shorter than this, mostly */
+    SPIN_EAGER = 20 * 1000, /* nanoseconds that a caller spins before it yields */
+    LOOKS = 64,             /* looks at the ticket between two looks at the clock */
     STACK_BYTES = 1 << 20,
 };
 
@@ -42,81 +48,108 @@ enum {
 
 typedef struct {
     tw_stage stage;
-    const tw_arguments *arguments;
+    tw_arguments arguments;
     int64_t extent;
-    int64_t chunks;
-    int64_t threads;
 } job;
 
-/* On lines of their own: workers poll the ticket, and `pending` is written by all of them. */
+/* On lines of their own: workers poll the ticket, beside which they find the job, and `pending` is
+ * written by all of them. */
 static struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
+    job job;
     _Alignas(CACHE_LINE) tw_word pending;
     atomic_bool caller_sleeps;
-    _Alignas(CACHE_LINE) job job;
-    atomic_flag busy;
+    _Alignas(CACHE_LINE) atomic_flag busy;
     bool prepared;
     int found; /* processors that this process may use */
     _Alignas(CACHE_LINE) atomic_int started;
     atomic_int processors;
-    atomic_int running[TW_MAX_THREADS + 1]; /* programs that run now, by thread count */
-    atomic_int widest;                      /* the largest of those thread counts */
 } pool = {.busy = ATOMIC_FLAG_INIT};
+
+static struct {
+    _Alignas(CACHE_LINE) _Atomic uint64_t claims;
+} shares[TW_MAX_THREADS];
 
 static struct {
     _Alignas(CACHE_LINE) tw_word sleeps;
     atomic_int self;
 } workers[TW_MAX_THREADS];
 
-static inline bool has_work(uint64_t ticket, int thread) {
-    return (ticket & 0xffff) != 0 && (uint64_t)thread < (ticket >> 16 & 0xffff);
-}
+static inline uint64_t epoch_of(uint64_t ticket) { return ticket >> 16; }
+static inline int participants_of(uint64_t ticket) { return (int)(ticket >> 6 & 0x3ff); }
+static inline int chunks_of(uint64_t ticket) { return (int)(ticket & 0x3f); }
 
-/* Chunks get smaller: the first round shares out half of the tiles, the next a quarter, the last
- * two a sixteenth each. Few claims, and yet threads end within 1/16 of their share of each other,
- * also when one of them came late or lost its core for a while. */
-static int64_t first_tile(const job *job, int64_t chunk) {
-    if (job->chunks == job->extent || chunk == job->chunks)
-        return chunk == job->chunks ? job->extent : chunk;
+/* Chunks of a share get smaller: the first is half of it, the next a quarter, the last two a
+ * sixteenth each. Few claims, and yet threads end within 1/16 of their share of each other, also
+ * when one of them came late or lost its core for a while. */
+static int64_t first_tile(uint64_t ticket, int64_t extent, int share, int chunk) {
+    int64_t first = extent * share / participants_of(ticket);
+    int64_t tiles = extent * (share + 1) / participants_of(ticket) - first;
+    if (chunks_of(ticket) < ROUNDS) return first + (chunk < tiles ? chunk : tiles);
     const int64_t whole = 1 << (ROUNDS - 1);
-    int64_t round = chunk / job->threads, place = chunk % job->threads;
-    int64_t before = whole - (whole >> round);
-    int64_t share = round < ROUNDS - 1 ? whole >> (round + 1) : 1;
-    return job->extent * (before * job->threads + place * share) / (whole * job->threads);
+    return first + (chunk == ROUNDS ? tiles : tiles * (whole - (whole >> chunk)) / whole);
 }
 
-static bool run_one_chunk(int thread) {
-    uint64_t ticket = atomic_load_explicit(&pool.ticket, memory_order_relaxed);
+/* The next chunk of a share, or -1 if all are claimed or the ticket's stage is over. */
+static int claim(uint64_t ticket, int share) {
+    const uint64_t epoch = epoch_of(ticket);
+    uint64_t claims = atomic_load_explicit(&shares[share].claims, memory_order_relaxed);
+    int claimed;
     do {
-        if (!has_work(ticket, thread)) return false;
-    } while (!atomic_compare_exchange_weak_explicit(&pool.ticket, &ticket, ticket - 1,
+        if (claims >> 16 > epoch) return -1;
+        claimed = claims >> 16 == epoch ? (int)(claims & 0xffff) : 0;
+        if (claimed >= chunks_of(ticket)) return -1;
+    } while (!atomic_compare_exchange_weak_explicit(&shares[share].claims, &claims,
+                                                    epoch << 16 | (uint64_t)(claimed + 1),
                                                     memory_order_acq_rel, memory_order_relaxed));
-    const job *job = &pool.job;
-    int64_t chunk = job->chunks - (int64_t)(ticket & 0xffff);
-    int64_t lo = first_tile(job, chunk), hi = first_tile(job, chunk + 1);
-    if (lo < hi) {
-        const tw_arguments *a = job->arguments;
-        job->stage(a->buffers, a->scratch + thread * a->scratch_stride, a->sizes, lo, hi);
+    return claimed;
+}
+
+/* Run what is left of a share; how many chunks that was. */
+static unsigned run_share(uint64_t ticket, int share, int thread) {
+    unsigned done = 0;
+    for (int chunk; (chunk = claim(ticket, share)) >= 0; done++) {
+        const job *job = &pool.job;
+        int64_t lo = first_tile(ticket, job->extent, share, chunk);
+        int64_t hi = first_tile(ticket, job->extent, share, chunk + 1);
+        const tw_arguments *a = &job->arguments;
+        if (lo < hi)
+            job->stage(a->buffers, a->scratch + thread * a->scratch_stride, a->sizes, lo, hi);
     }
-    if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps))
-        tw_wake(&pool.pending);
-    return true;
+    return done;
+}
+
+/* Run chunks of the ticket's stage until all are claimed, those of the thread's own share first. */
+static void take_part(uint64_t ticket, int thread) {
+    const int participants = participants_of(ticket);
+    for (int i = 0; i < participants; i++) {
+        unsigned done = run_share(ticket, (thread + i) % participants, thread);
+        if (done && atomic_fetch_sub(&pool.pending, done) == done &&
+            atomic_load(&pool.caller_sleeps))
+            tw_wake(&pool.pending);
+    }
+}
+
+static inline bool is_for(uint64_t ticket, uint64_t seen, int thread) {
+    return ticket != seen && thread < participants_of(ticket);
 }
 
 static int64_t patience(int thread) {
     /* With more threads than processors a thread that spins takes time from one that works. */
-    if (thread >= atomic_load_explicit(&pool.processors, memory_order_relaxed)) return 0;
-    bool soon = thread < atomic_load_explicit(&pool.widest, memory_order_relaxed);
-    return soon ? SPIN_RUNNING : SPIN_IDLE;
+    return thread < atomic_load_explicit(&pool.processors, memory_order_relaxed) ? SPIN : 0;
 }
 
 static void *work(void *argument) {
     int thread = (int)(intptr_t)argument;
     int64_t idle_since = 0;
+    uint64_t seen = 0;
     atomic_store(&workers[thread].self, tw_placement_self());
     tw_settle(thread);
     for (int looks = 0;;) {
-        if (run_one_chunk(thread)) {
+        uint64_t ticket = atomic_load_explicit(&pool.ticket, memory_order_acquire);
+        if (is_for(ticket, seen, thread)) {
+            take_part(ticket, thread);
+            seen = ticket;
             idle_since = looks = 0;
             continue;
         }
@@ -126,7 +159,8 @@ static void *work(void *argument) {
         if (idle_since == 0) idle_since = now;
         if (now - idle_since < patience(thread)) continue;
         atomic_store(&workers[thread].sleeps, 1);
-        while (atomic_load(&workers[thread].sleeps) && !has_work(atomic_load(&pool.ticket), thread))
+        while (atomic_load(&workers[thread].sleeps) &&
+               !is_for(atomic_load(&pool.ticket), seen, thread))
             tw_sleep(&workers[thread].sleeps, 1);
         atomic_store(&workers[thread].sleeps, 0);
         tw_settle(thread);
@@ -142,9 +176,8 @@ static void after_fork(void) {
     atomic_store(&pool.pending, 0);
     atomic_store(&pool.caller_sleeps, false);
     atomic_store(&pool.started, 0);
-    atomic_store(&pool.widest, 0);
-    for (int i = 0; i <= TW_MAX_THREADS; i++) atomic_store(&pool.running[i], 0);
     for (int i = 0; i < TW_MAX_THREADS; i++) {
+        atomic_store(&shares[i].claims, 0);
         atomic_store(&workers[i].sleeps, 0);
         atomic_store(&workers[i].self, 0);
     }
@@ -199,7 +232,7 @@ static void wait_for_pending(void) {
         int64_t now = tw_nanoseconds(CLOCK_MONOTONIC);
         if (start == 0) start = now;
         if (now - start < SPIN_EAGER) continue;
-        if (now - start < SPIN_RUNNING) {
+        if (now - start < SPIN) {
             sched_yield();
             continue;
         }
@@ -218,40 +251,18 @@ void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent,
         return;
     }
     threads = ensure_workers(threads);
-    int64_t chunks = (int64_t)threads * ROUNDS;
-    if (chunks > extent) chunks = extent;
-    pool.job = (job){stage, arguments, extent, chunks, threads};
-    atomic_store_explicit(&pool.pending, (unsigned)chunks, memory_order_relaxed);
-    uint64_t epoch = (atomic_load_explicit(&pool.ticket, memory_order_relaxed) >> 32) + 1;
-    atomic_store(&pool.ticket, epoch << 32 | (uint64_t)threads << 16 | (uint64_t)chunks);
+    int64_t most = (extent + threads - 1) / threads;
+    unsigned chunks = most < ROUNDS ? (unsigned)most : ROUNDS;
+    pool.job = (job){stage, *arguments, extent};
+    atomic_store_explicit(&pool.pending, (unsigned)threads * chunks, memory_order_relaxed);
+    uint64_t epoch = epoch_of(atomic_load_explicit(&pool.ticket, memory_order_relaxed)) + 1;
+    uint64_t ticket = epoch << 16 | (uint64_t)threads << 6 | chunks;
+    atomic_store(&pool.ticket, ticket);
     for (int thread = 1; thread < threads; thread++)
         if (atomic_load(&workers[thread].sleeps)) wake(thread);
-    while (run_one_chunk(0)) {
-    }
+    take_part(ticket, 0);
     wait_for_pending();
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
-}
-
-static void update_widest(void) {
-    int widest = TW_MAX_THREADS;
-    while (widest > 1 && atomic_load(&pool.running[widest]) == 0) widest--;
-    /* Two callers may leave at once and write in the wrong order. This steers only how long a
-     * worker spins, and the next program to enter or leave puts it right. */
-    atomic_store(&pool.widest, widest);
-}
-
-void tw_enter(int threads) {
-    if (threads <= 1) return;
-    if (threads > TW_MAX_THREADS) threads = TW_MAX_THREADS;
-    atomic_fetch_add(&pool.running[threads], 1);
-    if (threads > atomic_load(&pool.widest)) atomic_store(&pool.widest, threads);
-}
-
-void tw_leave(int threads) {
-    if (threads <= 1) return;
-    if (threads > TW_MAX_THREADS) threads = TW_MAX_THREADS;
-    atomic_fetch_sub(&pool.running[threads], 1);
-    update_widest();
 }
 
 int tw_pool_bind(const int *processors, int count) {

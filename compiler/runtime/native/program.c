@@ -77,12 +77,8 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
 }
 
 static int run_whole(const tw_program *program, tw_profile *profile) {
-    int threads = (int)program->threads;
-    tw_enter(threads);
     if (profile) profile->before = tw_nanoseconds(profile->clock);
-    int status = run(program, program->code, program->code + program->words, profile);
-    tw_leave(threads);
-    return status;
+    return run(program, program->code, program->code + program->words, profile);
 }
 
 int tw_run_program(const tw_program *program) { return run_whole(program, NULL); }

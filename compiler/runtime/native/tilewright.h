@@ -36,10 +36,6 @@ typedef struct {
  * runs all tiles itself. */
 void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent, int threads);
 
-/* Between these two calls idle workers wait longer before they sleep. */
-void tw_enter(int threads);
-void tw_leave(int threads);
-
 /* Bind worker w (from 1) to processors[(w - 1) % count], those that run and those to come; a count of
  * 0 lets them run everywhere. Returns 0; i + 1 if this process may not run on processors[i]; -1 where
  * the system does not bind threads. */

@@ -29,7 +29,19 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Axis
 from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Order, Stage, Store, Tile
+from compiler.loops.nest import (
+    Binding,
+    Compute,
+    For,
+    Let,
+    LoopNest,
+    Node,
+    Order,
+    Stage,
+    Store,
+    Tile,
+)
+from compiler.loops.verify import verify_nest
 from tests.kernels import WIDTHS, width
 from tests.unit.codegen.checks import agree, kernel, numbers
 
@@ -92,22 +104,47 @@ def test_parallel_loops_in_any_pieces(extent: int, peel: bool) -> None:
 
 
 @pytest.mark.parametrize("extent", [3, 16, 61])
-def test_parallel_loops_beside_each_other_in_any_pieces(extent: int) -> None:
-    """Over one axis, with a tail each; the tiles of one are counted after those of the other."""
+@pytest.mark.parametrize("steps", [(8, 16), (16, 8), (8, 64)])
+def test_parallel_loops_beside_each_other_in_any_pieces(
+    extent: int, steps: tuple[int, int]
+) -> None:
+    """Over one axis, with a tail each: a range of the first one's tiles is a share of the other."""
     bits, i = WIDTHS[0], Axis("i", extent)
     x = Tensor("x", (extent,))
     y, z = (Tensor(name, (extent,), role=Role.OUTPUT) for name in "yz")
     loops = []
-    for out, factor, step in ((y, 2.0, 8), (z, 3.0, 16)):
+    for out, factor, step in zip((y, z), (2.0, 3.0), steps, strict=True):
         body = x[i] * factor
         compute = Compute((Store(out[i], body),), body, unroll=(Tile(i, 4),), vector=i)
         loops.append(For(i, step, (compute,), binding=Binding.PARALLEL))
     nest = kernel((x, y, z), *loops)
-    alone = [stage_extent(Stage("s", (loop,))) for loop in loops]
-    assert stage_extent(nest.stages[0]) == sum(alone)
+    assert stage_extent(nest.stages[0]) == stage_extent(Stage("s", (loops[0],)))
     for seed in range(4):
         found = agree(nest, bits, numbers(extent), seed=seed)
         np.testing.assert_array_equal(found[0] * 1.5, found[1])
+
+
+@pytest.mark.parametrize("peel", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), [(1, 9), (2, 37), (5, 16), (7, 1), (3, 61)])
+def test_parallel_loops_right_inside_each_other_in_any_pieces(
+    outer: int, inner: int, peel: bool
+) -> None:
+    """[lo, hi) counts the tiles of the innermost; both loops have tails."""
+    bits, i, j, k = WIDTHS[0], Axis("i", outer), Axis("j", 3), Axis("k", inner)
+    shape = (outer, 3, inner)
+    x, y = Tensor("x", shape), Tensor("y", shape, role=Role.OUTPUT)
+    body = x[i, j, k] + 1.0
+    tiles = (Tile(i), Tile(k, 4))
+    node: Node = Compute((Store(y[i, j, k], body),), body, unroll=tiles, vector=k)
+    for axis, step in ((k, 8), (j, 1), (i, 2)):
+        node = For(axis, step, (node,), binding=Binding.PARALLEL, peel=peel)
+    nest = kernel((x, y), node)
+    verify_nest(nest)
+    along = -(-inner // 8) + (1 if inner % 8 > 4 and inner % 4 else 0)
+    assert stage_extent(nest.stages[0]) == -(-outer // 2) * 3 * along
+    for seed in range(6):
+        found = agree(nest, bits, numbers(*shape), seed=seed)
+        np.testing.assert_array_equal(found[0], numbers(*shape).ravel() + 1)
 
 
 def test_a_parallel_loop_inside_another_is_refused() -> None:

@@ -50,6 +50,10 @@ def test_well_formed_nests_pass(good: LoopNest) -> None:
     verify_nest(good)
 
 
+def test_parallel_loops_may_be_right_inside_each_other() -> None:
+    verify_nest(nest(parallel(OTHER, parallel(I, COPY))))
+
+
 def test_well_formed_folds_and_dots_pass() -> None:
     verify_nest(nest(PAIRS))
     verify_nest(nest(DOT, buffers=DOT_BUFFERS))
@@ -101,8 +105,12 @@ BAD = {
         )
     ),
     "scratch 'x' has the role input": nest(COPY, buffers=(Y,), scratch=(X,)),
-    "parallel loop 'j' is not at the top, or has serial": nest(COPY, parallel(OTHER, COPY)),
+    "parallel loop 'j' is not at the top, or has others": nest(COPY, parallel(OTHER, COPY)),
     "parallel loop 'i' is not at the top": nest(For(OTHER, 1, (parallel(I, COPY),))),
+    "parallel loop 'i' is not at the top, or has others": nest(
+        parallel(OTHER, parallel(I, COPY), COPY)
+    ),
+    "stage 'main': parallel loop 'i' is not at": nest(parallel(I, parallel(I, COPY))),
     "axis 'i' has step 0": nest(replace(COPY, unroll=(Tile(I, 0),))),
     "axis 'j' has step -1": nest(For(OTHER, -1, (COPY,))),
     "compute of 'y': axis 'j' is used outside": nest(

@@ -40,9 +40,7 @@ static void stress(unsigned seed, int rounds) {
         int threads = 1 + (int)(next(&seed) % WIDEST);
         int extent = (int)(next(&seed) % (round % 8 ? 50 : LONGEST));
         memset(marks, 0, LONGEST * sizeof *marks);
-        tw_enter(threads);
         tw_run_stage(mark, &arguments, extent, threads);
-        tw_leave(threads);
         for (int i = 0; i < LONGEST; i++)
             if (marks[i] != (i < extent)) {
                 fprintf(stderr, "tile %d of %d, %d threads: %d\n", i, extent, threads, marks[i]);
