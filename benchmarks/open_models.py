@@ -29,7 +29,8 @@ def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
             element = info.type.tensor_type.elem_type
             info.CopyFrom(helper.make_tensor_value_info(info.name, element, inputs[info.name]))
     for info in copy.graph.output:
-        info.type.tensor_type.ClearField("shape")
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
     shapes = {node.input[1] for node in copy.graph.node if node.op_type == "Reshape"}
     for tensor in copy.graph.initializer:
         if tensor.name in shapes and numpy_helper.to_array(tensor)[:1] == 1:

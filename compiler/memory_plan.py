@@ -93,7 +93,8 @@ def plan_memory(
         for position, step in enumerate(plan.steps)
         if bodies_of(step)
     }
-    found = collect_buffers(plan, shared_bytes, may_alias, bodies)
+    arenas = {step: tuple(body.arena_bytes for body in each) for step, each in bodies.items()}
+    found = collect_buffers(plan, shared_bytes, may_alias, arenas)
     buffers = found.buffers
     arena = place(buffers)
     offsets = {value: buffers[n].offset + after for value, (n, after) in found.starts.items()}
@@ -120,11 +121,11 @@ def collect_buffers(
     plan: GraphPlan,
     shared_bytes: SharedBytes | None,
     may_alias: MayAlias | None,
-    bodies: Mapping[int, tuple[MemoryPlan, ...]] | None = None,
+    arenas: Mapping[int, Sequence[int]] | None = None,
 ) -> ArenaBuffers:
     """The buffers of a plan with their lives, without their places; arguments as in `plan_memory`.
 
-    `bodies` are the plans of the bodies that steps run.
+    `arenas` are the sizes of those of the bodies that steps run.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -148,7 +149,7 @@ def collect_buffers(
         buffer.last = max(buffer.last, end)
     temporary: dict[int, list[int]] = {}
     for position, step in enumerate(plan.steps):
-        for size in _temporary(step, (bodies or {}).get(position, ()), shared_bytes):
+        for size in _temporary(step, (arenas or {}).get(position, ()), shared_bytes):
             temporary.setdefault(position, []).append(len(buffers))
             buffers.append(ArenaBuffer(size, position, position))
     names = dict(external)
@@ -163,7 +164,7 @@ def collect_buffers(
 
 
 def _temporary(
-    step: Step, bodies: Sequence[MemoryPlan], shared_bytes: SharedBytes | None
+    step: Step, arenas: Sequence[int], shared_bytes: SharedBytes | None
 ) -> Sequence[int]:
     """Sizes of what lives only while a step runs, in the order of `MemoryPlan.shared`."""
     match step:
@@ -171,9 +172,9 @@ def _temporary(
             return shared_bytes(step) if shared_bytes is not None else ()
         case LoopStep(body):
             graph = body.graph
-            return [bodies[0].arena_bytes, *(graph.types[value].bytes for value in graph.outputs)]
+            return [*arenas, *(graph.types[value].bytes for value in graph.outputs)]
         case BranchStep():
-            return [max(body.arena_bytes for body in bodies)]
+            return [max(arenas)]
         case _:
             return ()
 

@@ -246,13 +246,9 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
         return plan_memory(plan, shared_bytes), ()
     stacked = stack_memory(plan, shared_bytes)
     starts = [slot_start(number) for number in range(len(stacked.buffers))]
-    memory = MemoryPlan(
-        0,
-        {value: starts[number] + after for value, (number, after) in stacked.starts.items()},
-        stacked.roots,
-        {step: tuple(starts[n] for n in numbers) for step, numbers in stacked.shared.items()},
+    return stacked.placed(starts, 0), tuple(
+        Slot(buffer.bytes, buffer.below) for buffer in stacked.buffers
     )
-    return memory, tuple(Slot(buffer.bytes, buffer.below) for buffer in stacked.buffers)
 
 
 def _shared_bytes(

@@ -151,7 +151,7 @@ class ProgramEmitter:
         inside.ports.update(zip(graph.outputs, made, strict=True))
         body = list(self._steps(inside))
         for row, whole in zip(step.rows, rows, strict=True):
-            parameters = step.most or 0, sizes[row]
+            parameters = 0 if step.most is None else step.most, sizes[row]
             body.append(NativeCall("put", parameters, (made[row], counter, whole)))
         body += [
             Copy(state, new, size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from compiler.ops.loops import looped, truth
 from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import show
+from compiler.sizes import is_open
 
 STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""
@@ -114,7 +116,7 @@ def _scanned(node: OnnxNode, values: list[str], body: LoopBody) -> list[str]:
         raise node.invalid(f"the sequences differ in length: {sorted(lengths)}")
     (length,) = lengths
     scan = _Scan(states, list(zip(sequences, dims, backwards, strict=True)), length)
-    if length <= body.short:
+    if not is_open(length) and length <= body.short:
         states, wholes = _spelled_scan(node, scan, body, body.spelled)
     else:
         try:
@@ -154,7 +156,7 @@ def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str]
 
     def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
         inner = enclosure.node
-        last = inner.constant(np.array(scan.length - 1))
+        last = inner.scalar(scan.length - 1, DType.INT64)
         places = (number, inner.emit("sub", [last, number]))
         slices = [
             inner.emit("gather", [enclosure.capture(s), places[back]], axis=dim)
@@ -221,10 +223,16 @@ def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
 
 
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:
-    known = None if value is None else node.builder.known(value)
-    if value is not None and (node.type(value).elements != 1):
+    """A number, or an open size; None where it depends on the run."""
+    if value is None:
+        return None
+    if node.type(value).elements != 1:
         raise node.invalid(f"the trip count is {node.type(value)}")
-    return None if known is None else int(known.reshape(-1)[0])
+    known = node.builder.known(value)
+    if known is not None:
+        return int(known.reshape(-1)[0])
+    size = node.builder.sizes.get(value)
+    return None if size is None else cast(int, size.item())
 
 
 def _looped_loop(

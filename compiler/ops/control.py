@@ -38,6 +38,7 @@ from compiler.ops.attributes import integer, ints, word
 from compiler.ops.native import no_expression
 from compiler.ops.registry import Operator, OpKind, RunBody
 from compiler.ops.shapes import operand_count
+from compiler.sizes import typical
 
 STEP = TensorType(DType.INT64, ())
 GOING = TensorType(DType.BOOL, ())
@@ -91,15 +92,14 @@ class LoopForm:
     def slots(self) -> tuple[ResultSlot, ...]:
         """The number of steps, whether another one would follow, the states, the stacked rows."""
         kinds = [self.body.types[value] for value in self.body.outputs]
-        stacked = [
-            TensorType(kinds[row].dtype, (self.most or 0, *kinds[row].shape)) for row in self.rows
-        ]
+        most = 0 if self.most is None else self.most
+        stacked = [TensorType(kinds[row].dtype, (most, *kinds[row].shape)) for row in self.rows]
         return _slots([STEP, GOING, *kinds[self.decides :][: self.states], *stacked])
 
     @property
     def expected_steps(self) -> int:
         """How many steps to expect: as many as there can be, or a guess."""
-        return GUESSED_STEPS if self.most is None else min(self.most, MANY_STEPS)
+        return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 
 
 def loop_form(attrs: Attrs) -> LoopForm:
@@ -191,7 +191,7 @@ def _infer_field(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     offset, (block,) = integer(attrs, "offset"), types
     if block.dtype is not DType.UINT8 or len(block.shape) != 1:
         raise InvalidModelError(f"{block} is no block of bytes")
-    if min((offset, *kind.shape)) < 0 or offset % SLOT_BYTES:
+    if any(size < 0 for size in (offset, *kind.shape)) or offset % SLOT_BYTES != 0:
         raise InvalidModelError(f"{kind} at byte {offset} is no field")
     if offset + kind.bytes > block.bytes:
         raise InvalidModelError(f"{kind} at byte {offset} does not lie in {block}")

@@ -17,6 +17,7 @@ from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
 from compiler.ops.enclosed import Enclosure, inlined
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
+from compiler.sizes import larger
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
@@ -93,7 +94,7 @@ def looped(
                 positions[value] = len(outputs)
                 outputs.append(value)
         graph = enclosure.graph(outputs)
-    most = max(trips, 0) if isinstance(trips, int) else None
+    most = None if trips is None or isinstance(trips, str) else larger(trips, 0)
     if rows and most is None:
         raise node.unsupported("nothing known at import bounds how many steps give values")
     if most == 0:
@@ -101,7 +102,11 @@ def looped(
             _empty(node, TensorType(inner.type(v).dtype, (0, *inner.shape(v)))) for v in rows
         ]
         return Looped(list(states), nothing, node.constant(np.array(0)), True)
-    limit = trips if isinstance(trips, str) else node.constant(np.array(most or ENDLESS))
+    limit = (
+        trips
+        if isinstance(trips, str)
+        else node.scalar(ENDLESS if most is None else most, DType.INT64)
+    )
     operands = [limit, begin, *(states[k] for k in moving), *enclosure.captured]
     attrs: dict[str, AttrValue | None] = {
         "body": graph,
@@ -120,7 +125,10 @@ def looped(
     wholes = [
         next(stacked)
         if inner.type(value).elements
-        else _empty(node, TensorType(inner.type(value).dtype, (most or 0, *inner.shape(value))))
+        else _empty(
+            node,
+            TensorType(inner.type(value).dtype, (0 if most is None else most, *inner.shape(value))),
+        )
         for value in rows
     ]
     begins = node.builder.known(begin)

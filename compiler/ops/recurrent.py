@@ -21,6 +21,7 @@ from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import is_open
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows a step), and
@@ -264,7 +265,8 @@ def _recurrent(
             step,
         )
         states = [_initial(node, 5 + i, number, batch, hidden, swapped) for i in range(count)]
-        run = sequence.spelled if length <= SPELLED_STEPS else sequence.looped
+        few = not is_open(length) and length <= SPELLED_STEPS
+        run = sequence.spelled if few else sequence.looped
         whole, last = run(states)
         wholes.append(whole)
         finals.append(last)
@@ -314,7 +316,7 @@ class _Sequence:
             inner = enclosure.node
             place = number
             if self.backward:
-                last = inner.constant(np.array(self.length - 1, np.int64))
+                last = inner.scalar(self.length - 1, DType.INT64)
                 place = inner.emit("sub", [last, number])
             given = inner.emit("gather", [enclosure.capture(self.steps), place], axis=0)
             output, *new = self._one(inner, given, place, now, enclosure.capture)

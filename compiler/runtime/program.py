@@ -414,7 +414,8 @@ class Program:
                     self._check_ref(counter, 8, True, f"{where}: loop")
                     self._check_ref(trips, 8, False, f"{where}: loop")
                     self._check_ref(going, 1, False, f"{where}: loop")
-                    if counter.space is BufferSpace.COUNT or not 0 <= most <= ENDLESS:
+                    numbered = is_open(most) or most <= ENDLESS
+                    if counter.space is BufferSpace.COUNT or most < 0 or not numbered:
                         raise ValueError(f"{where}: a loop of at most {most} steps")
                     self._check_all(body, where, depth + 1)
                 case Branch(condition, then, otherwise):

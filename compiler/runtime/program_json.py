@@ -159,7 +159,7 @@ def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
                 "counter": _ref_to_json(counter),
                 "trips": _ref_to_json(trips),
                 "going": _ref_to_json(going),
-                "most": most,
+                "most": size_to_json(most),
             }
         case Branch(condition, then, otherwise):
             return {
@@ -190,7 +190,8 @@ def _instruction_from_json(data: Mapping[str, Any], known: Known, depth: int = 0
         return tuple(_ref_from_json(each, known) for each in data["buffers"])
 
     if "loop" in data:
-        return Loop(ref("counter"), ref("trips"), ref("going"), int(data["most"]), inner("loop"))
+        most = size_from_json(data["most"], known)
+        return Loop(ref("counter"), ref("trips"), ref("going"), most, inner("loop"))
     if "branch" in data:
         return Branch(ref("branch"), inner("then"), inner("otherwise"))
     if "kernel" in data:

@@ -104,6 +104,23 @@ IMAGE = Input((2, 3, "h", "w"))
 SIZES = {"h": (1, 33), "w": (1, 40)}
 
 
+def recurrent(op: str, gates: int, directions: int, *more: Any, **attrs: Any) -> Case:
+    """A layer of 5 states over sequences of 4 features."""
+    draw = np.random.default_rng(gates)
+    weights = [
+        (draw.standard_normal((directions, *shape)) / 3).astype(np.float32)
+        for shape in ((gates * 5, 4), (gates * 5, 5), (2 * gates * 5,))
+    ]
+    return Case(
+        f"{op}-{'-'.join(map(str, attrs.values()))}-{len(more)}",
+        op,
+        (Input(("t", "b", 4)), *weights, *more),
+        {"t": (1, 70), "b": (1, 4)},
+        {"hidden_size": 5, **attrs},
+        outputs=2,
+    )
+
+
 def resized(mode: str, place: str, *scales: float, **attrs: Any) -> Case:
     least = {name: (2 if min(scales) < 1 else 1, last) for name, (_, last) in SIZES.items()}
     found = {"mode": mode, "coordinate_transformation_mode": place, **attrs}
@@ -243,6 +260,10 @@ CASES = (
         )
         for mode in ("reflect", "edge", "wrap")
     ),
+    recurrent("LSTM", 4, 2, direction="bidirectional"),
+    recurrent("LSTM", 4, 1, Input(("b",), np.int32, 1, "t+1")),
+    recurrent("GRU", 3, 1, direction="reverse", linear_before_reset=1),
+    recurrent("RNN", 1, 1, None, Input((1, "b", 5))),
     Case("NonZero", "NonZero", (Input(("n", "m"), np.int64, 0, 2),), {"n": (1, 9), "m": (1, 17)}),
     Case("MeanVariance", "LayerNormalization", (Input((3, "n")), floats(1)), {"n": (1, 70)}),
 )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import compiler
+from benchmarks.open_models import opened
 from compiler import driver
 from compiler.errors import UnsupportedOperatorError
 from compiler.ops import loops
 from compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
+from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.runtime.sized import SizedExecutable
 from compiler.target import host_target
 from tests.integration.control_models import (
     BOOL,
@@ -22,11 +30,13 @@ from tests.integration.control_models import (
     agree,
     body,
     checked,
+    choosing,
     collatz,
     converging,
     counting,
     info,
     model,
+    nested,
     node,
     random_inputs,
     runtime,
@@ -46,6 +56,65 @@ def test_a_loop_runs_until_it_converges(threads: int) -> None:
     np.testing.assert_allclose(once, (x + 1) / 2, rtol=1e-6)
     (loop,) = (i for i in executable.program.instructions if isinstance(i, Loop))
     assert any(isinstance(i, KernelCall) for i in loop.body)
+
+
+def stepping() -> onnx.ModelProto:
+    """As many steps as x has rows, each of which a step adds."""
+    step = body(
+        [
+            node("MatMul", ["s", "w"], ["p"]),
+            node("Tanh", ["p"], ["t"]),
+            node("Gather", ["x", "i"], ["row"], axis=0),
+            node("Add", ["t", "row"], ["u"]),
+            node("Identity", ["c"], ["on"]),
+            node("ReduceSum", ["u"], ["sum"], keepdims=0),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("u"), info("sum")],
+    )
+    nodes = [
+        node("Shape", ["x"], ["shape"], end=1),
+        node("Squeeze", ["shape"], ["n"]),
+        node("Loop", ["n", "", "first"], ["y", "sums"], "outer", body=step),
+    ]
+    inputs = {"x": np.zeros((5, 3, 6), np.float32), "first": np.zeros((3, 6), np.float32)}
+    w = RANDOM.standard_normal((6, 6)).astype(np.float32) / 4
+    return model(nodes, inputs, ["y", "sums"], {"w": w})
+
+
+OPEN = {
+    "stepping": (stepping, {"x": ["steps", "rows", 6], "first": ["rows", 6]}),
+    "scanning": (
+        partial(scanning, 9, (1, 0), (1, 0)),
+        {"us": [2, "steps", 8], "vs": ["steps", 2, 8]},
+    ),
+    "nested": (nested, {"x": ["rows", 6]}),
+    "choosing": (partial(choosing, 32), {"x": ["rows", 32]}),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_bodies_run_with_all_sizes(name: str) -> None:
+    build, shapes = OPEN[name]
+    proto = opened(build(), shapes)
+    names = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+    executable = compiler.compile_model(proto, dims=dict.fromkeys(names, "1.."))
+    assert isinstance(executable, SizedExecutable)
+    assert executable.ranged is not None, executable.reason
+    program = executable.ranged.program
+    assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
+    oracle = onnxruntime.InferenceSession(proto.SerializeToString())
+    for number, size in enumerate((1, 70, 2, 3, 8, 17, 1, 33)):
+        sizes = dict(zip(sorted(names), (size, 71 - size), strict=False))
+        feeds = {}
+        for each in oracle.get_inputs():
+            shape = [sizes.get(dim, dim) for dim in each.shape]
+            if "float" in each.type:
+                feeds[each.name] = RANDOM.standard_normal(shape).astype(np.float32)
+            else:
+                feeds[each.name] = np.array(number % 2, bool if "bool" in each.type else np.int64)
+        agree(executable.run(feeds), oracle.run(None, feeds))
+    assert not executable.made
 
 
 @pytest.mark.parametrize("go", [True, False])

@@ -21,13 +21,23 @@ from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
 from compiler.driver import make_plan, optimise
 from compiler.frontend.onnx_import import import_model
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.memory_plan import plan_memory, value_bytes
+from compiler.memory_plan import MemoryPlan, plan_memory, value_bytes
 from compiler.ops.interpret import run_graph
-from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, distance, same_bytes
+from compiler.plan import (
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    Placement,
+    ViewStep,
+    bodies_of,
+    distance,
+    same_bytes,
+)
 from compiler.sizes import Dimension, at, open_size, typical_sizes
 from compiler.stacked_memory import stack_memory
 from compiler.target import resolve_target
 from compiler.workload import Workload
+from tests.integration import control_models
 
 TARGET = resolve_target("x86-64-v3")
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 50}
@@ -91,6 +101,25 @@ CASES = {
         {"height": "32..640:32", "width": "32..640:32"},
         ({"height": 32, "width": 64}, {"height": 96, "width": 32}),
     ),
+    "a loop in a branch in a loop": Case(
+        lambda: opened(control_models.nested(), {"x": ["rows", 6]}),
+        {"rows": "1..30"},
+        ({"rows": 1}, {"rows": 30}, {"rows": 7}),
+    ),
+    "a scan": Case(
+        lambda: opened(
+            control_models.scanning(9, (1, 0), (1, 0)),
+            {"us": [2, "steps", 8], "vs": ["steps", 2, 8]},
+        ),
+        {"steps": "1..70"},
+        ({"steps": 19}, {"steps": 70}, {"steps": 20}),  # fewer are spelled out at a fixed size
+        more=1,  # the number of the last step
+    ),
+    "two branches": Case(
+        lambda: opened(control_models.choosing(32), {"x": ["rows", 32]}),
+        {"rows": "100..200"},  # fewer are not worth a branch at a fixed size
+        ({"rows": 100}, {"rows": 200}, {"rows": 133}),
+    ),
 }
 
 
@@ -146,16 +175,21 @@ def test_open_sizes_cost_no_kernels_but_those_that_constants_save(name: str) -> 
 def test_kernels_at_sizes_are_those_of_the_graph(name: str) -> None:
     """Types at the border of each kernel are those of the graph's values; texts read back."""
     plan = planned(name)
-    for step in plan.kernels:
-        assert Workload.parse(step.workload.text()) == step.workload
-        names = [dimension.name for dimension in step.workload.dimensions]
-        assert names == sorted(f"s{number}" for number in range(len(step.sizes)))
+    for kernel in plan.kernels:
+        assert Workload.parse(kernel.workload.text()) == kernel.workload
+        names = [dimension.name for dimension in kernel.workload.dimensions]
+        assert names == sorted(f"s{number}" for number in range(len(kernel.sizes)))
     fixed = plan.at(CASES[name].sizes[0])
-    for kernel in fixed.kernels:
-        assert not kernel.sizes and not kernel.workload.dimensions
-        for boundary, value in zip(kernel.workload.inputs, kernel.inputs, strict=True):
-            assert boundary.type == fixed.graph.types[value]
-        assert kernel.workload.output.type == fixed.graph.types[kernel.output]
+    plans = [fixed]
+    for each in plans:
+        for step in each.steps:
+            plans += bodies_of(step)
+            if not isinstance(step, KernelStep):
+                continue
+            assert not step.sizes and not step.workload.dimensions
+            for boundary, value in zip(step.workload.inputs, step.inputs, strict=True):
+                assert boundary.type == each.graph.types[value]
+            assert step.workload.output.type == each.graph.types[step.output]
 
 
 def test_views_lie_where_they_would_at_each_size(name: str) -> None:
@@ -207,6 +241,42 @@ def test_buffers_never_overlap_while_they_live(name: str) -> None:
         for one, other in combinations(lives, 2):
             if lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]:
                 assert spans[one][1] <= spans[other][0] or spans[other][1] <= spans[one][0]
+
+
+def test_bodies_lie_beside_what_lives_meanwhile(name: str) -> None:
+    for values in CASES[name].sizes:
+        fixed = planned(name).at(values)
+        _check_bodies(fixed, stack_memory(planned(name)).at(values))
+
+
+def _spans(plan: GraphPlan, memory: MemoryPlan) -> list[tuple[int, int]]:
+    """Where the values of a plan lie, and those of its bodies."""
+    found = [(offset, offset + value_bytes(plan, v)) for v, offset in memory.offsets.items()]
+    for position, bodies in memory.bodies.items():
+        for body, inner in zip(bodies_of(plan.steps[position]), bodies, strict=True):
+            found += _spans(body, inner)
+    return found
+
+
+def _check_bodies(plan: GraphPlan, memory: MemoryPlan) -> None:
+    last = {v: i for i, step in enumerate(plan.steps) for v in (step.output, *step.inputs)}
+    for position, bodies in memory.bodies.items():
+        step = plan.steps[position]
+        made = [each.output for each in plan.steps[:position]]
+        alive = [step.output, *(v for v in made if last[v] >= position)]
+        held = [
+            (memory.offsets[v], memory.offsets[v] + value_bytes(plan, v))
+            for v in alive
+            if v in memory.offsets
+        ]
+        if isinstance(step, LoopStep):  # what its body gives lives until it is the next state
+            kinds = [step.body.graph.types[v] for v in step.body.graph.outputs]
+            places = memory.shared[position][1:]
+            held += [(at, at + kind.bytes) for at, kind in zip(places, kinds, strict=True)]
+        for body, inner in zip(bodies_of(step), bodies, strict=True):
+            for first, end in _spans(body, inner):
+                assert all(end <= low or high <= first for low, high in held)
+            _check_bodies(body, inner)
 
 
 def test_where_sizes_are_typical_the_arena_is_as_planned(name: str) -> None:
