@@ -9,8 +9,10 @@ _MAGIC = b"\x7fELF\x02\x01"
 _SYMBOL_TABLE = 2
 _HEADER = struct.Struct("<40xQ10xHH")
 """Offset of the section headers, size of one, their number."""
-_SECTION = struct.Struct("<4xI16xQQI")
-"""Kind, offset, size, linked section."""
+_SECTION = struct.Struct("<4xIQ8xQQI")
+"""Kind, flags, offset, size, linked section."""
+_LOADED = 2
+"""The flag of sections that lie in memory when a program runs."""
 _SYMBOL = struct.Struct("<IBBH16x")
 """Offset of the name, binding and type, visibility, section (0: undefined)."""
 
@@ -25,13 +27,22 @@ def undefined_symbols(data: bytes) -> frozenset[str]:
     return frozenset(_undefined(data))
 
 
-def _undefined(data: bytes) -> Iterator[str]:
+def loaded_bytes(data: bytes) -> int:
+    """Bytes of code and constants that the object adds to a program."""
+    return sum(size for _, flags, _, size, _ in _sections(data) if flags & _LOADED)
+
+
+def _sections(data: bytes) -> list[tuple[int, int, int, int, int]]:
     headers, header_size, count = _HEADER.unpack_from(data)
-    sections = [_SECTION.unpack_from(data, headers + i * header_size) for i in range(count)]
-    for kind, start, size, linked in sections:
+    return [_SECTION.unpack_from(data, headers + i * header_size) for i in range(count)]
+
+
+def _undefined(data: bytes) -> Iterator[str]:
+    sections = _sections(data)
+    for kind, _, start, size, linked in sections:
         if kind != _SYMBOL_TABLE:
             continue
-        names = sections[linked][1]
+        names = sections[linked][2]
         for name_offset, _, _, section in _SYMBOL.iter_unpack(data[start : start + size]):
             begin = names + name_offset
             if section == 0 and data[begin]:  # the first symbol of a table has no name

@@ -126,7 +126,7 @@ class ArtifactWriter:
             OSError: if that fails.
         """
         self.weights.close()
-        _replace(self._staging, self._path)
+        replace_folder(self._staging, self._path)
 
 
 def check_destination(path: str | Path) -> Path:
@@ -181,7 +181,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _replace(staging: Path, path: Path) -> None:
+def replace_folder(staging: Path, path: Path) -> None:
     """Put a complete folder at `path`. An old one is moved aside first and removed last."""
     if not path.exists():
         staging.rename(path)

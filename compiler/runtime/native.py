@@ -24,6 +24,7 @@ class _Arguments(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64),
         ("sizes", ctypes.c_void_p),
+        ("sharing", ctypes.c_void_p),
     )
 
 

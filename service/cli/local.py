@@ -38,6 +38,7 @@ from service.cli.terminal import console, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from compiler.program_builder import CompiledProgram
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
     from service.jobs.known_model import KnownModel
@@ -45,6 +46,24 @@ if TYPE_CHECKING:
 
 class Peer(StrEnum):
     ONNXRUNTIME = "onnxruntime"
+
+
+class Format(StrEnum):
+    """What `compile` writes."""
+
+    ARTIFACT = "artifact"
+    """A folder that loads in Python with NumPy alone."""
+    C = "c"
+    """A folder with a header and libraries for C."""
+    EXE = "exe"
+    """A program that reads and writes .npy files."""
+
+
+class Weights(StrEnum):
+    """Where the weights of a C library are."""
+
+    SECTION = "section"
+    FILE = "file"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -121,7 +140,9 @@ def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
 
 def compile_(
     model: ModelPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the artifact")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the artifact, or the program's file")
+    ],
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
@@ -129,24 +150,49 @@ def compile_(
     dim: SizesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="artifact: for Python and NumPy; c: a header and libraries for C; "
+            "exe: a program that reads and writes .npy files",
+        ),
+    ] = Format.ARTIFACT,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="With --format c: what its files and functions are called"),
+    ] = None,
+    weights: Annotated[
+        Weights | None,
+        typer.Option("--weights", help="With --format c: in the library, or in a file beside it"),
+    ] = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
 ) -> None:
-    """Compile to an artifact folder, with whatever the database knows."""
+    """Compile to an artifact folder, a C library or a program, with whatever the database knows."""
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import range_lines, settled_line, timings_table
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_sizes
-    from service.jobs.tuning import build_artifact
+    from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage
 
     request = ModelRequest(
         existing_file(model), target, threads, numerics.value, precision=precision.value
     )
+    if format_ is not Format.C and (name is not None or weights is not None):
+        raise UserError("--name and --weights are for --format c")
+    if format_ is not Format.ARTIFACT and pad:
+        raise UserError(f"--pad is for artifacts, not for --format {format_.value}")
     recorder = Timings()
     plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
+    if format_ is not Format.ARTIFACT and len(plans) > 1:
+        raise UserError(
+            f"--format {format_.value} holds one size or one range of each dimension, not "
+            f"{len(plans)} combinations"
+        )
     storage = open_storage(load_settings())
     try:
         plans = tuple(known_plan(planned, storage) for planned in plans)
@@ -154,21 +200,53 @@ def compile_(
     finally:
         storage.close()
     plans = settled.planned
-    compiled = build_artifact(
-        plans, settled.schedules, output, weight_limit, pad=pad, timings=recorder
-    )
-    packed = max(each.program.weight_bytes for each in compiled)
     plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
+    if format_ is Format.ARTIFACT:
+        compiled = build_artifact(
+            plans, settled.schedules, output, weight_limit, pad=pad, timings=recorder
+        )
+        packed = max(each.program.weight_bytes for each in compiled)
+        made = f"artifact: {output}"
+    else:
+        one = build_for_c(plans[0], settled.schedules, weight_limit, recorder)
+        packed = one.program.weight_bytes
+        made = _written_for_c(one, output, model, format_, name, weights or Weights.SECTION)
     out = console()
     out.print(
-        f"artifact: {output} (packed weights take {size(packed)}, the model's {size(plain)})",
+        f"{made} (packed weights take {size(packed)}, the model's {size(plain)})",
         soft_wrap=True,
+        markup=False,
     )
     out.print(settled_line(settled), soft_wrap=True, markup=False)
     for line in range_lines(plans):
         out.print(line, soft_wrap=True, markup=False)
     if timings:
         out.print(timings_table(recorder.stages))
+
+
+def _written_for_c(
+    compiled: CompiledProgram,
+    output: Path,
+    model: Path,
+    format_: Format,
+    name: str | None,
+    weights: Weights,
+) -> str:
+    """Write a C library or an executable; what to say of it."""
+    from compiler.c_library import WeightPlace, library_name, write_c_library, write_executable
+    from service.cli.inspect_view import size
+
+    if format_ is Format.EXE:
+        path = write_executable(compiled, output, model.name)
+        return f"program: {output}, {size(path.stat().st_size)}"
+    made = write_c_library(
+        compiled, output, name or library_name(model), model.name, WeightPlace(weights.value)
+    )
+    arena = "" if made.arena_bytes is None else f", arena {size(made.arena_bytes)}"
+    return (
+        f"C library: {output} ({made.name}.h, lib{made.name}.a, lib{made.name}.so): "
+        f"code {size(made.code_bytes)}{arena}"
+    )
 
 
 def run(

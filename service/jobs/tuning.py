@@ -116,19 +116,43 @@ def build_artifact(
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
             or outputs of padded inputs could not be cut back; or from `check`.
     """
-    first = planned[0]
-    builder = driver.ProgramBuilder(
+    builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
+    ports = open_ports(planned, pad=pad)
+    plans = {() if p.open else p.sizes: p.open.plan if p.open else p.plan for p in planned}
+    return driver.save_artifact(plans, builder, folder, ports, timings, check)
+
+
+def build_for_c(
+    planned: Planned,
+    schedules: ScheduleSource,
+    weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
+) -> CompiledProgram:
+    """Compile one model at one size, or for its ranges, to what a C library is made of.
+
+    Raises:
+        CompilerError: if it does not compile, or the packed weights do not fit the limit.
+    """
+    plan = planned.open.plan if planned.open else planned.plan
+    return _builder(planned, schedules, weight_limit_bytes, timings).build(plan)
+
+
+def _builder(
+    planned: Planned,
+    schedules: ScheduleSource,
+    weight_limit_bytes: int | None,
+    timings: Timings | None,
+    kernels: driver.KernelCache | None = None,
+) -> driver.ProgramBuilder:
+    return driver.ProgramBuilder(
         schedules,
-        first.target,
-        first.threads,
-        first.numerics,
+        planned.target,
+        planned.threads,
+        planned.numerics,
         weight_limit_bytes,
         timings,
         kernels=kernels,
     )
-    ports = open_ports(planned, pad=pad)
-    plans = {() if p.open else p.sizes: p.open.plan if p.open else p.plan for p in planned}
-    return driver.save_artifact(plans, builder, folder, ports, timings, check)
 
 
 def check_weight_limit(

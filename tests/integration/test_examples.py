@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import compiler
+from service.cli import run as run_cli
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("demo", "generate", "__init__")
@@ -21,6 +27,53 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
         [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C library of the examples' model."""
+    folder = tmp_path_factory.mktemp("c") / "vit"
+    model = ROOT / "tests/models/vit.onnx"
+    assert (
+        run_cli(["compile", str(model), "--dim", "batch=1", "--format", "c", "-o", str(folder)])
+        == 0
+    )
+    return folder
+
+
+@pytest.mark.parametrize("language", ["c", "c++", "cmake", "rust", "go"])
+def test_a_c_library_is_called_from(language: str, library: Path, tmp_path: Path) -> None:
+    model = compiler.compile_model(ROOT / "tests/models/vit.onnx", dims={"batch": 1})
+    pixels = np.arange(3 * 32 * 32) % 17 / np.float32(17)
+    (wanted,) = model.run([pixels.astype(np.float32).reshape(1, 3, 32, 32)])
+    source, made, archive = ROOT / "examples", tmp_path / "example", library / "libvit.a"
+    strict = ["-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{library}"]
+    plain = [str(source / "c/main.c"), "-x", "none", str(archive), "-o", str(made)]
+    commands = {
+        "c": [["cc", "-std=c11", *strict, "-x", "c", *plain]],
+        "c++": [["c++", "-std=c++17", *strict, "-x", "c++", *plain]],
+        "cmake": [
+            ["cmake", "-S", source / "c", "-B", tmp_path, f"-Dvit_DIR={library}"],
+            ["cmake", "--build", tmp_path],
+        ],
+        "rust": [
+            ["rustc", "-L", library, "-l", "static=vit", source / "rust/main.rs", "-o", made],
+        ],
+        "go": [["go", "build", "-o", made, source / "go/main.go"]],
+    }[language]
+    if shutil.which(str(commands[0][0])) is None:
+        pytest.skip(f"there is no {commands[0][0]} here")
+    for command in [*commands, [made]]:
+        done = subprocess.run(
+            [str(word) for word in command],
+            env={**os.environ, "CGO_CFLAGS": f"-I{library}", "CGO_LDFLAGS": str(archive)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    found = [float(line) for line in done.stdout.split()]
+    np.testing.assert_allclose(found, wanted.reshape(-1)[:4], atol=1e-6)  # six digits are printed
 
 
 def test_there_are_examples() -> None:

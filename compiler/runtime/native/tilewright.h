@@ -27,6 +27,7 @@ typedef struct {
     char *scratch;          /* thread t has the block at scratch + t * scratch_stride */
     int64_t scratch_stride; /* bytes, a multiple of 64 */
     const int64_t *sizes;
+    const struct tw_sharing *sharing; /* in a C library: whose threads run the tiles */
 } tw_arguments;
 
 /* pool.c */

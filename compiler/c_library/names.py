@@ -1,0 +1,68 @@
+"""Names of a model as identifiers of C: valid in C11 and C++17, each once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_KEYWORDS_TEXT = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t
+    char32_t class compl const const_cast constexpr continue decltype default delete do double
+    dynamic_cast else enum explicit export extern false float for friend goto if inline int long
+    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    register reinterpret_cast restrict return short signed sizeof static static_assert
+    static_cast struct switch template this thread_local throw true try typedef typeid typename
+    typeof union unsigned using virtual void volatile wchar_t while xor xor_eq main
+"""
+_KEYWORDS = frozenset(_KEYWORDS_TEXT.split())
+"""Of C and C++, and what no library may define."""
+
+_HEADERS_TEXT = """
+    assert complex ctype errno fenv iso646 inttypes limits locale math setjmp signal stdalign
+    stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time
+    uchar wchar wctype
+"""
+_HEADERS = frozenset(_HEADERS_TEXT.split())
+"""A library's header must not be taken for one of C's."""
+
+LONGEST = 60
+"""Characters of an identifier: C11 promises that 63 count."""
+
+
+def identifier(name: str) -> str:
+    """A name as an identifier: what C does not allow becomes an underscore.
+
+    Underscores at its ends go, since C keeps names that begin with one.
+    """
+    made = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST].rstrip("_")
+    taken = made in _KEYWORDS or made in _HEADERS or made.lower().startswith("tw_")
+    if not made or made[0].isdigit() or taken:
+        return f"x_{made}".rstrip("_")
+    return made
+
+
+def identifiers(names: Iterable[str]) -> tuple[str, ...]:
+    """An identifier for each name, all different: later ones get a number."""
+    made: list[str] = []
+    for name in names:
+        base = identifier(name)
+        tries = (base if i == 1 else f"{base}_{i}" for i in range(1, len(made) + 2))
+        made.append(next(each for each in tries if each not in made))
+    return tuple(made)
+
+
+def quoted(text: str) -> str:
+    """A text as a string of C: other characters than ASCII's as their bytes in UTF-8."""
+    parts = []
+    for byte in text.encode("utf-8", "surrogateescape"):
+        char = chr(byte)
+        # an octal escape ends after three digits, and `??` begins a trigraph
+        plain = 32 <= byte < 127 and char not in '"\\?'
+        parts.append(char if plain else f"\\{byte:03o}")
+    return f'"{"".join(parts)}"'
+
+
+def comment(text: str) -> str:
+    """A text as one line within a comment, which it cannot end."""
+    shown = text.encode("ascii", "backslashreplace").decode()
+    return re.sub(r"[\x00-\x1f\x7f]+", " ", shown).replace("*/", "* /").replace("/*", "/ *")

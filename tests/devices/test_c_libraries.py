@@ -1,0 +1,73 @@
+"""C libraries of other architectures, called by a process of theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compiler
+from tests.devices.emulators import SOURCE, emulator, sysroot, zig_environment
+from tests.devices.machines import CORTEX_A72, RISCV64, Machine
+from tests.devices.packages import UnavailableError
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
+
+COMPILE = """\
+import sys
+from service.cli import run
+sys.exit(run(["compile", *sys.argv[1:]]))
+"""
+
+CALL = """\
+import ctypes, sys
+import numpy as np
+
+def aligned(array):
+    raw = np.zeros(array.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    place = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    place[...] = array
+    return place
+
+library = ctypes.CDLL(sys.argv[1])
+library.vit_weights.restype = ctypes.c_void_p
+library.vit_memory_bytes.restype = ctypes.c_size_t
+size, model = ctypes.c_size_t(), ctypes.c_void_p()
+weights = ctypes.c_void_p(library.vit_weights(ctypes.byref(size)))
+memory = aligned(np.zeros(library.vit_memory_bytes(1), np.uint8))
+place, room = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+assert library.vit_init(place, room, weights, size, None, ctypes.byref(model)) == 0
+x, y = aligned(np.load(sys.argv[2])), aligned(np.zeros((1, 17, 24), np.float32))
+inputs, outputs = ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
+assert library.vit_run(model, ctypes.byref(inputs), ctypes.byref(outputs)) == 0
+np.save(sys.argv[3], y)
+"""
+
+
+@pytest.mark.parametrize("machine", [CORTEX_A72, RISCV64], ids=lambda machine: machine.name)
+def test_a_library_runs_on_its_architecture(machine: Machine, tmp_path: Path) -> None:
+    try:
+        root, qemu = sysroot(machine.architecture), emulator(machine.architecture)
+        environment = zig_environment()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    environment["TILEWRIGHT_DATA_FOLDER"] = str(tmp_path / "data")
+    model = SOURCE / "tests/models/vit.onnx"
+    pixels = np.random.default_rng(0).normal(size=(1, 3, 32, 32)).astype(np.float32)
+    np.save(tmp_path / "x.npy", pixels)
+    asked = ["--dim", "batch=1", "--target", machine.target, "--format", "c"]
+    python = [*qemu, "-cpu", machine.cpu, "-L", str(root), str(root / "usr/bin/python3")]
+    files = [tmp_path / name for name in ("vit/libvit.so", "x.npy", "y.npy")]
+    for command in (
+        [sys.executable, "-c", COMPILE, str(model), *asked, "-o", str(tmp_path / "vit")],
+        [*python, "-c", CALL, *map(str, files)],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
+    # sums of at most 96 products in another order: 96 x 2^-24 of their magnitudes, below 10
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, atol=6e-5)
