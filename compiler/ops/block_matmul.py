@@ -1,10 +1,10 @@
-"""Products with weights of 4 or 8 bits that have a scale for each block of a column's elements.
+"""Products with weights of 2, 4 or 8 bits that have a scale for each block of a column's elements.
 
     y[m, n] = sum over b of scale[n, b] * sum over k in b of x[m, k] * (w[n, k] - zero[n, b])
 
-Weights stay packed: one uint32 holds `32 // bits` neighbours along k. Of eight nibbles, the low
-halves of its bytes are the first four and the high halves the last four, so that a mask leaves four
-bytes side by side. K is a whole number of blocks.
+Weights stay packed: one uint32 holds `32 // bits` neighbours along k, of which each byte has one of
+the first four in its low bits, one of the next four above them, and so on: a shift and a mask leave
+four bytes side by side. K is a whole number of blocks.
 
 `x` is of float32, or quantised: then an int32 holds four neighbours of int8, and two operands
 follow it, for each `Packing.chunk` of its elements a scale and the sum of what they stand for. The
@@ -32,13 +32,13 @@ from compiler.ops.registry import Fresh, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
 from compiler.sizes import typical
 
-BITS = (4, 8)
+BITS = (2, 4, 8)
 LEAST_BLOCK, MOST_BLOCK = 16, 256
 _CHUNK = 32
 _FEW_ROWS = 3
 """More of them than these share weights that are centred before they are multiplied."""
 
-_LOW_NIBBLES = 0x0F0F0F0F
+_EACH_BYTE = 0x01010101
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Packing:
     def checked(cls, bits: int, block: int) -> Packing:
         """Raises ValueError for what kernels do not read."""
         if bits not in BITS:
-            raise ValueError(f"weights of {bits} bits, not 4 or 8")
+            raise ValueError(f"weights of {bits} bits, not 2, 4 or 8")
         if not LEAST_BLOCK <= block <= MOST_BLOCK or block & (block - 1):
             raise ValueError(f"blocks of {block}, not a power of two from 16 to 256")
         return cls(bits, block)
@@ -80,24 +80,31 @@ class Packing:
         """The zero point of weights that have none of their own."""
         return 1 << (self.bits - 1)
 
-    def packed(self, rows: np.ndarray) -> np.ndarray:
-        """Words of rows (N, bytes) that hold their elements one after the other, low bits first."""
-        if self.bits == 4:
-            split = rows.reshape(len(rows), -1, 4)
-            first, second = split[..., :2], split[..., 2:]
-            words = np.empty_like(split)
-            words[..., 0::2] = first & 15 | second << 4
-            words[..., 1::2] = first >> 4 | second & 0xF0
-            rows = words.reshape(rows.shape)
-        return np.ascontiguousarray(rows).view("<u4").astype(np.uint32)
+    @property
+    def fields(self) -> range:
+        """Where the elements of a byte start: its lowest bits, and those above them."""
+        return range(0, 8, self.bits)
+
+    def elements(self, rows: np.ndarray) -> np.ndarray:
+        """The elements of bytes that hold them one after the other along their last dimension, low
+        bits first."""
+        split = [rows >> low & ((1 << self.bits) - 1) for low in self.fields]
+        return np.stack(split, axis=-1).reshape(*rows.shape[:-1], -1)
+
+    def packed(self, elements: np.ndarray) -> np.ndarray:
+        """Words of elements (N, K), which are bytes."""
+        split = elements.reshape(len(elements), -1, len(self.fields), 4)
+        words = np.zeros((len(elements), split.shape[1], 4), np.uint8)
+        for number, low in enumerate(self.fields):
+            words |= split[:, :, number] << low
+        return words.reshape(len(elements), -1).view("<u4").astype(np.uint32)
 
     def unpacked(self, words: np.ndarray) -> np.ndarray:
         """The elements (N, K) of words, as bytes."""
         split = np.ascontiguousarray(words).astype("<u4").view(np.uint8)
-        split = split.reshape(len(words), -1, 4)
-        if self.bits == 4:
-            split = np.concatenate([split & 15, split >> 4], axis=-1)
-        return split.reshape(len(words), -1)
+        split = split.reshape(len(words), -1, 1, 4)
+        low = np.array(self.fields, np.uint8).reshape(-1, 1)
+        return (split >> low & ((1 << self.bits) - 1)).reshape(len(words), -1)
 
 
 T = TypeVar("T")
@@ -203,8 +210,8 @@ def _expression(
         total: Expr = Const(0, DType.INT32)
         for number in range(words):
             word = given.weight((column, at * words + number))
-            for half, four in enumerate(_bytes_of(packing, word)):
-                place = (at * words + number) * (packing.word // 4) + half
+            for part_of, four in enumerate(_bytes_of(packing, word)):
+                place = (at * words + number) * (packing.word // 4) + part_of
                 total = op(Operation.DOT, four, given.x((row, place)), total)
         product = op(Operation.MUL, zero, given.x_sum((row, at)))
         inner = op(Operation.FMA, Cast(total, DType.FLOAT32), given.x_scale((row, at)), product)
@@ -216,9 +223,12 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
     """The elements of a word, four bytes of an int32 at a time."""
     if packing.bits == 8:
         return [Cast(word, DType.INT32)]
-    mask = Const(_LOW_NIBBLES, DType.UINT32)
-    high = op(Operation.DIV, word, Const(16, DType.UINT32))
-    return [Cast(op(Operation.AND, half, mask), DType.INT32) for half in (word, high)]
+    mask = Const(_EACH_BYTE * ((1 << packing.bits) - 1), DType.UINT32)
+    moved = [
+        op(Operation.DIV, word, Const(1 << low, DType.UINT32)) if low else word
+        for low in packing.fields
+    ]
+    return [Cast(op(Operation.AND, part, mask), DType.INT32) for part in moved]
 
 
 def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
@@ -237,8 +247,7 @@ def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bo
 
 def _element(packing: Packing, word: Expr, place: int) -> Expr:
     """One element of a word as a float."""
-    byte, high = place % 4, place // 4
-    distance = 8 * byte + 4 * high
+    distance = 8 * (place % 4) + packing.bits * (place // 4)
     moved = op(Operation.DIV, word, Const(1 << distance, DType.UINT32)) if distance else word
     if distance + packing.bits < 32:
         moved = op(Operation.AND, moved, Const((1 << packing.bits) - 1, DType.UINT32))

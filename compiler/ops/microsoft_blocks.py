@@ -1,6 +1,8 @@
-"""Operators of com.microsoft on weights of 4 and 8 bits, quantised block by block."""
+"""Operators of com.microsoft on weights of 2, 4 and 8 bits, quantised block by block."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,9 +23,9 @@ _LEAST = 1e-30
 """Chunks whose largest element is below this count as zeros."""
 
 
-def _packing(node: OnnxNode) -> Packing:
+def _packing(node: OnnxNode, known: tuple[int, ...]) -> Packing:
     bits = node.integer("bits", 4)
-    if bits not in BITS:
+    if bits not in known:
         raise node.unsupported(f"weights of {bits} bits")
     try:
         return Packing.checked(bits, node.integer("block_size", 128))
@@ -31,17 +33,9 @@ def _packing(node: OnnxNode) -> Packing:
         raise node.invalid(str(error)) from error
 
 
-def _elements(bytes_: np.ndarray, bits: int) -> np.ndarray:
-    """What bytes hold along their last dimension, the low bits first."""
-    if bits == 8:
-        return bytes_
-    halves = np.stack([bytes_ & 15, bytes_ >> 4], axis=-1)
-    return halves.reshape(*bytes_.shape[:-1], -1)
-
-
 def _matmul_nbits(node: OnnxNode) -> str:
     """A; B (N, blocks, bytes), scales (N, blocks), zero points, the block of each k, bias"""
-    packing, columns, depth = _packing(node), node.integer("N"), node.integer("K")
+    packing, columns, depth = _packing(node, BITS), node.integer("N"), node.integer("K")
     x = node.input(0)
     kind = node.type(x)
     if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
@@ -50,17 +44,24 @@ def _matmul_nbits(node: OnnxNode) -> str:
         raise node.invalid(f"input 0 is {show(kind.shape)} for K={depth} and N={columns}")
     blocks = -(-depth // packing.block)
     weight = _weights(node, packing, columns, blocks)
-    _check_groups(node, depth, packing.block)
     rows = [_padded(node, x, depth, blocks * packing.block)]
+    places = _sorted_by_group(node, depth, packing.block)
+    if places is not None:
+        weight = np.take(weight, np.maximum(places.elements, 0), axis=1)
+        rows = [places.taken(node, rows[0], blocks * packing.block)]
     level = node.integer("accuracy_level", 0)
     if not 0 <= level <= _INT8:
         raise node.invalid(f"accuracy_level is {level}, not 0 to 4")
     if level == _INT8:
         rows = _quantised(node, rows[0], packing)
-    operands = [*rows, weight, _per_block(node, 2, "scales", (columns, blocks))]
+    per_block = [_per_block(node, 2, "scales", (columns, blocks))]
     zero = _zero_points(node, packing, columns, blocks)
     if zero is not None:
-        operands.append(zero)
+        per_block.append(zero)
+    if places is not None:
+        groups = node.constant(places.groups)
+        per_block = [node.call("Gather", value, groups, axis=1) for value in per_block]
+    operands = [*rows, node.constant(packing.packed(weight)), *per_block]
     result = node.emit("block_matmul", operands, bits=packing.bits, block=packing.block)
     result = node.reshape(result, (*kind.shape[:-1], columns))
     bias = node.optional(5)
@@ -71,7 +72,8 @@ def _matmul_nbits(node: OnnxNode) -> str:
     return cast_to(node, result, kind.dtype)
 
 
-def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str:
+def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> np.ndarray:
+    """The elements (N, K) of the weight, as bytes; K ends with the last block."""
     stored = node.static(1, "B")
     if stored is None:
         raise node.invalid("input 1 is missing")
@@ -79,7 +81,7 @@ def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str
     if stored.dtype != np.uint8 or stored.size != columns * blocks * size:
         wanted = show((columns, blocks, size))
         raise node.invalid(f"B is {stored.dtype} of {show(stored.shape)}, not uint8 of {wanted}")
-    return node.constant(packing.packed(stored.reshape(columns, blocks * size)))
+    return packing.elements(stored.reshape(columns, blocks * size))
 
 
 def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
@@ -132,27 +134,63 @@ def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) ->
     row = -(-blocks * packing.bits // 8)
     if stored is None or stored.dtype != np.uint8 or stored.size != columns * row:
         raise node.invalid(f"zero points are {node.type(value)}, not uint8 of {(columns, row)}")
-    zeros = _elements(stored.reshape(columns, row), packing.bits)[:, :blocks]
+    zeros = packing.elements(stored.reshape(columns, row))[:, :blocks]
     if (zeros == packing.middle).all():
         return None
     return node.constant(np.ascontiguousarray(zeros))
 
 
-def _check_groups(node: OnnxNode, depth: int, block: int) -> None:
-    """The operand g_idx, which is deprecated, may say what is so anyway."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """K in another order, in which each block has one group's parameters.
+
+    `elements` are places of K, -1 where a group does not fill its last block; `groups` has the
+    group of each block.
+    """
+
+    elements: np.ndarray
+    groups: np.ndarray
+
+    def taken(self, node: OnnxNode, rows: str, width: int) -> str:
+        """Columns of rows of this width in the order, zeros where there is none."""
+        elements = self.elements
+        if (elements < 0).any():
+            rows = node.emit("pad", [rows], pads=(0, 0, 0, 1), value=0.0)
+            elements = np.where(elements < 0, width, elements)
+        return node.call("Gather", rows, node.constant(elements), axis=1)
+
+
+def _sorted_by_group(node: OnnxNode, depth: int, block: int) -> _Places | None:
+    """The operand g_idx, the group of each k (act-order GPTQ): K sorted by it, stably.
+
+    None where there is none, or it says what is so anyway. A group may have fewer elements than a
+    block, or more.
+    """
+    blocks = -(-depth // block)
     groups = node.static_ints(4, "g_idx")
     if groups is None:
-        return
-    if len(groups) not in (depth, -(-depth // block) * block):
+        return None
+    if len(groups) not in (depth, blocks * block):
         raise node.invalid(f"g_idx has {len(groups)} elements for K={depth}")
-    if any(group != k // block for k, group in enumerate(groups)):
-        raise node.unsupported("g_idx that permutes K")
+    group_of = np.array(groups[:depth], np.int64)
+    wrong = group_of[(group_of < 0) | (group_of >= blocks)]
+    if wrong.size:
+        raise node.invalid(f"g_idx has {wrong[0]}, and there are {blocks} blocks")
+    if np.array_equal(group_of, np.arange(depth) // block):
+        return None
+    elements, owners = list[np.ndarray](), list[int]()
+    for group in np.unique(group_of):
+        own = np.flatnonzero(group_of == group)
+        count = -(-own.size // block)
+        elements.append(np.pad(own, (0, count * block - own.size), constant_values=-1))
+        owners += [int(group)] * count
+    return _Places(np.concatenate(elements), np.array(owners, np.int64))
 
 
 def _gather_block_quantized(node: OnnxNode) -> str:
     """Rows of data, whose last dimension is quantised in blocks: gathered, then dequantised."""
     data, indices, scales = node.input(0), node.input(1), node.input(2)
-    packing, kind = _packing(node), node.type(data)
+    packing, kind = _packing(node, (4, 8)), node.type(data)
     if kind.dtype is not DType.UINT8:
         raise node.unsupported(f"data of {kind.dtype}")
     rank = len(kind.shape)
@@ -225,7 +263,7 @@ RULES = (
         "MatMulNBits",
         _matmul_nbits,
         DOMAIN,
-        "4 and 8 bits, blocks up to 256; g_idx only in the order of K",
+        "2, 4 and 8 bits, blocks up to 256; g_idx is known at import",
         (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16),
     ),
     OnnxRule(

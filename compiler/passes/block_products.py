@@ -54,19 +54,16 @@ def _product(rewriter: Rewriter, node: Node) -> str | None:
     if weight is None or rewriter.array(x) is not None:
         return None
     name, packing = node.inputs[1], weight.packing
-    rows = np.ascontiguousarray(weight.values)
-    if packing.bits == 4:
-        rows = rows[:, 0::2] | rows[:, 1::2] << 4
     operands = [
         rewriter.emit("reshape", [x], {"shape": (int(np.prod(shape[:-1])), shape[-1])}),
-        rewriter.constant(packing.packed(rows), f"{name}.words"),
+        rewriter.constant(packing.packed(weight.values), f"{name}.words"),
         rewriter.constant(weight.scale, f"{name}.scale"),
     ]
     if (weight.zero != packing.middle).any():
         operands.append(rewriter.constant(weight.zero, f"{name}.zero"))
     attrs = {"bits": packing.bits, "block": packing.block}
     total = rewriter.emit("block_matmul", operands, attrs)
-    result = rewriter.emit("reshape", [total], {"shape": (*shape[:-1], len(rows))})
+    result = rewriter.emit("reshape", [total], {"shape": (*shape[:-1], len(weight.values))})
     return rewriter.emit("add", [result, node.inputs[2]]) if len(node.inputs) > 2 else result
 
 

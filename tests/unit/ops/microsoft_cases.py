@@ -221,6 +221,11 @@ BLOCKS = [
     nbits((1, 64), 9, 64, np.full((9, 1), 0x88, np.uint8), block=32),
     nbits((3, 64), 5, 64, _RANDOM.uniform(7, 9, (5, 4)).astype(FLOAT)),
     nbits((3, 70), 5, 70, None, np.arange(80, dtype=np.int32) // 16, (5,)),
+    nbits((3, 70), 5, 70, None, np.roll(np.arange(70, dtype=np.int32), 9) // 16),
+    nbits((3, 64), 5, 64, None, np.arange(64, dtype=np.int32)[::-1] % 3 * 2 // 3),
+    nbits((3, 40), 5, 40, bits=2),
+    nbits((1, 96), 9, 96, drawn_bytes(9, 1), bits=2, block=32),
+    nbits((5, 128), 9, 128, drawn_bytes(9, 2), bits=2),
     nbits((3, 32), 5, 32, bits=8),
     nbits((3, 33), 5, 33, drawn_bytes(5, 2), block=32, bits=8, accuracy_level=1),
     nbits((2, 256), 3, 256, block=256),
@@ -301,6 +306,8 @@ CONTRADICTIONS = [
     (nbits((3, 32), 5, 32, N=0), "for K=32 and N=0"),
     (nbits((3, 32), 5, 32, drawn_bytes(5)[:4]), "zero points are uint8"),
     (nbits((3, 32), 5, 32, None, np.zeros(7, np.int32)), "g_idx has 7 elements for K=32"),
+    (nbits((3, 32), 5, 32, None, np.full(32, 2, np.int32)), "g_idx has 2, and there are 2 blocks"),
+    (nbits((3, 32), 5, 32, None, np.full(32, -1, np.int32)), "g_idx has -1"),
     (nbits((3, 32), 5, 32, None, None, (4,)), "a bias .4. for N=5"),
     (nbits((3, 32), 5, 32, accuracy_level=9), "accuracy_level is 9"),
     (qattention(num_heads=3), "not three dimensions of 3 heads"),
@@ -329,7 +336,7 @@ UNSUPPORTED = [
     (ms("FusedGemm", ((2, 3), (3, 2)), {"activation": "Gelu"}), "activation 'Gelu'"),
     (ms("SkipLayerNormalization", ((2, 3, 8),) * 2 + ((8,),), outputs=2), "mean and inv_std_var"),
     (Case("SimplifiedLayerNormalization", ((2, 8), (8,)), outputs=2), "output inv_std_var"),
-    (nbits((3, 32), 5, 32, bits=2), "weights of 2 bits"),
+    (nbits((3, 32), 5, 32, bits=3), "weights of 3 bits"),
     (qattention(do_rotary=1), "do_rotary"),
     (
         ms(
@@ -338,5 +345,4 @@ UNSUPPORTED = [
         "blocks along another axis",
     ),
     (ms("GatherBlockQuantized", (s8(7, 16), i64(0), _SCALES), {"block_size": 16}), "data of int8"),
-    (nbits((3, 32), 5, 32, None, np.arange(32, dtype=np.int32)[::-1] // 16), "permutes K"),
 ]
