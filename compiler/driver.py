@@ -39,6 +39,7 @@ from compiler.passes.layouts import assign_layouts
 from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
+from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.widen import multiplied_type, widen
 from compiler.plan import GraphPlan
@@ -140,7 +141,11 @@ def optimise(
 
 def unsuited_passes(target: Target) -> frozenset[str]:
     """The names of passes whose kernels need instructions that the target lacks."""
-    suited = {quantised_products: target.multiplies_bytes, byte_tables: target.lookup is not None}
+    suited = {
+        quantised_products: target.multiplies_bytes,
+        quantised_pairs: target.multiplies_bytes,
+        byte_tables: target.lookup is not None,
+    }
     return frozenset(step.__name__ for step, suits in suited.items() if not suits)
 
 

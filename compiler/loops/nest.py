@@ -121,7 +121,7 @@ class Compute:
     innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
     at each 4 KiB page). `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2
     bfloat16 elements, side by side), the last one perhaps in part: one instruction multiplies and
-    adds them.
+    adds them. Without a combiner, such groups are moved, to where they lie side by side.
     """
 
     stores: tuple[Store, ...]
@@ -147,8 +147,8 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """How many products are formed and added at a time: those that `dot` packs, else one."""
-        if self.dot is None or dot_operands(self.body) is None:
+        """How many elements `dot` multiplies and adds, or moves, at a time; else one."""
+        if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
         return next((t.step for t in self.unroll if t.axis == self.dot), 1)
 

@@ -302,33 +302,49 @@ def check_computes(nest: LoopNest) -> None:
                     f"compute of '{name}': partial axis '{axis.name}' is no unrolled reduction axis"
                 )
         if node.dot is not None:
-            _check_dot(node, node.dot, node.dot in unrolled and node.dot not in written)
+            _check_dot(node, node.dot, node.dot in unrolled, node.dot in written)
         if node.combiner is None and (node.reduce or node.init is not None):
             raise ScheduleError(f"compute of '{name}': a reduction without a combiner")
         if node.combiner is not None and not node.stores:
             raise ScheduleError("a reduction stores nothing")
 
 
-def _check_dot(compute: Compute, axis: Axis, reduced: bool) -> None:
-    """Tiles of an unrolled reduction axis that fill 32 or 64 bits with products of two loads.
+def _check_dot(compute: Compute, axis: Axis, unrolled: bool, written: bool) -> None:
+    """Tiles of an unrolled reduction axis that fill 32 or 64 bits with products of two loads, or of
+    an axis of a map that fill them with elements of one load.
 
     Only the last tile of the axis may be narrower.
     """
     name, operands = _target_name(compute), dot_operands(compute.body)
-    if operands is None or compute.combiner is not Combiner.SUM or not reduced:
+    if compute.combiner is None:
+        _check_moved_groups(compute, axis, unrolled and written)
+    elif operands is None or compute.combiner is not Combiner.SUM or written or not unrolled:
         raise ScheduleError(
             f"compute of '{name}': dot axis '{axis.name}' is not one that a sum of products of two "
             f"narrow loads unrolls and reduces"
         )
     if compute.vector == axis:
         raise ScheduleError(f"compute of '{name}': dot axis '{axis.name}' has another use")
-    groups = [bytes_ // operands[0].dtype.bytes for bytes_ in (4, 8)]
+    size = operands[0].dtype.bytes if operands else compute.body.dtype.bytes
+    groups = [bytes_ // size for bytes_ in (4, 8)]
     steps = [tile.step for tile in (*compute.reduce, *compute.unroll) if tile.axis == axis]
     group = steps[-1]
     if axis.extent == 1 or group not in groups or any(step % group for step in steps):
         raise ScheduleError(
             f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of "
             f"{' or '.join(map(str, groups))}"
+        )
+
+
+def _check_moved_groups(compute: Compute, axis: Axis, moved: bool) -> None:
+    """Groups are moved as they are: from one load to elements of its type, each lane's together."""
+    body = compute.body
+    narrow = isinstance(body, Load) and body.dtype.bytes < 4
+    same = all(store.value == Accumulator(body.dtype) for store in compute.stores)
+    if not (moved and narrow and same) or compute.store_vector is not None:
+        raise ScheduleError(
+            f"compute of '{_target_name(compute)}': dot axis '{axis.name}' is not one along which "
+            f"a narrow load is moved"
         )
 
 

@@ -30,7 +30,7 @@ from compiler.ops.attributes import integer, ints, number
 from compiler.ops.products import BYTES
 from compiler.passes.rewrite import Rewriter, rewrite
 
-_MOST_TERMS = (2**31 - 1) // (255 * 128)
+MOST_TERMS = (2**31 - 1) // (255 * 128)
 """So many products of bytes never leave int32."""
 
 _FLOAT = np.finfo(np.float32)
@@ -54,7 +54,7 @@ def byte_products(graph: Graph, factor: Factor = unsigned) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class ByteSource:
     """`(value - zero) * scale`: bytes, a zero point of int32, and a scale for all of them.
 
     Without a scale, the product is one of integers.
@@ -77,7 +77,7 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) ->
     """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
-    source, weight = _source(rewriter, node.inputs[0]), _weight(rewriter, node.inputs[1])
+    source, weight = source_of(rewriter, node.inputs[0]), _weight(rewriter, node.inputs[1])
     if source is None or weight is None:
         return None
     if {source.scale is not None, weight.scale is not None} != {scaled}:
@@ -97,16 +97,26 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) ->
     if total is None:
         return None
     if source.scale is not None and scale is not None:
-        exact = scale.astype(np.float64) * source.scale
-        size = np.abs(exact)
-        if not (((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (scale == 0)).all():
-            return None  # one after the other, the two scales lose less than their product does
-        both = rewriter.constant(exact.astype(np.float32), f"{node.name}.scale")
-        total = rewriter.emit("cast", [total], {"to": DType.FLOAT32.value})
-        total = rewriter.emit("mul", [total, both])
+        both = scale_of(scale, source.scale)
+        if both is None:
+            return None
+        total = scaled_by(rewriter, total, both, node)
     if len(node.inputs) > 2:
         total = rewriter.emit("add", [total, _column(rewriter, node.inputs[2], tail)])
     return total
+
+
+def scale_of(one: np.ndarray, other: float) -> np.ndarray | None:
+    """The product of two scales; None where both, one after the other, lose less than it does."""
+    exact = one.astype(np.float64) * other
+    size = np.abs(exact)
+    inside = ((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (one == 0)
+    return exact.astype(np.float32) if inside.all() else None
+
+
+def scaled_by(rewriter: Rewriter, total: str, factor: np.ndarray, node: Node) -> str:
+    total = rewriter.emit("cast", [total], {"to": DType.FLOAT32.value})
+    return rewriter.emit("mul", [total, rewriter.constant(factor, f"{node.name}.scale")])
 
 
 def _factors(gemm: Node) -> tuple[float, float]:
@@ -126,14 +136,14 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 # ---- what is quantised
 
 
-def _source(rewriter: Rewriter, value: str) -> _Source | None:
+def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
     """Bytes less a zero point, scaled or not, perhaps under another shape."""
     node = rewriter.producer(value)
     if node is None:
         return None
     if node.op in ("reshape", "transpose"):
-        inner = _source(rewriter, node.inputs[0])
-        if inner is None or not _is_single(rewriter, inner.zero):
+        inner = source_of(rewriter, node.inputs[0])
+        if inner is None or not is_single(rewriter, inner.zero):
             return None
         return replace(inner, value=rewriter.emit(node.op, [inner.value], node.attrs))
     if node.op == "mul":
@@ -141,8 +151,8 @@ def _source(rewriter: Rewriter, value: str) -> _Source | None:
             scale, cast = rewriter.scalar(second), rewriter.producer(first, "cast")
             if scale is None or cast is None or rewriter.type(first).dtype is not DType.FLOAT32:
                 continue
-            inner = _source(rewriter, cast.inputs[0])
-            if inner is not None and inner.scale is None and _is_single(rewriter, inner.zero):
+            inner = source_of(rewriter, cast.inputs[0])
+            if inner is not None and inner.scale is None and is_single(rewriter, inner.zero):
                 return replace(inner, scale=scale)
         return None
     zero: str | None = None
@@ -158,14 +168,14 @@ def _source(rewriter: Rewriter, value: str) -> _Source | None:
         return None
     if zero is not None and rewriter.shape(zero)[-1:] not in ((), (1,)):
         return None  # one for each place along the sum
-    if zero is not None and _is_single(rewriter, zero):
+    if zero is not None and is_single(rewriter, zero):
         limits = np.iinfo(rewriter.type(stored).dtype.numpy)
-        if not limits.min <= _number(rewriter, zero) <= limits.max:
+        if not limits.min <= number_of(rewriter, zero) <= limits.max:
             return None  # no byte to pad with
-    return _Source(stored, zero, None)
+    return ByteSource(stored, zero, None)
 
 
-def _is_single(rewriter: Rewriter, zero: str | None) -> bool:
+def is_single(rewriter: Rewriter, zero: str | None) -> bool:
     """Whether a zero point is a constant for all elements."""
     array = None if zero is None else rewriter.array(zero)
     return zero is None or (array is not None and array.size == 1)
@@ -220,26 +230,26 @@ def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
 
 
 def _multiplied(
-    rewriter: Rewriter, name: str, source: _Source, weight: _Weight, factor: Factor
+    rewriter: Rewriter, name: str, source: ByteSource, weight: _Weight, factor: Factor
 ) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
         return None
-    if weight.scale is not None and (values.shape[-2] > _MOST_TERMS or weight.scale.shape[-2] > 1):
+    if weight.scale is not None and (values.shape[-2] > MOST_TERMS or weight.scale.shape[-2] > 1):
         return None
     low, high = values.min(axis=-2, keepdims=True), values.max(axis=-2, keepdims=True)
     inside = low.min() >= -128 and high.max() <= 127
     moved = np.zeros_like(low) if inside else low + 128
     if (high - low).max() > 255:
         return None
-    source = _as_factor(rewriter, source, factor)
+    source = as_factor(rewriter, source, factor)
     sums = values.sum(axis=-2, keepdims=True)
     sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
     operands = [source.value, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
-    known = _is_single(rewriter, source.zero)
+    known = is_single(rewriter, source.zero)
     if known and source.zero is not None:
-        correction = _wrapped(-_number(rewriter, source.zero) * sums)
+        correction = _wrapped(-number_of(rewriter, source.zero) * sums)
         operands.append(rewriter.constant(correction, f"{name}.correction"))
     total = rewriter.emit("matmul", operands, {"accumulator": DType.INT32.value})
     if not known and source.zero is not None:
@@ -255,22 +265,22 @@ def _multiplied(
 
 
 def _convolved(
-    rewriter: Rewriter, node: Node, source: _Source, weight: _Weight, factor: Factor
+    rewriter: Rewriter, node: Node, source: ByteSource, weight: _Weight, factor: Factor
 ) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
     missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
-    if (1 < channels < _LEAST_CHANNELS and group > 1) or not _is_single(rewriter, source.zero):
+    if (1 < channels < _LEAST_CHANNELS and group > 1) or not is_single(rewriter, source.zero):
         return None
     if values.min() < -128 or values.max() > 127:
         return None
     terms = int(np.prod(values.shape[1:]))
     scale = weight.scale
-    if scale is not None and (terms > _MOST_TERMS or scale.size != scale.shape[0]):
+    if scale is not None and (terms > MOST_TERMS or scale.size != scale.shape[0]):
         return None
-    source = _as_factor(rewriter, source, factor)
-    zero = 0 if source.zero is None else _number(rewriter, source.zero)
+    source = as_factor(rewriter, source, factor)
+    zero = 0 if source.zero is None else number_of(rewriter, source.zero)
     attrs, x = dict(node.attrs), source.value
     spatial = values.ndim - 2
     pads = ints(node.attrs, "pads", (0,) * 2 * spatial)
@@ -288,7 +298,7 @@ def _convolved(
     return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
 
 
-def _as_factor(rewriter: Rewriter, source: _Source, factor: Factor) -> _Source:
+def as_factor(rewriter: Rewriter, source: ByteSource, factor: Factor) -> ByteSource:
     """The same numbers as bytes of the sign that is multiplied: bytes and zero point move by 128.
 
     Moved bytes wrap around; the zero point is an int32, which does not.
@@ -297,23 +307,32 @@ def _as_factor(rewriter: Rewriter, source: _Source, factor: Factor) -> _Source:
     wanted = factor(stored)
     if stored is wanted:
         return source
-    moved = -128 if wanted.is_signed else 128
-    bits = rewriter.emit("cast", [source.value], {"to": wanted.value})
-    step = rewriter.constant(np.array(moved, wanted.numpy), f"{source.value}.step")
-    wide = rewriter.constant(np.array(moved, np.int32), f"{source.value}.zero")
+    step = -128 if wanted.is_signed else 128
+    wide = rewriter.constant(np.array(step, np.int32), f"{source.value}.zero")
     if source.zero is None:
         zero = wide
-    elif _is_single(rewriter, source.zero):
+    elif is_single(rewriter, source.zero):
         zero = rewriter.constant(
-            np.array(_number(rewriter, source.zero) + moved, np.int32), source.zero
+            np.array(number_of(rewriter, source.zero) + step, np.int32), source.zero
         )
     else:
         zero = rewriter.emit("add", [source.zero, wide])
-    return replace(source, value=rewriter.emit("add", [bits, step]), zero=zero)
+    return replace(source, value=_stepped(rewriter, source.value, wanted, step), zero=zero)
 
 
-def _number(rewriter: Rewriter, value: str) -> int:
-    """A zero point that `_is_single`."""
+def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
+    """Bytes in the other type, moved before they change their places: by what computes them."""
+    made = rewriter.producer(value)
+    if made is not None and made.op in ("reshape", "transpose"):
+        inner = _stepped(rewriter, made.inputs[0], dtype, step)
+        return rewriter.emit(made.op, [inner], made.attrs)
+    bits = rewriter.emit("cast", [value], {"to": dtype.value})
+    distance = rewriter.constant(np.array(step, dtype.numpy), f"{value}.step")
+    return rewriter.emit("add", [bits, distance])
+
+
+def number_of(rewriter: Rewriter, value: str) -> int:
+    """A zero point that `is_single`."""
     array = rewriter.array(value)
     assert array is not None
     return int(array.reshape(-1)[0])

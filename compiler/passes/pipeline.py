@@ -10,6 +10,7 @@ from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
+from compiler.passes.byte_pairs import byte_pairs
 from compiler.passes.byte_products import Factor, byte_products, unsigned
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
@@ -26,6 +27,7 @@ from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
+from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
@@ -40,6 +42,7 @@ PASSES: tuple[Pass, ...] = (
     block_products,  # while constants of bytes are still apart from their scales
     quantised_products,  # while constants of bytes are still apart from their scales
     byte_products,
+    byte_pairs,
     quantise_first,
     byte_tables,  # while what is between two quantisations is still as the model has it
     constant_folding,
@@ -47,6 +50,7 @@ PASSES: tuple[Pass, ...] = (
     layer_norm,  # the idioms first: later passes would rewrite their parts
     gelu,
     attention,
+    quantised_pairs,  # what attention did not take
     lower_gemm,
     fold_batch_norm,
     no_ops,
@@ -79,6 +83,8 @@ def optimise(
     of_bytes: dict[Pass, Pass] = {
         byte_products: partial(byte_products, factor=factor),
         quantised_products: partial(quantised_products, factor=factor),
+        byte_pairs: partial(byte_pairs, factor=factor),
+        quantised_pairs: partial(quantised_pairs, factor=factor),
     }
     for _ in range(ROUNDS):
         before = graph

@@ -24,7 +24,7 @@ from tests.differential.reference import evaluator
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator
 
-DRAWS = 8
+DRAWS = 7
 """Models of each kind."""
 
 OPSET = 21
@@ -185,6 +185,54 @@ def qlinear_conv(m: Model) -> None:
     )  # fmt: skip
 
 
+def qdq_products(m: Model) -> None:
+    """Two computed matrices, in stacks or not, the second one perhaps turned."""
+    rows, columns, depth = m.extent(1, 60), m.extent(1, 70), m.extent(2, 70)
+    stack = m.pick((), (m.extent(1, 3),), (1, 2))
+    turned = bool(m.random.integers(2))
+    kind, other = m.pick(*BYTES), m.pick(*BYTES)
+    a = _dequantised(m, m.input("a", m.bytes_(kind, *stack, rows, depth)), kind)
+    matrix = (columns, depth) if turned else (depth, columns)
+    b = m.input("b", m.bytes_(other, *stack, *matrix))
+    b = m("DequantizeLinear", b, m.scale("b_s", 0.01), m.zero("b_z", other))
+    if turned:
+        b = m("Transpose", b, perm=[*range(len(stack)), len(stack) + 1, len(stack)])
+    _requantised(m, m("MatMul", a, b), 1e-4 * depth**0.5 * 100)
+
+
+def qdq_attention(m: Model) -> None:
+    """Queries, keys and values of heads, whose weights and perhaps scores are quantised."""
+    heads, size, rows = m.extent(1, 3), m.pick(4, 8, 16, 21), m.extent(2, 40)
+    kind = m.pick(*BYTES)
+
+    def head(name: str, order: list[int]) -> str:
+        stored = m.input(name, m.bytes_(kind, 1, rows, heads * size))
+        scale, zero = m.scale(f"{name}_s", 0.02), m.zero(f"{name}_z", kind)
+        value = m("DequantizeLinear", stored, scale, zero)
+        shape = m.constant("heads", np.array([1, rows, heads, size]))
+        return m("Transpose", m("Reshape", value, shape), perm=order)
+
+    scores = m("MatMul", head("q", [0, 2, 1, 3]), head("k", [0, 2, 3, 1]))
+    if m.random.integers(2):
+        scores = _quantised(m, scores, 0.1 * size**0.5)
+    scores = m("Mul", scores, m.constant("factor", np.array(size**-0.5, np.float32)))
+    if m.random.integers(2):
+        mask = m.random.integers(0, 2, (1, 1, 1, rows)) * np.float32(-9)
+        scores = m("Add", scores, m.constant("mask", mask.astype(np.float32)))
+    weights = _quantised(m, m("Softmax", scores, axis=-1), 1 / 255)
+    mixed = m("MatMul", weights, head("v", [0, 2, 1, 3]))
+    _requantised(m, m("Transpose", mixed, perm=[0, 2, 1, 3]), 0.05)
+
+
+def pair_of_integers(m: Model) -> None:
+    """MatMulInteger of two inputs."""
+    rows, columns, depth = m.extent(1, 40), m.extent(1, 50), m.extent(2, 70)
+    kinds = m.pick(*BYTES), m.pick(*BYTES)
+    a, b = m.bytes_(kinds[0], rows, depth), m.bytes_(kinds[1], depth, columns)
+    zeros = (m.zero(f"z{number}", kind) for number, kind in enumerate(kinds))
+    m("MatMulInteger", m.input("a", a), m.input("b", b), *zeros)
+
+
 def matmul_integer(m: Model) -> None:
     """Zero points that are constants, for each row or column, or known at run time only."""
     rows, columns, depth = m.extent(1, 40), m.extent(1, 50), m.extent(2, 70)
@@ -311,6 +359,7 @@ KINDS: dict[str, Callable[[Model], None]] = {
     for f in (
         *(qdq_matmul, qdq_conv, qlinear_matmul, qlinear_conv, matmul_integer, conv_integer),
         *(qdq_activation, qdq_block, qdq_squeeze, qdq_moves),
+        *(qdq_products, qdq_attention, pair_of_integers),
     )
 }
 

@@ -275,7 +275,7 @@ def _facts(
     forms = forms_by_tensor([*(use[0] for use in read), *(use[0] for use in written)])
     issued, body_cost = list(inner.counts), inner.cost
     is_fused = isinstance(body, Op) and body.operation is Operation.MUL
-    if group > 1:  # conversions, products and sums of the group are one instruction
+    if group > 1 and combines:  # conversions, products and sums of the group are one instruction
         issued, body_cost = [float(kind == _FMA) for kind in range(len(KINDS))], 1.0
     elif combines:
         # A multiplication and the addition of the sum are one instruction.

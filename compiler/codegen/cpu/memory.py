@@ -15,7 +15,7 @@ from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.resolve import LINE, Access, Accesses
+from compiler.codegen.cpu.resolve import LINE, Access, Accesses, holds_groups
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
@@ -99,6 +99,8 @@ class Loader:
             value = _interleaved_load(emitter, access, base, offset, active, depth, tag)
         elif not access.is_vector and (access.is_interleaved or access.present < access.packed):
             value = _single_elements(emitter, access, base, offset, depth, tag)
+        elif access.present < access.packed and not holds_groups(tensor, access.packed):
+            value = _separate_groups(emitter, access, base, offset, active, depth, tag)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
             value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
@@ -215,6 +217,20 @@ def _single_elements(
     return group
 
 
+def _separate_groups(
+    emitter: Emitter, access: Access, base: Value, offset: int, active: int, depth: int, tag: str
+) -> Value:
+    """Groups that are not full, one for each lane, where nothing is known to lie behind them."""
+    value = Value("poison", access.packed_dtype, len(access.lane_offsets))
+    for lane in range(active):
+        item = _single_elements(
+            emitter, access, base, offset + access.lane_offsets[lane], depth, tag
+        )
+        text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
+        value = emitter.emit(value.dtype, value.lanes, text, value, item)
+    return value
+
+
 def _vector_load(
     emitter: Emitter,
     where: Value,
@@ -295,8 +311,11 @@ def _permuted_load(
     size = dtype.bytes
     span = lanes * size
     start = offset - offset % span
-    picks = [(offset - start + o) // size for o in access.lane_offsets]
+    places = [offset - start + o for o in access.lane_offsets]
+    picks = [place // size for place in places]
     if access.alignment % span or min(picks) < 0 or max(picks) >= lanes:
+        return None
+    if any(place % size for place in places):  # groups, which may start anywhere
         return None
     if not always_less(start + span - 1, access.tensor.bytes):
         return None
@@ -368,7 +387,8 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
     tensor, emitter = access.tensor, context.emitter
     access, offset = _based(emitter, access, access.offset(point))
     assert access.base is not None
-    value = _to_storage(emitter, value, tensor.dtype)
+    if access.packed == 1:
+        value = _to_storage(emitter, value, tensor.dtype)
     dtype = value.dtype
     assert dtype is not None
     depth = emitter.depth

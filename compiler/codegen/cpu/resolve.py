@@ -143,6 +143,10 @@ def resolve_target(context: Context, target: Load, points: Points) -> Access:
     access = _resolve(context, target, points, Padding.READ)
     if access.guards:
         raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
+    if access.packed > 1 and (
+        access.is_interleaved or not holds_groups(access.tensor, access.packed)
+    ):
+        raise ScheduleError(f"'{target.tensor.name}' does not hold whole groups")
     return access
 
 
@@ -193,8 +197,7 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
     """How many elements one operand of a dot instruction takes (`count`), how many there are, and
     how many bytes one is from the next.
 
-    Those of vectors must be neighbours, or each be part of a vector of neighbours. Vectors of
-    groups that are not full are read whole: the layout must have room for them.
+    Those of vectors must be neighbours, or each be part of a vector of neighbours.
     """
     group = offset.of(Kind.PACKED)
     if not group:
@@ -204,10 +207,13 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
     vectors = stride > size and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
     if (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    whole = tensor.layout.factors and (tensor.layout.factors[-1].mod or 1) % count == 0
-    if variable.count < count and lanes and not vectors and not whole:
-        raise ScheduleError(f"'{tensor.name}' has no room for whole groups of {count}")
     return count, variable.count, stride
+
+
+def holds_groups(tensor: Tensor, count: int) -> bool:
+    """Whether a group lies side by side, with room for elements that it does not have."""
+    factors = tensor.layout.factors
+    return bool(factors) and (factors[-1].mod or 1) % count == 0
 
 
 def _static_guard(

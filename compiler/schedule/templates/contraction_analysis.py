@@ -64,10 +64,12 @@ class Contraction:
 
     def by_matrices(self, target: Target) -> Contraction | None:
         """The same in steps of the target's instruction for matrices; None where it has none, or
-        channels do not fill its groups, or no two rows share their columns."""
+        channels do not fill its groups, no two rows share their columns, or these are computed."""
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
         if self.group == 1 or tile is None or not tile.moves or target.matrix(*types) is None:
+            return None
+        if not is_weight(self.panel):
             return None
         if tile in axes_of(self.streamed) or tile not in axes_of(self.broadcast):
             return None
@@ -192,20 +194,43 @@ def analyse(workload: Workload) -> Contraction | None:
         window,
         block,
         any(needs_padding(load) for load in loads(problem.reduction.body)),
-        _group(problem, left, right, channel, block),
+        _group(problem, left, right, (lanes, channel), block, windowed=bool(window)),
     )
 
 
-def _group(problem: Problem, left: Expr, right: Expr, channel: Axis, block: int | None) -> int:
-    """How many channels lie side by side in 32 bits of both factors, or can be packed so."""
+def _group(
+    problem: Problem,
+    left: Expr,
+    right: Expr,
+    axes: tuple[Axis, Axis],
+    block: int | None,
+    *,
+    windowed: bool,
+) -> int:
+    """How many channels lie side by side in 32 bits of both factors, or can be packed so.
+
+    `axes` are the lanes and the channel.
+    """
+    lanes, channel = axes
     if dot_operands(problem.reduction.body) is None or channel.extent == 1:
         return 1
     if not isinstance(left, Load) or not isinstance(right, Load):
         return 1
     group = 4 // left.dtype.bytes
     rows = unit_stride(left, channel) and not is_padded(left, channel)
-    packable = right.tensor.role is Role.WEIGHT and affine(channel) in right.index
+    if right.tensor.role is Role.WEIGHT:
+        packable = affine(channel) in right.index
+    else:
+        packable = not windowed and _moves_in_groups(right, lanes, channel)
     return group if rows and packable and (block or group) % group == 0 else 1
+
+
+def _moves_in_groups(load: Load, lanes: Axis, channel: Axis) -> bool:
+    """Whether elements of a run-time operand are put into groups: they lie along the lanes or along
+    the channels."""
+    if load.tensor.layout.factors or needs_padding(load):
+        return False
+    return unit_stride(load, lanes) or unit_stride(load, channel)
 
 
 def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
@@ -288,6 +313,11 @@ def needs_static_taps(found: Contraction) -> bool:
 
 
 def can_stream_unpacked(found: Contraction) -> bool:
-    """Whether the streamed operand can be read where it is, along the lanes."""
+    """Whether the streamed operand can be read where it is, along the lanes.
+
+    Groups of its channels are put together once, not for every tile.
+    """
     panel = found.panel
-    return panel is not None and panel.tensor.role is Role.INPUT and unit_stride(panel, found.lanes)
+    if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:
+        return False
+    return unit_stride(panel, found.lanes)

@@ -264,24 +264,37 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
 
 
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:
-    """A stage that writes a run-time operand into panels: shared[batch][panel][k][width]."""
+    """A stage that writes a run-time operand into panels: shared[batch][panel][k][width].
+
+    Groups of channels: shared[batch][panel][k of groups][width][k in a group].
+    """
     if found.window:
         raise ScheduleError("packing at run time is for matrix products")
     batch = tuple(
         a for a in found.problem.axes if a != found.lanes and any(a in i.axes() for i in load.index)
     )
     shape = (*(a.extent for a in batch), found.channel.extent, found.lanes.extent)
-    rank = len(shape)
+    rank, group = len(shape), found.group
     factors = (
         *map(Factor, range(len(batch))),
         Factor(rank - 1, width),
-        Factor(rank - 2),
+        Factor(rank - 2, group),
         Factor(rank - 1, 1, width),
+        *([Factor(rank - 2, 1, group)] if group > 1 else []),
     )
     tensor = Tensor("panels", shape, load.dtype, Layout(factors), role=Role.SHARED)
     target = Load(tensor, (*map(affine, batch), affine(found.channel), affine(found.lanes)))
     body: Expr = load
-    if unit_stride(load, found.channel):
+    if group > 1:
+        compute = Compute(
+            (Store(target, Accumulator(load.dtype)),),
+            body,
+            unroll=(Tile(found.channel, group), Tile(found.lanes, lanes)),
+            vector=found.lanes,
+            dot=found.channel,
+        )
+        loops = [LoopSpec(found.lanes, width), LoopSpec(found.channel, group)]
+    elif unit_stride(load, found.channel):
         compute = Compute(
             (Store(target, Accumulator(load.dtype)),),
             body,

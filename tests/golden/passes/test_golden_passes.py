@@ -16,6 +16,7 @@ from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
+from compiler.passes.byte_pairs import byte_pairs
 from compiler.passes.byte_products import byte_products
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
@@ -33,6 +34,7 @@ from compiler.passes.no_ops import no_ops
 from compiler.passes.pipeline import PASSES, Pass, optimise
 from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
+from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
@@ -344,6 +346,20 @@ def blocks() -> Graph:
     return g.graph(g("matmul", g.input("x", 3, 32), weight))
 
 
+def pairs(*, scaled: bool) -> Graph:
+    """Queries and turned keys in bytes, each with a zero point."""
+    g = Maker()
+    sides = []
+    for name, shape, zero in (("q", (2, 3, 8), 131), ("k", (2, 5, 8), 126)):
+        stored = g.input(name, *shape, dtype=DType.UINT8)
+        wide = g("cast", stored, to="int32")
+        value = g("sub", wide, g.constant(f"{name}.zero", np.array(zero, np.int32)))
+        if scaled:
+            value = g("mul", g("cast", value, to="float32"), g.constant(f"{name}.scale", 0.02))
+        sides.append(value)
+    return g.graph(g("matmul", sides[0], g("transpose", sides[1], perm=(0, 2, 1))))
+
+
 def activated() -> Graph:
     """SiLU between two quantisations."""
     g = Maker()
@@ -374,6 +390,8 @@ def atrous() -> Graph:
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "byte_products": (byte_products, integers),
+    "byte_pairs": (byte_pairs, lambda: pairs(scaled=False)),
+    "quantised_pairs": (quantised_pairs, lambda: pairs(scaled=True)),
     "block_products": (block_products, blocks),
     "quantised_products": (quantised_products, quantised),
     "quantise_first": (quantise_first, joined),

@@ -57,6 +57,7 @@ def test_parallel_loops_may_be_right_inside_each_other() -> None:
 def test_well_formed_folds_and_dots_pass() -> None:
     verify_nest(nest(PAIRS))
     verify_nest(nest(DOT, buffers=DOT_BUFFERS))
+    verify_nest(nest(MOVED, buffers=MOVED_BUFFERS))
 
 
 def parallel(axis: Axis, *body: Node) -> For:
@@ -78,6 +79,10 @@ DOT = replace(
     unroll=(Tile(I, 4),),
     dot=I,
 )
+MOVED_BUFFERS = (NARROW, Tensor("b", (8,), DType.INT8, role=Role.OUTPUT))
+MOVED = Compute(
+    (Store(MOVED_BUFFERS[1][I], Accumulator(DType.INT8)),), NARROW[I], unroll=(Tile(I, 4),), dot=I
+)
 DOT_BUFFERS = (NARROW, DOT.stores[0].target.tensor)
 
 BAD = {
@@ -87,6 +92,16 @@ BAD = {
     ),
     "dot axis 'one' is not cut into tiles of 4": nest(
         replace(DOT, unroll=(Tile(ONE, 4),), dot=ONE), buffers=DOT_BUFFERS
+    ),
+    "dot axis 'i' is not one along which": nest(replace(COPY, dot=I, unroll=(Tile(I, 4),))),
+    "dot axis 'i' is not one along which a narrow": nest(
+        replace(MOVED, store_vector=I), buffers=MOVED_BUFFERS
+    ),
+    "dot axis 'i' is not one along which a narrow load": nest(
+        replace(MOVED, body=NARROW[I] + NARROW[I]), buffers=MOVED_BUFFERS
+    ),
+    "compute of 'b': dot axis 'i' is not cut into tiles of 4": nest(
+        replace(MOVED, unroll=(Tile(I, 2),)), buffers=MOVED_BUFFERS
     ),
     "dot axis 'i' has another use": nest(replace(DOT, vector=I), buffers=DOT_BUFFERS),
     "two tensors are named 'x'": nest(COPY, buffers=(X, X, Y)),

@@ -11,9 +11,12 @@ from compiler.driver import make_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
+from compiler.passes.byte_pairs import byte_pairs
 from compiler.passes.byte_products import Factor, byte_products, unsigned
+from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.sizes import Dimension, open_size
 from compiler.target import resolve_target
 from tests.graphs import Maker
 
@@ -70,6 +73,25 @@ def conv(**c: Any) -> Graph:
     return g.graph(g("conv", x, w, *bias, **attrs))
 
 
+def pair(left: Choices, right: Choices, depth: int = 6, **c: Any) -> Graph:
+    """A product of two computed sources, the second one turned if `turned`."""
+    g = Maker()
+    sides = []
+    for name, choices, shape in (("a", left, (2, 4, depth)), ("b", right, (2, depth, 5))):
+        turned = name == "b" and c.get("turned")
+        shape = (2, 5, depth) if turned else shape
+        x = g.input(name, *shape, dtype=choices.get("kind", DType.UINT8))
+        value = g("cast", x, to="int32")
+        if choices.get("zero") is not None:
+            zero = g.constant(f"{name}.z", np.array(choices["zero"], np.int32))
+            value = g("sub", value, zero)
+        if "scale" in choices:
+            scale = g.constant(f"{name}.s", np.float32(choices["scale"]))
+            value = g("mul", g("cast", value, to="float32"), scale)
+        sides.append(g("transpose", value, perm=(0, 2, 1)) if turned else value)
+    return g.graph(g("matmul", *sides))
+
+
 def anchor(graph: Graph) -> Node:
     (found,) = [node for node in graph.nodes if node.op in ("matmul", "gemm", "conv")]
     return found
@@ -88,8 +110,9 @@ FACTORS = {DType.UINT8: unsigned, DType.INT8: as_signed, None: as_stored}
 
 
 def after(before: Graph, scaled: bool = False, factor: Factor = unsigned) -> Graph:
-    """The graph after the pass, which computes the same for bytes of the whole range."""
-    made = (quantised_products if scaled else byte_products)(before, factor)
+    """The graph after the passes, which computes the same for bytes of the whole range."""
+    steps = (quantised_products, quantised_pairs) if scaled else (byte_products, byte_pairs)
+    made = steps[1](steps[0](before, factor), factor)
     g = Maker(1)
     feeds = {
         name: drawn(g, kind.dtype, *kind.shape)
@@ -249,12 +272,66 @@ def test_a_source_may_have_another_shape() -> None:
     assert [n.op for n in found.nodes] == ["reshape", "transpose", "matmul", "cast", "mul"]
 
 
+ENDS = {DType.UINT8: (0, 3, 128, 255), DType.INT8: (-128, -1, 0, 127)}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("left", ENDS)
+@pytest.mark.parametrize("right", ENDS)
+def test_two_sources_of_bytes(left: DType, right: DType, scaled: bool, turned: bool) -> None:
+    """Any zero points; those that are none in unsigned bytes, or in signed ones, take no sums."""
+    scales: Choices = {"scale": 0.25} if scaled else {}
+    for y, z in zip((*ENDS[left], None), (*ENDS[right][::-1], None), strict=True):
+        sides = ({"kind": left, "zero": y} | scales, {"kind": right, "zero": z} | scales)
+        found = after(pair(*sides, turned=turned), scaled=scaled)
+        product = anchor(found)
+        kinds = [found.types[value].dtype for value in product.inputs]
+        assert kinds == [DType.UINT8, DType.INT8] and product.attr("accumulator") == "int32"
+        moving = [(y or 0) != (-128 if left is DType.INT8 else 0)]
+        moving += [(z or 0) != (128 if right is DType.UINT8 else 0)]
+        assert sum(n.op == "reduce_sum" for n in found.nodes) == sum(moving)
+
+
+HALF: Choices = {"scale": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("graph", "scaled"),
+    [
+        (pair({"zero": [[1], [2], [3], [4]]}, {}), False),
+        (pair({"kind": DType.INT16}, {}), False),
+        (pair(HALF, HALF), False),
+        (pair({}, {}), True),
+        (pair(HALF, HALF, depth=70_000), True),  # a sum may leave int32
+        (pair({"scale": 1e-30}, {"scale": 1e-14}), True),
+    ],
+)
+def test_two_sources_that_are_left_alone(graph: Graph, scaled: bool) -> None:
+    step = quantised_pairs if scaled else byte_pairs
+    assert step(graph).nodes == graph.nodes
+
+
+def test_bytes_of_another_sign_are_moved_where_they_are_computed() -> None:
+    """Before reshapes and transposes: by the kernel before, not by one of their own."""
+    found = after(pair(HALF, HALF, turned=True), scaled=True)
+    order = [node.op for node in found.nodes]
+    assert order.index("add") < order.index("transpose") < order.index("matmul")
+
+
+def test_a_sum_of_open_length_is_multiplied_in_bytes_if_it_is_one_of_whole_groups() -> None:
+    for multiple, accumulator in ((1, None), (4, "int32")):
+        depth = open_size(Dimension("keys", multiple, 64, multiple))
+        graph = quantised_pairs(pair(HALF, HALF, depth=depth))
+        assert anchor(graph).attr("accumulator") == accumulator
+
+
 def test_operands_that_are_no_constants_of_bytes_are_left_alone() -> None:
     """A weight that is an input, a source that is wider, and one whose parts are constants."""
     g = Maker()
-    other = g("cast", g.input("w", 6, 5, dtype=DType.INT8), to="int32")
+    other = g("cast", g.input("w", 6, 5, dtype=DType.INT16), to="int32")
     late = g.graph(g("matmul", source(g, {}, 4, 6), other))
-    assert after(late).nodes == late.nodes
+    assert byte_pairs(byte_products(late)).nodes == late.nodes
     for kind in (DType.INT16, DType.UINT16):
         wide = matmul(source=kind)
         assert byte_products(wide).nodes == wide.nodes

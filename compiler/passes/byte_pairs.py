@@ -1,0 +1,96 @@
+"""Products of two computed matrices of integers less their zero points, multiplied as bytes.
+
+Before:                                     After:
+    %1 = int32(%0) - y                          %2 = matmul(%0, %8) - z * sum(%0)
+    %9 = int32(%8) - z                                              - y * sum(%8 - z)
+    %2 = matmul(%1, %9)
+
+As in `byte_products` the right bytes are signed, and the left ones as the target wants them; but no
+sum is known beforehand, so those of rows and columns are taken at run time. `quantised_pairs` does
+the same for scaled bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.passes.byte_products import (
+    MOST_TERMS,
+    ByteSource,
+    Factor,
+    as_factor,
+    is_single,
+    number_of,
+    scale_of,
+    scaled_by,
+    source_of,
+    unsigned,
+)
+from compiler.passes.rewrite import Rewriter, rewrite
+from compiler.sizes import always_less, exact_quotient, is_open
+
+_GROUP = 4
+"""Bytes that are multiplied at a time: an open sum must not end inside of them."""
+
+
+def byte_pairs(graph: Graph, factor: Factor = unsigned) -> Graph:
+    """Multiply computed integers as bytes, not as the int32 that they are widened to."""
+    return rewrite(graph, partial(of_two_sources, scaled=False, factor=factor))
+
+
+def of_two_sources(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) -> str | None:
+    """The value of a product of two sources of bytes; None where a node is none such."""
+    if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
+        return None
+    depth = rewriter.shape(node.inputs[0])[-1]
+    if is_open(depth) and exact_quotient(depth, _GROUP) is None:
+        return None
+    left, right = (source_of(rewriter, value) for value in node.inputs)
+    if left is None or right is None or not _are_matrices(rewriter, left, right):
+        return None
+    if {left.scale is not None, right.scale is not None} != {scaled}:
+        return None
+    both = None
+    if left.scale is not None and right.scale is not None:
+        both = scale_of(np.array(right.scale), left.scale)
+        if both is None or not always_less(depth, MOST_TERMS + 1):
+            return None
+    left, right = as_factor(rewriter, left, factor), as_factor(rewriter, right, _signed)
+    total = rewriter.emit("matmul", [left.value, right.value], {"accumulator": DType.INT32.value})
+    if (zero := _moving(rewriter, right)) is not None:
+        total = rewriter.emit("sub", [total, _sums(rewriter, left.value, None, -1, zero)])
+    if (zero := _moving(rewriter, left)) is not None:
+        columns = _sums(rewriter, right.value, _moving(rewriter, right), -2, zero)
+        total = rewriter.emit("sub", [total, columns])
+    return total if both is None else scaled_by(rewriter, total, both, node)
+
+
+def _signed(stored: DType) -> DType:
+    """That of second factors."""
+    return DType.INT8
+
+
+def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
+    """Whether both are, each with one zero point."""
+    ranks = [len(rewriter.shape(side.value)) for side in sides]
+    return min(ranks) >= 2 and all(is_single(rewriter, side.zero) for side in sides)
+
+
+def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:
+    """A zero point that is none."""
+    zero = source.zero
+    return zero if zero is not None and number_of(rewriter, zero) != 0 else None
+
+
+def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:
+    """`factor` times the sums of bytes less a zero point, along one of the last two dimensions."""
+    wide = rewriter.emit("cast", [value], {"to": DType.INT32.value})
+    if zero is not None:
+        wide = rewriter.emit("sub", [wide, zero])
+    along = len(rewriter.shape(wide)) + axis
+    sums = rewriter.emit("reduce_sum", [wide], {"axes": (along,), "keepdims": 1})
+    return rewriter.emit("mul", [sums, factor])
