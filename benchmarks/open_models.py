@@ -21,7 +21,12 @@ def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
     """A copy of a model with other dimensions of its inputs, of which texts are open.
 
     Reshapes to a constant shape keep the first dimension that their operand has.
+
+    Raises:
+        ValueError: if the model has no such input.
     """
+    if absent := inputs.keys() - {info.name for info in model.graph.input}:
+        raise ValueError(f"the model has no input {', '.join(sorted(absent))}")
     copy = type(model)()
     copy.CopyFrom(model)
     for info in copy.graph.input:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import open_sizes
-from benchmarks.open_models import open_bert
+from benchmarks.models import build
+from benchmarks.open_models import open_bert, opened
+from compiler.driver import load_graph
+from compiler.sizes import dimensions
 
 
 def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(
@@ -38,3 +41,15 @@ def test_a_wrong_answer_ends_the_benchmark(tmp_path: Path, monkeypatch: pytest.M
     ))  # fmt: skip
     with pytest.raises(SystemExit, match="minilm: the answers differ"):
         open_sizes.main(["--models", "minilm", "--output", str(tmp_path / "open")])
+
+
+def test_the_batch_of_resnet_is_open() -> None:
+    case = open_sizes.CASES["resnet50"]
+    graph = load_graph(case.build(), case.ranges)
+    (name,) = case.feeds({"batch": 3})
+    assert [str(d) for d in dimensions(*graph.types[name].shape)] == ["batch"]
+
+
+def test_a_model_without_the_input_that_is_opened_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no input x"):
+        opened(build("resnet50"), {"x": ("batch", 3, 224, 224)})
