@@ -26,6 +26,9 @@ class Kind(Enum):
     RUNTIME = auto()
     UNROLLED = auto()
     LANE = auto()
+    REPEATED = auto()
+    """The rows of a tile that may have fewer than it has room for: the last one stands for those
+    that are missing."""
     PACKED = auto()
     """The elements of one 32-bit operand of a dot instruction."""
 
@@ -44,8 +47,9 @@ class Padding(Enum):
 class Variable:
     """A loop variable over [0, count).
 
-    RUNTIME has an SSA value; a LANE variable stands for `lane // divisor`, and `lanes` is the
-    number of lanes of a whole vector where `count` is that of a ragged last one.
+    RUNTIME has an SSA value, REPEATED one for each row that there is room for; a LANE variable
+    stands for `lane // divisor`, and `lanes` is the number of lanes of a whole vector where `count`
+    is that of a ragged last one.
     """
 
     kind: Kind
@@ -54,6 +58,7 @@ class Variable:
     divisor: int = 1
     clipped: bool = False
     lanes: int = 0
+    rows: tuple[Value, ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,10 +96,15 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What an axis stands for in the present scope: a tile of `extent` that starts at `start`."""
+    """What an axis stands for in the present scope: a tile of `extent` that starts at `start`.
+
+    Of an extent that is a size, `rows` are the numbers of its rows and of those up to which it is
+    rounded up: there the last one is repeated.
+    """
 
     start: Linear
     extent: int
+    rows: tuple[Value, ...] = ()
 
 
 Environment = Mapping[Axis, Bound]
@@ -281,7 +291,8 @@ def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
 def alignment(offset: Linear, limit: int) -> int:
     """Largest power of two up to `limit` that divides all that is known at run time only."""
     moved = offset.constant - static_part(offset.constant)
-    return gcd(limit, *map(known_divisor, (moved, *offset.of(Kind.RUNTIME).values())))
+    terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()
+    return gcd(limit, *map(known_divisor, (moved, *terms)))
 
 
 def static_part(number: int) -> int:

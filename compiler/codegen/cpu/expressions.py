@@ -141,6 +141,8 @@ def _register(
 def _index_value(
     emitter: Emitter, form: Linear, points: Points, point: Point, dtype: DType
 ) -> Value:
+    if form.of(Kind.REPEATED):
+        raise ScheduleError("the number of a row that is repeated")
     static = points.static(form, point)
     whole = DType.INT64 if dtype.is_float or dtype is DType.BOOL else dtype
     base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)

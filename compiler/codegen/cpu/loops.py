@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
@@ -20,13 +21,15 @@ from compiler.sizes import always_less, bounds, is_open
 class Segment:
     """`count` tiles of `width` that start at `offset` and follow each other every `step`.
 
-    The offset and the count may be sizes. So may the width of one tile that is there or not.
+    The offset and the count may be sizes. So may the width of one tile that is there or not;
+    `room` is for how many rows it is emitted, of which the last one is repeated.
     """
 
     offset: int
     count: int
     step: int
     width: int
+    room: int = 0
 
 
 _TAIL_ROWS = 4
@@ -45,14 +48,26 @@ class Tail(Enum):
     """The register tile's steps, one by one: a sum goes on with fewer copies."""
     HALVES = auto()
     """Tiles of 4, of 2 and of 1; behind whole vectors, halves of vectors."""
+    REPEATED = auto()
+    """One tile, of one row, a third, two thirds or all of them. Its last row is computed again in
+    place of those that are missing: what streams past the rows does so once."""
 
 
-def tail_of(context: Context, *, is_split: bool, is_vector: bool, is_reduced: bool) -> Tail:
+def tail_of(
+    context: Context,
+    *,
+    is_split: bool,
+    is_vector: bool,
+    is_reduced: bool,
+    is_repeatable: bool = False,
+) -> Tail:
     """The tail of an axis, by what its loop's body does with it."""
     if is_split:
         return Tail.WHOLE
     if is_vector:
         return Tail.MASKED if context.masks else Tail.HALVES
+    if is_repeatable:
+        return Tail.REPEATED
     return Tail.UNITS if is_reduced else Tail.HALVES
 
 
@@ -98,6 +113,8 @@ def _open_segments(
     offset = full * step
     if tail is Tail.MASKED and granularity == 1:  # the tile is the vector
         tail = Tail.HALVES
+    if tail is Tail.REPEATED:
+        return *result, *_repeated_segments(offset, rest, step)
     if tail is not Tail.WHOLE:
         for width in _tail_widths(step, granularity, tail):
             count = rest // width
@@ -107,6 +124,16 @@ def _open_segments(
         most = step if tail is Tail.WHOLE else granularity
         result.append(Segment(offset, (rest + most - 1) // most, most, rest))
     return tuple(s for s in result if s.count != 0)
+
+
+def _repeated_segments(offset: int, rest: int, step: int) -> Iterator[Segment]:
+    """A tile for each room; there is the smallest one that holds the rest, if there is a rest."""
+    below = 0
+    for room in sorted({1, -(-step // 3), -(-2 * step // 3), step}):
+        is_above = (rest + step - 1 - below) // step  # 1 if the rest is more than below, else 0
+        is_beyond = (rest + step - 1 - room) // step if room < step else 0
+        yield Segment(offset, is_above - is_beyond, room, rest, room)
+        below = room
 
 
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
@@ -184,10 +211,24 @@ def tile_body(
                 counter = context.emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", counter, shift)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
             start.add(Linear({variable: segment.step}))
-        context.environment[axis] = Bound(start, segment.width)
+        rows = _rows(context.emitter, segment) if segment.room else ()
+        context.environment[axis] = Bound(start, segment.width, rows)
         return body(values)
 
     return lowered
+
+
+def _rows(emitter: Emitter, segment: Segment) -> tuple[Value, ...]:
+    """The number of each row that there is room for, at most that of the last one.
+
+    They are known here, not before: what is read at them is not read if there is no row.
+    """
+    last = emitter.size(segment.width - 1)
+    least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
+    zero = emitter.const(0, DType.INT64)
+    first = emitter.emit(DType.INT64, 1, "add i64 %s, %s", zero, zero, depth=emitter.depth)
+    others = (emitter.const(number, DType.INT64) for number in range(1, segment.room))
+    return (first, *[least(number, last) for number in others])
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:

@@ -23,10 +23,10 @@ from compiler.codegen.cpu.shares import part, share, whole_tiles
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Load, Space, Tee, walk
+from compiler.loops.expr import IndexValue, Load, Space, Tee, walk
 from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
-from compiler.sizes import Dimension, OpenSizeError, always_less, is_open
+from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, expressions
+from compiler.sizes import Dimension, OpenSizeError, always_less, bounds, is_open
 from compiler.target import Target
 
 _ALIGNMENT = 64
@@ -325,7 +325,32 @@ def _tail(context: Context, loop: For) -> Tail:
         is_split=_is_split(loop.body, loop.axis),
         is_vector=bool(unrolling) and all(c.vector == loop.axis for c in unrolling),
         is_reduced=False,
+        is_repeatable=_may_be_few(loop) and all(_repeats(c, loop.axis) for c in unrolling),
     )
+
+
+def _may_be_few(loop: For) -> bool:
+    """Whether the tail of a loop may be all of it."""
+    return bounds(loop.axis.extent)[0] < loop.step
+
+
+def _repeats(compute: Compute, axis: Axis) -> bool:
+    """Whether a row along an axis may be computed again: a sum over memory, stored to memory.
+
+    Nothing that is read along it changes meanwhile: only elementwise kernels work in place.
+    """
+    if compute.combiner is None or axis in (compute.vector, compute.store_vector, compute.dot):
+        return False
+    if compute.store_vector is not None or any(t.axis == axis for t in compute.reduce):
+        return False
+    if any(t.axis == axis and t.step != 1 for t in compute.unroll):
+        return False
+    moved = [a for a in _accesses(compute) if any(axis in i.axes() for i in a.index)]
+    named = (i for e in expressions(compute) for i in walk(e) if isinstance(i, IndexValue))
+    return (
+        all(a.tensor.space is Space.MEMORY and _moves_by_slices(a, axis) for a in moved)
+        and not any(axis in i.index.axes() for i in named)
+    )  # fmt: skip
 
 
 def _computes(body: Sequence[Node]) -> Iterator[Compute]:

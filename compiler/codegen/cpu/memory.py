@@ -46,7 +46,7 @@ class Loader:
         self._access = access
         self._points = points
         self._is_written = access.tensor.name in context.written
-        self._known: dict[tuple[int, int, int], Value] = {}
+        self._known: dict[tuple[int, ...], Value] = {}
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""
@@ -56,10 +56,12 @@ class Loader:
             offset += stride * point[i]
         active = self._points.active(point) if self._points.is_ragged else 0
         epoch = self._context.epochs.get(access.tensor.name, 0) if self._is_written else 0
-        key = offset, active, epoch
+        key: tuple[int, ...] = offset, active, epoch
+        if access.repeated:
+            key = *key, *[point[i] for i, _, _ in access.repeated]
         value = self._known.get(key)
         if value is None:
-            value = self._known[key] = self._load(offset, self._points.active(point), ())
+            value = self._known[key] = self._load(offset, point, ())
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
@@ -67,12 +69,12 @@ class Loader:
         table = self._table(point, positions)
         if table is not None:
             return table
-        return self._load(self._access.offset(point), self._points.active(point), positions)
+        return self._load(self._access.offset(point), point, positions)
 
-    def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
-        context, tensor = self._context, self._access.tensor
+    def _load(self, offset: int, point: Point, positions: Sequence[Value]) -> Value:
+        context, tensor, active = self._context, self._access.tensor, self._points.active(point)
         emitter, lanes = context.emitter, self._points.lanes
-        access, offset = _based(emitter, self._access, offset)
+        access, offset = _based(emitter, self._access.in_row(emitter, point), offset)
         if tensor.space is Space.CONSTANT:
             return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
         base = access.base
@@ -130,7 +132,8 @@ class Loader:
 
         The tables are read where they are used: they would take four registers of outer loops.
         """
-        access, emitter = self._access, self._context.emitter
+        emitter = self._context.emitter
+        access = self._access.in_row(emitter, point)
         found, (place, *others) = emitter.target.lookup, positions
         base = access.base
         if found is None or place.dtype is not DType.UINT8 or place.lanes == 1:
@@ -385,7 +388,7 @@ def _gather(
 def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
     """Write a value (scalar, or `active` lanes of a vector) at a point."""
     tensor, emitter = access.tensor, context.emitter
-    access, offset = _based(emitter, access, access.offset(point))
+    access, offset = _based(emitter, access.in_row(emitter, point), access.offset(point))
     assert access.base is not None
     if access.packed == 1:
         value = _to_storage(emitter, value, tensor.dtype)
@@ -432,7 +435,7 @@ def prefetch(emitter: Emitter, accesses: Accesses, points: Sequence[Point], dist
             continue
         if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
             continue
-        if any(is_open(stride) for _, stride in access.unrolled):
+        if access.repeated or any(is_open(stride) for _, stride in access.unrolled):
             continue
         emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         lines = sorted({access.offset(point) // LINE for point in points})

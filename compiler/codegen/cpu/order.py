@@ -41,10 +41,10 @@ def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -
     ]
     if not inner or len(points) < 2:
         return points
-    users: dict[tuple[int, int], list[int]] = {}
-    needs: list[list[tuple[int, int]]] = []
+    users: dict[tuple[int, ...], list[int]] = {}
+    needs: list[list[tuple[int, ...]]] = []
     for number, point in enumerate(points):
-        keys = [(i, access.offset(point)) for i, access in enumerate(inner)]
+        keys = [(i, *access.place(point)) for i, access in enumerate(inner)]
         needs.append(keys)
         for key in keys:
             users.setdefault(key, []).append(number)
@@ -52,7 +52,7 @@ def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -
     queues: list[list[int]] = [[] for _ in range(len(inner) + 1)]
     for number, count in enumerate(missing):
         heapq.heappush(queues[count], number)
-    loaded: set[tuple[int, int]] = set()
+    loaded: set[tuple[int, ...]] = set()
     done = [False] * len(points)
     result: list[Point] = []
     while len(result) < len(points):

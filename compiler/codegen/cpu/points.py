@@ -51,6 +51,9 @@ class Points:
         for tile in self._tiles:
             bound = context.environment[tile.axis]
             count, rest, step = 1, 0, tile.step
+            if bound.rows:
+                self._repeat(tile.axis, bound)
+                continue
             if not is_open(bound.extent):
                 count, rest = divmod(bound.extent, step)
             elif tile.axis == self._vector and always_less(bound.extent, step + 1):
@@ -80,6 +83,15 @@ class Points:
             self._open_lanes(self._vector)
         return self
 
+    def _repeat(self, axis: Axis, bound: Bound) -> None:
+        """Open an axis for all rows that there is room for, whatever number of them there is."""
+        variable = Variable(Kind.REPEATED, bound.extent, rows=bound.rows)
+        self.position[variable] = len(self.variables)
+        self.variables.append(variable)
+        start = Linear(dict(bound.start.terms), bound.start.constant)
+        start.add(Linear({variable: 1}))
+        self._context.environment[axis] = Bound(start, 1)
+
     def _open_lanes(self, axis: Axis) -> None:
         bound = self._context.environment.get(axis)
         if bound is None:
@@ -100,7 +112,7 @@ class Points:
         self._context.environment = self._saved
 
     def __iter__(self) -> Iterator[Point]:
-        return iter(product(*[range(v.count) for v in self.variables]))
+        return iter(product(*[range(len(v.rows) or v.count) for v in self.variables]))
 
     @property
     def lanes_in_use(self) -> int:

@@ -19,7 +19,7 @@ from compiler.codegen.cpu.access import (
 )
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.ssa import Value
+from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Space, Tensor, walk
@@ -53,6 +53,9 @@ class Access:
     """How many of them there are; the others meet zeros."""
     apart: int = 0
     """Bytes from one of them to the next."""
+    repeated: tuple[tuple[int, int, tuple[Value, ...]], ...] = ()
+    """Of axes whose last row is repeated: a position in the point, the stride along it, and the
+    number of each row."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes lie side by side, in order."""
 
@@ -66,6 +69,20 @@ class Access:
         for i, stride in self.unrolled:
             total += stride * point[i]
         return total
+
+    def place(self, point: Point) -> tuple[int, ...]:
+        """What differs between the elements at two points."""
+        return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
+
+    def in_row(self, emitter: Emitter, point: Point) -> Access:
+        """The access from the base of the row that a point is in."""
+        base = self.base
+        if not self.repeated or base is None:
+            return self
+        for i, stride, rows in self.repeated:
+            moved = emitter.multiple(rows[point[i]], stride)
+            base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, moved)
+        return replace(self, base=base)
 
     def based(self, base: Value, moved: int) -> Access:
         """The access from a base that is a size of bytes away."""
@@ -132,6 +149,8 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
     indices = []
     for index in load.index:
         form = bind(context.emitter, context.environment, index)
+        if form.of(Kind.REPEATED):
+            raise ScheduleError(f"rows of register tensor '{load.tensor.name}' are repeated")
         runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
         unrolled = tuple((points.position[v], c) for v, c in form.of(Kind.UNROLLED).items())
         indices.append((runtime, form.constant, unrolled))
@@ -181,6 +200,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         packed,
         present,
         apart,
+        tuple((points.position[v], s, v.rows) for v, s in offset.of(Kind.REPEATED).items()),
     )
 
 
@@ -220,7 +240,7 @@ def _static_guard(
     tensor: Tensor, guard: Guard, points: Points
 ) -> tuple[tuple[tuple[int, int], ...], int, int]:
     form = guard.index
-    if any(form.of(kind) for kind in (Kind.RUNTIME, Kind.LANE, Kind.PACKED)):
+    if any(form.of(kind) for kind in (Kind.RUNTIME, Kind.REPEATED, Kind.LANE, Kind.PACKED)):
         raise ScheduleError(
             f"'{tensor.name}' is accessed outside of its bounds at run time: halo, clip or peel"
         )

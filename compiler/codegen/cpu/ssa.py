@@ -195,7 +195,7 @@ class Emitter:
         text = f"shufflevector {a.type} %s, {a.type} %s, <{width} x i32> <{mask}>"
         return self.emit(a.dtype, width, text, a, b)
 
-    def call(self, dtype: DType, lanes: int, function: str, *args: Value) -> Value:
+    def call(self, dtype: DType, lanes: int, function: str, *args: Value, depth: int = 0) -> Value:
         """Call a pure function (an intrinsic); declares it."""
         types = [arg.type for arg in args]
         key = function, *types
@@ -205,7 +205,7 @@ class Emitter:
             self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
             operands = ", ".join(f"{t} %s" for t in types)
             template = self._calls[key] = f"call {result} @{function}({operands})"
-        return self.emit(dtype, lanes, template, *args)
+        return self.emit(dtype, lanes, template, *args, depth=depth)
 
     def size(self, size: int) -> Value:
         """A number, or a size from the kernel's `sizes`, as an i64 of the outermost scope."""

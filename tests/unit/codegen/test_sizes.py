@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.codegen.cpu.loops import Tail, segments
 from compiler.codegen.cpu.lower import lower_nest, stage_extent
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -205,6 +206,33 @@ def test_a_matrix_product(opened: str, packed: bool, bits: int) -> None:
         ]
     ]  # fmt: skip
     check(nest, bits, sizes)
+
+
+def test_rows_that_may_be_few_are_one_tile_behind_full_ones() -> None:
+    found = segments(M, 9, peel=False, granularity=1, tail=Tail.REPEATED)
+    assert [s.room for s in found] == [0, 1, 3, 6, 9]
+    for m in range(1, 65):
+        values = {"m": m}
+        assert at(found[0].count, values) == m // 9
+        there = [s for s in found[1:] if at(s.count, values)]
+        assert len(there) == (m % 9 > 0)
+        for segment in there:
+            assert at(segment.offset, values) == m // 9 * 9
+            assert at(segment.width, values) == m % 9 <= segment.room
+            assert segment.room == min(r for r in (1, 3, 6, 9) if r >= m % 9)
+
+
+@pytest.mark.parametrize(("fewest", "is_repeated"), [(0, True), (5, True), (6, False)])
+def test_rows_are_repeated_where_no_full_tile_is_certain(fewest: int, is_repeated: bool) -> None:
+    """The weights are read once for all rows there; elsewhere the tail is part of many tiles."""
+    nest = matmul(open_size(Dimension("m", fewest, 64)), 48, 10, 4)
+    (outer,) = nest.stages[0].body
+    assert isinstance(outer, For)
+    (columns,) = outer.body
+    assert isinstance(columns, For)
+    nest = replace(nest, stages=(Stage("main", (replace(columns, binding=Binding.PARALLEL),)),))
+    assert ("@llvm.smin.i64(i64 5, " in lower_nest(nest, width(128))) is is_repeated
+    check(nest, 128, [{"m": m} for m in (fewest, 7, 8, 9, 10, 11, 12, 13, 64)])
 
 
 def softmax(lanes: int) -> LoopNest:
