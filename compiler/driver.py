@@ -50,7 +50,7 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
-from compiler.ranges import SizeRange, within_defaults
+from compiler.ranges import SizeRange, narrower_text, within_defaults
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
@@ -347,9 +347,10 @@ def compile_model(
         except OutOfMemoryError:
             raise
         except CompilerError as error:  # each size may still compile
-            return None, str(error)
+            return None, f"{error}{narrower_text(ranges, error)}"
         except TAKEN_FOR_NUMBERS as error:
-            return None, f"a size is taken for a number ({type(error).__name__}: {error})"
+            what = f"a size is taken for a number ({type(error).__name__}: {error})"
+            return None, f"a fault of the compiler, {what}"
 
     if planner is not None:
         return SizedExecutable(ports, made, ranges=ranges)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,7 +21,7 @@ from compiler.runtime.program import Port, Program, Slot, slot_start
 from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
-from compiler.sizes import Dimension
+from compiler.sizes import Dimension, OpenSizeError
 from compiler.stacked_memory import stack_memory
 from compiler.target import Target
 from compiler.timings import Timings, timed
@@ -169,10 +171,12 @@ class ProgramBuilder:
                 f"at most {KERNEL_LIMIT} are compiled"
             )
         with self._compiler as compiler:
-            built = {
-                w: self._built.get(w) or compiler.lower(w, self._source, self.numerics)
-                for w in workloads
-            }
+            built: dict[Workload, ScheduledKernel] = {}
+            for workload in workloads:
+                with _told_by_names(plan, workload):
+                    built[workload] = self._built.get(workload) or compiler.lower(
+                        workload, self._source, self.numerics
+                    )
             if self._limit is not None:
                 _limit_weights(plan, built, compiler, self._limit)
         self._built |= built
@@ -201,6 +205,24 @@ class ProgramBuilder:
             weights.bytes,
             slots,
         )
+
+
+@contextmanager
+def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
+    """An error about a workload's own dimensions (s0) says the names that the graph has for them,
+    and which value is computed."""
+    try:
+        yield
+    except CompilerError as error:
+        if not workload.dimensions:
+            raise
+        steps = (step for step, _ in plan.walk() if isinstance(step, KernelStep))
+        step = next(step for step in steps if step.workload == workload)
+        own = (dimension.name for dimension in workload.dimensions)
+        names = dict(zip(own, step.sizes, strict=True))
+        text = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), str(error))
+        kind = OpenSizeError if isinstance(error, OpenSizeError) else CompilerError
+        raise kind(f"'{step.output}': {text}") from error
 
 
 ScheduledKernel = tuple[LoweredKernel, Schedule, bool]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from compiler.sizes import (
     OpenSizeError,
     bounds,
     dimensions,
+    is_open,
     open_size,
     substituted,
 )
@@ -28,6 +30,9 @@ LARGEST_SIZE = 1 << 40
 
 DEFAULT_LAST = 4096
 """An open dimension that nobody gives a range has the sizes from 1 to this."""
+
+_FACTORS = (2, 4, 8, 16, 32, 64)
+"""Multiples that models ask for: how often they halve an image."""
 
 _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
 
@@ -109,7 +114,8 @@ def default_range(name: str) -> Dimension:
 def within_defaults(names: Iterable[str], attempt: Callable[[Mapping[str, Dimension]], T]) -> T:
     """What `attempt` gives for the default ranges of dimensions, narrowed to what it can decide.
 
-    A model whose table has 512 positions asks whether a sequence is longer: then it is not.
+    A model whose table has 512 positions asks whether a sequence is longer: then it is not. One
+    whose images are halved and doubled again takes those of even extents.
 
     Raises:
         OpenSizeError: if no narrower ranges decide what is asked.
@@ -119,37 +125,108 @@ def within_defaults(names: Iterable[str], attempt: Callable[[Mapping[str, Dimens
         try:
             return attempt(ranges)
         except OpenSizeError as error:
-            narrower = _narrowed(ranges, error.undecided)
+            narrower = narrowed(ranges, error)
             if narrower is None:
                 raise
             ranges = narrower
 
 
-def _narrowed(ranges: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The ranges with a lower end so that a difference is never above 0: of one of them, or of all
-    together where that does not do."""
-    asked = {name: d for name, d in ranges.items() if d in dimensions(difference)}
-    for chosen in (*({name: d} for name, d in asked.items()), asked):
+def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:
+    """Ranges within these that decide what was asked; None if there are none.
 
-        def shorter(last: int, chosen: Mapping[str, Dimension] = chosen) -> dict[str, Dimension]:
-            return {
-                name: replace(d, high=max(d.low, min(d.high or last, last)))
-                for name, d in chosen.items()
-            }
+    Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
+    a question for equality, multiples of a power of two: whatever leaves the most sizes.
+    """
+    found: list[dict[str, Dimension]] = []
+    for question in filter(is_open, (error.undecided, error.unequal)):
+        asked = {name: d for name, d in ranges.items() if d in dimensions(question)}
+        for chosen in (*({name: d} for name, d in asked.items()), asked):
+            if question is error.undecided:
+                found += _ends(chosen, question)
+            elif multiples := _multiples(chosen, question):
+                found.append(multiples)
+    if not found:
+        return None
+    return {**ranges, **max(found, key=lambda each: _choices({**ranges, **each}))}
 
-        def below(last: int, chosen: Mapping[str, Dimension] = chosen) -> bool:
-            changed = {chosen[name]: d for name, d in shorter(last, chosen).items()}
-            lower = substituted(difference, lambda d: open_size(changed.get(d, d)))
-            return bounds(lower)[1] <= 0
 
-        # the sought one is in [low - 1, high)
-        least = min((d.low for d in chosen.values()), default=0)
-        low, high = least + 1, max((d.high or 0 for d in chosen.values()), default=0)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if below(middle) else (low, middle)
-        if low - 1 > least:
-            return {**ranges, **shorter(low - 1)}
+def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
+    """What to add to an error about ranges: which narrower ones answer the question, if any do."""
+    narrower = narrowed(ranges, error) if isinstance(error, OpenSizeError) else None
+    if narrower is None:
+        return ""
+    changed = [f"--dim {n}={d.range_text}" for n, d in narrower.items() if d != ranges[n]]
+    return f"; {' '.join(changed)} decides it"
+
+
+def _choices(ranges: Mapping[str, Dimension]) -> float:
+    """How many sizes are left, by orders of magnitude: 1 to 512 are more than 513 to 4096."""
+    return sum(
+        log((d.high + 1 if d.high is not None else LARGEST_SIZE) / max(d.low, 1))
+        for d in ranges.values()
+    )
+
+
+def _bounds_within(
+    chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
+) -> tuple[float, float]:
+    """The bounds of a size if the chosen dimensions have other ranges."""
+    own = {chosen[name]: d for name, d in changed.items()}
+
+    def other(dimension: Dimension) -> int:
+        d = own.get(dimension, dimension)
+        return open_size(d) // dimension.multiple
+
+    return bounds(substituted(size, other))
+
+
+def _ends(chosen: Mapping[str, Dimension], difference: int) -> Iterator[dict[str, Dimension]]:
+    """The most first sizes for which a difference is never above 0, the most last ones for which
+    it always is."""
+    least = min((d.low for d in chosen.values()), default=0)
+    most = max((d.high or 0 for d in chosen.values()), default=0)
+
+    def first(last: int) -> dict[str, Dimension]:
+        return {
+            name: replace(d, high=max(d.low, min(d.high or last, last)))
+            for name, d in chosen.items()
+        }
+
+    def later(start: int) -> dict[str, Dimension]:
+        return {
+            name: replace(d, low=max(d.low, start if d.high is None else min(start, d.high)))
+            for name, d in chosen.items()
+        }
+
+    last = _turning(least, most, lambda n: _bounds_within(chosen, first(n), difference)[1] <= 0)
+    if last > least:
+        yield first(last)
+    start = -_turning(-most, -least, lambda n: _bounds_within(chosen, later(-n), difference)[0] > 0)
+    if start < most:
+        yield later(start)
+
+
+def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last number from `low` on for which something holds; `low` if it holds for none."""
+    low, high = low + 1, high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if holds(middle) else (low, middle)
+    return low - 1
+
+
+def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The dimensions in the smallest power of two of which the difference is always 0."""
+    for factor in _FACTORS:
+        changed = {}
+        for name, d in chosen.items():
+            high = None if d.high is None else d.high // factor
+            low = -(-d.low // factor)
+            if high is not None and high < low:
+                return None
+            changed[name] = Dimension(name, low, high, factor * d.multiple)
+        if _bounds_within(chosen, changed, difference) == (0, 0):
+            return changed
     return None
 
 

@@ -18,6 +18,9 @@ class OpenSizeError(CompilerError):
     undecided = 0
     """Of a comparison: the difference of which it must be known whether it is above 0."""
 
+    unequal = 0
+    """Of a question for equality: the difference of which it must be known whether it is 0."""
+
     def __str__(self) -> str:
         text = super().__str__()
         return f"{self.asker}: {text}" if self.asker else text
@@ -34,6 +37,7 @@ class SizesDifferError(OpenSizeError):
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)
         self.sizes = first, second
+        self.unequal = first - second
 
 
 @contextmanager

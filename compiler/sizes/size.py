@@ -140,7 +140,11 @@ class Size:
         low, high = bounds(self)
         if low > 0 or high < 0:
             return True
-        return self._asked(f"whether {self} is 0")
+        try:
+            self._asked(f"whether {self} is 0")
+        except OpenSizeError as error:
+            error.unequal = cast(int, self)
+            raise
 
     # ---- the number, which is not known
 

@@ -21,7 +21,7 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.ranges import as_range, size_choices, within_defaults
+from compiler.ranges import as_range, narrower_text, size_choices, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
@@ -223,9 +223,11 @@ def _plan_ranges(
     except OpenSizeError as error:
         names = [*defaults, *(n for n, d in dims.items() if isinstance(d, Dimension))]
         name = next((each for each in names if each in str(error)), names[0])
+        given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
         raise InvalidArgumentError(
-            f"no program serves a range of sizes of this model: {error}; give dimension '{name}' a "
-            f"size, such as --dim '{name}=1'"
+            f"no program serves a range of sizes of this model: "
+            f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
+            f"--dim '{name}=1'"
         ) from error
     sizes = {d.name: typical(open_size(d)) for d in graph.dimensions}
     closed = {name: size for name, size in dims.items() if isinstance(size, int)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
-from compiler import driver
+from compiler import driver, program_builder
+from compiler.build import LoweredKernel
 from compiler.errors import ScheduleError
 from compiler.frontend.onnx_import import import_model, read_model, with_tensors
 from compiler.graph.ir import Graph
@@ -20,6 +22,7 @@ from compiler.graph.text import print_graph
 from compiler.plan import GraphPlan
 from compiler.runtime.sized import SizedExecutable
 from compiler.sizes import OpenSizeError
+from compiler.workload import Workload
 from service import cli
 
 WIDTH = 24
@@ -95,8 +98,11 @@ def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
     [
         (OpenSizeError("whether rows are few"), "whether rows are few"),
         (ScheduleError("no schedule"), "no schedule"),
-        (TypeError("no float"), "a size is taken for a number (TypeError: no float)"),
-        (KeyError("s1"), "a size is taken for a number (KeyError: 's1')"),
+        (
+            TypeError("no float"),
+            "a fault of the compiler, a size is taken for a number (TypeError: no float)",
+        ),
+        (KeyError("s1"), "a fault of the compiler, a size is taken for a number (KeyError: 's1')"),
     ],
 )
 def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
@@ -118,6 +124,61 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
         inputs = feeds(batch, sequence)
         check(model, inputs, executable.run(inputs)[0])
     assert [tuple(dict(sizes).values()) for sizes in executable.made] == [(1, 7), (2, 16), (3, 1)]
+
+
+def halved() -> onnx.ModelProto:
+    """Images that are halved, doubled and joined with what they were."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["half"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Resize", ["half", "", "scales"], ["whole"], name="up", mode="linear"),
+        helper.make_node("Concat", ["x", "whole"], ["y"], name="join", axis=1),
+    ]
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")
+    infos = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 3, "height", "width"]), ("y", None))
+    ]
+    graph = helper.make_graph(nodes, "halved", infos[:1], infos[1:], [scales])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
+    model = halved()
+    executable = compiler.compile_model(model)
+    assert isinstance(executable, SizedExecutable)
+    assert executable.ranged is not None, executable.reason
+    assert [d.range_text for d in executable.ranged.dimensions] == ["2..4096:2", "2..4096:2"]
+    for height, width in ((2, 2), (30, 64), (66, 4)):
+        image = np.random.default_rng(height).random((1, 3, height, width), np.float32)
+        check(model, {"x": image}, executable.run({"x": image})[0])
+    assert executable.made == ()
+
+
+def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
+    given = {"height": "2..64", "width": "4..64:4"}
+    executable = compiler.compile_model(halved(), dims=given)
+    assert isinstance(executable, SizedExecutable)
+    assert executable.reason == (
+        "Concat 'join': whether 2*((height)//2) is height is known at run time only "
+        "(height 2..64); --dim height=2..64:2 decides it"
+    )
+
+
+def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = program_builder.lower_workload
+
+    def refusing(workload: Workload, *rest: Any) -> LoweredKernel:
+        if workload.dimensions:
+            raise ScheduleError("the value of s0 and s1 is known at run time only (s0 1..9)")
+        return lower(workload, *rest)
+
+    monkeypatch.setattr(program_builder, "lower_workload", refusing)
+    executable = compiler.compile_model(model, dims={"batch": 2})
+    assert isinstance(executable, SizedExecutable)
+    assert "the value of sequence and s1 is known at run time only" in executable.reason
+    assert re.match(r"'\w[^']*': the fused workload of ", executable.reason)
 
 
 def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:

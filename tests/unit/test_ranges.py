@@ -14,11 +14,13 @@ from compiler.ranges import (
     as_range,
     default_range,
     default_ranges_text,
+    narrowed,
+    narrower_text,
     parse_range,
     size_choices,
     within_defaults,
 )
-from compiler.sizes import Dimension, OpenSizeError, open_size, smaller
+from compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,43 @@ def test_a_sum_narrows_all_of_its_ranges() -> None:
 
     found = within_defaults(["past", "new", "batch"], attempt)
     assert found == {"past": 512, "new": 512, "batch": 4096}
+
+
+def test_images_are_as_large_as_the_windows_of_a_model() -> None:
+    def attempt(ranges: Mapping[str, Dimension]) -> str:
+        height = open_size(ranges["height"])
+        for _ in range(3):
+            height = height - 2
+            assert height > 0
+        return ranges["height"].range_text
+
+    assert within_defaults(["height"], attempt) == "7..4096"
+
+
+def test_images_that_are_halved_and_doubled_are_multiples() -> None:
+    def attempt(ranges: Mapping[str, Dimension]) -> list[str]:
+        for name in ("height", "width"):
+            size = open_size(ranges[name])
+            for _ in range(4):
+                assert equal(size // 2 * 2, size)
+                assert not size % 2
+                size = size // 2
+        return [ranges[name].range_text for name in ("height", "width", "batch")]
+
+    found = within_defaults(["height", "width", "batch"], attempt)
+    assert found == ["16..4096:16", "16..4096:16", "1..4096"]
+
+
+def test_multiples_are_of_the_range_that_was_given() -> None:
+    given = {"n": Dimension("n", 1, 10, 3), "m": Dimension("m", 5, 6)}
+    n = open_size(given["n"])
+    with pytest.raises(OpenSizeError) as caught:
+        equal(n // 2 * 2, n)
+    narrower = narrowed(given, caught.value)
+    assert narrower == {**given, "n": Dimension("n", 1, 5, 6)}
+    assert narrower_text(given, caught.value) == "; --dim n=6..30:6 decides it"
+    assert narrower_text({"m": given["m"]}, caught.value) == ""
+    assert narrower_text(given, ValueError("another")) == ""
 
 
 def test_what_no_narrower_range_decides_is_raised() -> None:
