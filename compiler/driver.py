@@ -20,15 +20,12 @@ from compiler.errors import (
     CompilerError,
     InvalidArgumentError,
     OutOfMemoryError,
+    UnsupportedOperatorError,
     enough_memory_for,
 )
 from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
-from compiler.frontend.onnx_import import (
-    ReadModel,
-    import_model,
-    read_model,
-    with_tensors,
-)
+from compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
 from compiler.partition import plan_graph
@@ -50,14 +47,15 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
-from compiler.ranges import SizeRange, narrower_text, within_defaults
+from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import Dimension, open_size
+from compiler.sizes import Dimension, open_size, typical
+from compiler.staged import TAKEN_FOR_NUMBERS, StagedExecutable
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings, timed
 
@@ -72,10 +70,6 @@ NUMERICS = ("fast", "strict", "loose")
 
 PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 """What values between products are stored as, and products formed of."""
-
-TAKEN_FOR_NUMBERS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
-"""What code raises that was written for numbers and meets an open size: a bug, which costs the
-program for the range alone, since each size compiles without."""
 
 ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
 """Makes the plan of an imported graph, given the sizes of the model's named dimensions."""
@@ -265,8 +259,67 @@ def compile_model(
     timings: Timings | None = None,
     planner: ModelPlanner | None = None,
     precision: str = DType.FLOAT32,
-) -> Executable | SizedExecutable:
+) -> Executable | SizedExecutable | StagedExecutable:
     """Compile an ONNX model for this machine.
+
+    As `compile_whole`. If the data decide a size, or a branch, that other nodes have to know, the
+    model is cut there, unless a planner is given: a program runs from cut to cut
+    (`StagedExecutable`).
+
+    Raises:
+        CompilerError: naming what is wrong with the model or the arguments.
+    """
+    if isinstance(model, ReadModel):
+        model = replace(model, is_own=False)  # it may be needed again below
+    try:
+        return compile_whole(
+            model,
+            target,
+            threads,
+            dims,
+            schedules,
+            numerics,
+            weight_limit_bytes,
+            timings,
+            planner,
+            precision,
+        )
+    except UnsupportedOperatorError as error:
+        if planner is not None or not error.waits_for:
+            raise
+    chosen = check_runs_here(resolve_target(target))
+    source = read_model(model)
+    ranges = check_dims(source.proto.graph, dims or {})
+    given = {name: d.low * d.multiple for name, d in ranges.items() if d.low == d.high}
+
+    def compiling() -> Callable[[Graph], Executable]:
+        """What compiles the graphs of one stage, which have their packed weights in common."""
+        limit = weight_limit_bytes
+        stages = ProgramBuilder(schedules, chosen, threads, numerics, limit, timings, any_rows=True)
+
+        def made(graph: Graph) -> Executable:
+            optimised = optimise(graph, chosen, numerics, timings=timings, precision=precision)
+            plan = make_plan(optimised, chosen, numerics, timings)
+            return load_program(stages.build(plan, SPARE), threads, timings)
+
+        return made
+
+    return StagedExecutable(source, model_ports(source.proto.graph).fixed(given), ranges, compiling)
+
+
+def compile_whole(
+    model: Model,
+    target: str = "host",
+    threads: int = 1,
+    dims: Mapping[str, SizeRange] | None = None,
+    schedules: ScheduleSource | None = None,
+    numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
+    planner: ModelPlanner | None = None,
+    precision: str = DType.FLOAT32,
+) -> Executable | SizedExecutable:
+    """Compile an ONNX model for this machine, without a cut.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
     have 1 to 4096, or less if the model needs it. Where no such program can be made
@@ -292,7 +345,8 @@ def compile_model(
             outputs stay float32. A planner has its own.
 
     Raises:
-        CompilerError: naming what is wrong with the model or the arguments.
+        CompilerError: naming what is wrong with the model or the arguments; one that says what it
+            waits for (`UnsupportedOperatorError.waits_for`) if the model must be cut.
     """
     check_numerics(numerics)
     check_precision(precision)
@@ -355,6 +409,15 @@ def compile_model(
     if planner is not None:
         return SizedExecutable(ports, made, ranges=ranges)
     ranged, reason = for_ranges()
+    if ranged is None:
+        sizes = {n: ranges.get(n, default_range(n)) for n in free_dimensions(source.proto.graph)}
+        try:
+            load_graph(source, {**given, **{n: typical(open_size(d)) for n, d in sizes.items()}})
+        except UnsupportedOperatorError as error:
+            if error.waits_for:  # no size says what the data decide
+                raise
+        except CompilerError:
+            pass  # other sizes may compile
     return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason)
 
 
@@ -380,6 +443,7 @@ __all__ = [
     "check_precision",
     "compile_model",
     "compile_plan",
+    "compile_whole",
     "load_graph",
     "load_program",
     "lower_workload",

@@ -26,7 +26,8 @@ class UnsupportedOperatorError(CompilerError):
     """The model uses an operator (or a form of one) that the compiler does not implement.
 
     `depends_on` lists inputs of the model whose values the compiler would have to know. If these
-    are constants, the form may be implemented.
+    are constants, the form may be implemented. `waits_for` lists values of the graph under
+    construction: the node may be imported once the run has computed them.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class UnsupportedOperatorError(CompilerError):
         opset: int,
         reason: str = "not implemented",
         depends_on: tuple[str, ...] = (),
+        waits_for: tuple[str, ...] = (),
     ) -> None:
         self.node = node
         self.operator = operator
@@ -44,6 +46,7 @@ class UnsupportedOperatorError(CompilerError):
         self.opset = opset
         self.reason = reason
         self.depends_on = depends_on
+        self.waits_for = waits_for
         super().__init__(
             f"node '{node}': operator {self.operator} ({self.domain}, opset {opset}): {reason}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from compiler.driver import compile_model
+from compiler.driver import compile_whole
 from compiler.dtypes import DType
 from compiler.errors import (
     CompilerError,
@@ -18,7 +18,7 @@ from compiler.errors import (
     InvalidModelError,
     UnsupportedOperatorError,
 )
-from compiler.frontend.onnx_import import NEWEST_OPSET
+from compiler.frontend.model_file import NEWEST_OPSET
 from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
 
@@ -140,7 +140,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             model.graph.input.extend(kept)
             tensors = (numpy_helper.from_array(array, name) for name, array in values.items())
             model.graph.initializer.extend(tensors)
-        made = compile_model(model, **self._options)
+        made = compile_whole(model, **self._options)
         while len(self._made) >= EXECUTABLE_LIMIT:
             del self._made[next(iter(self._made))]
         self._made[key] = made
@@ -158,7 +158,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightRep:
-        """Compile a model; `kwargs` go to `compiler.compile_model`.
+        """Compile a model; `kwargs` go to `compiler.driver.compile_whole`.
 
         Raises:
             CompilerError: if the device is not this machine's CPU, or the model does not compile.

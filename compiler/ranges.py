@@ -230,6 +230,28 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
     return None
 
 
+def turning_point(difference: int) -> tuple[Dimension, int] | None:
+    """Where a difference that depends on one dimension goes from above 0 to 0 and below, or back:
+    the dimension and its first size of the latter part; None where that is not found.
+    """
+    found = dimensions(difference)
+    if len(found) != 1 or found[0].multiple != 1:
+        return None
+    (dimension,) = found
+    low, high = dimension.low, LARGEST_SIZE if dimension.high is None else dimension.high
+
+    def above(size: int) -> bool:
+        return substituted(difference, lambda _: size) > 0
+
+    first = above(low)
+    if above(high) == first:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if above(middle) == first else (low, middle)
+    return dimension, high
+
+
 def default_ranges_text(defaults: Iterable[Dimension]) -> str:
     """One sentence about dimensions that nobody gave a range; empty where there are none."""
     listed = [f"'{d.name}' may be {d.range_text}" for d in defaults]

@@ -10,7 +10,7 @@ from onnx.defs import OpSchema, get_all_schemas_with_history
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
-from compiler.frontend.onnx_import import NEWEST_OPSET
+from compiler.frontend.model_file import NEWEST_OPSET
 from compiler.frontend.sequences import SEQUENCES
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr, Load, Tensor

@@ -13,10 +13,11 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.counted import carried
-from compiler.frontend.old_opsets import aligned_operands
+from compiler.frontend.old_opsets import aligned_operands, domain_of
 from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.sequences import on_sequences
+from compiler.frontend.stages import Waiting
 from compiler.frontend.tensors import read_tensor
 from compiler.frontend.texts import labelled, with_one_table
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
@@ -77,16 +78,22 @@ class NodeImporter:
     """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
 
     `final_names` are the values' names in the file, `node_names` the nodes' by the value they make.
+    With `waiting`, nodes of the graph itself that need what the run computes are put there.
     """
 
     def __init__(
-        self, builder: GraphBuilder, folder: Path | None, budget: _Budget | None = None
+        self,
+        builder: GraphBuilder,
+        folder: Path | None,
+        budget: _Budget | None = None,
+        waiting: Waiting | None = None,
     ) -> None:
         self.final_names: dict[str, str] = {}
         self.node_names: dict[str, str] = {}
         self._builder = builder
         self._folder = folder
         self._budget = budget or _Budget()
+        self._waiting = waiting
 
     def run(
         self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: NameScope
@@ -96,9 +103,15 @@ class NodeImporter:
         used = set(wanted)
         needed = _needed(nodes, used)
         names = _unique_names(nodes)
+        waiting = None if body.depth else self._waiting
         for position, node in enumerate(nodes):
-            if position in needed:
+            if position not in needed or (waiting is not None and waiting.follows(node)):
+                continue
+            try:
                 self._node(node, f"{body.prefix}{names[position]}", body, used)
+            except UnsupportedOperatorError as error:
+                if waiting is None or not waiting.takes(node, error):
+                    raise
 
     def _node(self, proto: NodeProto, name: str, body: NameScope, used: set[str]) -> None:
         if body.depth:
@@ -225,6 +238,7 @@ class NodeImporter:
                 body.opsets[""],
                 f"its function body needs {error.operator}: {error.reason}",
                 error.depends_on,
+                error.waits_for,
             ) from error
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
@@ -294,7 +308,7 @@ class NodeImporter:
         def refused(reason: str) -> UnsupportedOperatorError:
             depends_on = self._builder.inputs_of(condition)
             opset = body.opsets.get("", 0)
-            return UnsupportedOperatorError(name, "If", "", opset, reason, depends_on)
+            return UnsupportedOperatorError(name, "If", "", opset, reason, depends_on, (condition,))
 
         why = "the condition (input 0) depends on a run-time value, and"
         found: list[list[str]] = []
@@ -401,11 +415,6 @@ class NodeImporter:
                     body.opsets.get(domain_of(node.domain), 0),
                     f"attribute '{attribute.name}' is a graph, a type or a sparse tensor",
                 )
-
-
-def domain_of(name: str) -> str:
-    """A domain's name, the empty one for ONNX's own operators."""
-    return "" if name == "ai.onnx" else name
 
 
 def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:

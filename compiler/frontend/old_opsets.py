@@ -42,3 +42,8 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
         raise node.invalid(f"axis {axis} for operands of rank {rank} and {len(shape)}")
     behind = rank - axis % rank - len(shape)
     return (a, node.reshape(b, (*shape, *(1,) * behind)))
+
+
+def domain_of(name: str) -> str:
+    """A domain's name, the empty one for ONNX's own operators."""
+    return "" if name == "ai.onnx" else name

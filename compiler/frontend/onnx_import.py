@@ -6,23 +6,19 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 
 from __future__ import annotations
 
-import io
-import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import TensorProto, ValueInfoProto
 
 from compiler.errors import InvalidModelError, ModelWarning
 from compiler.frontend.dimensions import check_dims, dim_name, fixed_size, stated_size
 from compiler.frontend.functions import inline_functions
-from compiler.frontend.message import UnusualError, split_message
-from compiler.frontend.nodes import NameScope, NodeImporter, domain_of
-from compiler.frontend.old_opsets import OLDEST_OPSET
+from compiler.frontend.model_file import ModelSource, ReadModel, check_header, read_model
+from compiler.frontend.nodes import NameScope, NodeImporter
+from compiler.frontend.stages import Rest, Waiting, rest_of
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
@@ -30,10 +26,8 @@ from compiler.labels import Labels
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
 from compiler.ops.labels import LABELLED, labels_text
-from compiler.ops.onnx_node import OnnxTensor
 from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
-from compiler.runtime.packing import Bytes
 from compiler.sizes import (
     Dimension,
     SizesDifferError,
@@ -43,34 +37,7 @@ from compiler.sizes import (
     substituted,
 )
 
-NEWEST_OPSET = 28
-"""Opsets whose operators the rules were written for."""
-
-FILE_LIMIT_BYTES = 1 << 31
-"""What protobuf can hold in one message."""
-
-SPLIT_BYTES = 1 << 25
-"""From this size on, the large tensors of a message are read apart from it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadModel:
-    """A model's message.
-
-    Attributes:
-        proto: the message.
-        folder: of its file, where external data lies.
-        is_own: whether the message was read here, so that nobody else holds it.
-        tensors: the initializers that were taken out of the message, by name.
-    """
-
-    proto: ModelProto
-    folder: Path | None = None
-    is_own: bool = False
-    tensors: Mapping[str, OnnxTensor] = field(default_factory=dict)
-
-
-ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
+Made = TypeVar("Made")
 
 
 def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
@@ -90,14 +57,21 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
         InvalidArgumentError: if `dims` names what is no open dimension, or gives no number.
     """
+    return importing(model, dims, ModelImport.graph)
+
+
+def importing(
+    model: ModelSource, dims: Mapping[str, SizeRange] | None, made: Callable[[ModelImport], Made]
+) -> Made:
+    """What `made` makes of an import of the model; raises what `import_model` does."""
     read = read_model(model)
     proto = inline_functions(read.proto)
-    read, opsets = replace(read, proto=proto), _check_header(proto)
+    read, opsets = replace(read, proto=proto), check_header(proto)
     ranges = check_dims(proto.graph, dims or {})
     sizes = {name: open_size(dimension) for name, dimension in ranges.items()}
     while True:
         try:
-            return _Importer(read, opsets, sizes).graph()
+            return made(ModelImport(read, opsets, sizes))
         except SizesDifferError as error:
             related = solved(*error.sizes)
             if related is None:
@@ -114,120 +88,13 @@ def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -
     return {name: substituted(size, of) for name, size in sizes.items()}
 
 
-def read_model(model: ModelSource) -> ReadModel:
-    """Read a model's message; imports of it at several sizes need no more than one reading.
-
-    Raises:
-        InvalidModelError: if it cannot be read, or is no ONNX model.
-    """
-    read = model if isinstance(model, ReadModel) else _load(model)
-    _check_header(read.proto)
-    return read
-
-
-def with_tensors(read: ReadModel) -> ReadModel:
-    """The model with its initializers as arrays: graphs of several sizes share them.
-
-    They are removed from a message that nobody else holds (`is_own`), so that they are in memory
-    once.
-
-    Raises:
-        InvalidModelError: if an initializer is malformed.
-    """
-    tensors = {
-        tensor.name: read.tensors.get(tensor.name)
-        or read_tensor(tensor, read.folder, f"initializer '{tensor.name}'")
-        for tensor in read.proto.graph.initializer
-    }
-    if not read.is_own:
-        return replace(read, tensors=tensors)
-    for tensor in read.proto.graph.initializer:
-        for field_name in _DATA_FIELDS:
-            tensor.ClearField(field_name)
-    # A message frees its memory only as a whole, so the rest moves to another message.
-    rest = ModelProto()
-    rest.ParseFromString(read.proto.SerializeToString())
-    return replace(read, proto=rest, tensors=tensors)
-
-
-_DATA_FIELDS = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
-
-
-def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
-    if isinstance(model, ModelProto):
-        return ReadModel(model)
-    if isinstance(model, bytes | bytearray | memoryview):
-        data = bytes(model)
-        return _read(io.BytesIO(data), len(data), "the model", None)
-    if not isinstance(model, str | os.PathLike):
-        raise InvalidModelError(
-            f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
-        )
-    path = Path(model)
-    try:
-        size = path.stat().st_size
-        if size >= FILE_LIMIT_BYTES:
-            raise InvalidModelError(
-                f"'{path}': {size} bytes, an ONNX file holds less than {FILE_LIMIT_BYTES}"
-            )
-        with path.open("rb") as file:
-            return _read(file, size, f"'{path}'", path.resolve().parent)
-    except OSError as error:
-        raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
-    except ValueError as error:  # the path has a null character
-        raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
-
-
-def _read(stream: BinaryIO, size: int, what: str, folder: Path | None) -> ReadModel:
-    """A message, and apart from it the data of its large tensors."""
-    apart: dict[int, Bytes] = {}
-    rest = b""
-    if size >= SPLIT_BYTES:
-        try:
-            rest, apart = split_message(stream, size)
-        except UnusualError:
-            stream.seek(0)
-    proto = _parse(rest or stream.read(), what)
-    tensors = {}
-    for number, data in apart.items():
-        tensor = proto.graph.initializer[number]
-        name = f"initializer '{tensor.name}'"
-        tensors[tensor.name] = read_tensor(tensor, folder, name, data)
-    return ReadModel(proto, folder, is_own=True, tensors=tensors)
-
-
-def _parse(data: bytes, what: str) -> ModelProto:
-    if not data:
-        raise InvalidModelError(f"{what} is empty")
-    proto = ModelProto()
-    try:
-        proto.ParseFromString(data)
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise InvalidModelError(
-            f"{what} is not an ONNX model, was cut off, or is nested too deeply"
-        ) from error
-    return proto
-
-
-def _check_header(proto: ModelProto) -> dict[str, int]:
-    """The opset of each domain."""
-    if not proto.HasField("graph") or not proto.opset_import:
-        raise InvalidModelError("the model holds no graph or names no opset: it is not ONNX")
-    opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
-    version = opsets.get("", NEWEST_OPSET)
-    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
-        raise InvalidModelError(
-            f"opset {version} of ai.onnx is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"
-        )
-    return opsets
-
-
-class _Importer:
+class ModelImport:
     """One import: ONNX names are mapped to values of the graph as nodes are met."""
 
     def __init__(
         self, read: ReadModel, opsets: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
+        self.read = read
         self._graph = read.proto.graph
         self._folder = read.folder
         self._tensors = read.tensors
@@ -240,14 +107,46 @@ class _Importer:
         self._values: dict[str, str | None] = {}
 
     def graph(self) -> Graph:
+        """The whole model as a graph."""
+        return self._finished(self._nodes(None), self._graph.output, ())
+
+    def stage(self, before: Rest | None) -> tuple[Graph | None, Rest | None]:
+        """What can be imported before the data decide a size, and what is left.
+
+        The graph gives the model's outputs that it makes, and then what the rest reads. It is None
+        if nothing is to be computed before the rest, which is `before` if the model is one.
+
+        Raises:
+            UnsupportedOperatorError: if a node cannot be imported later either.
+        """
+        waiting = Waiting()
+        nodes = self._nodes(waiting)
+        if waiting.first is None:
+            return self._finished(nodes, self._graph.output, ()), None
+        rest = rest_of(self.read, waiting, self._builder, self._values, before)
+        outputs = [info for info in self._graph.output if info.name in self._values]
+        given = {info.name for info in self._graph.input} | {info.name for info in outputs}
+        passed = [c.name for c in rest.crossings if c.name not in given]
+        if not outputs and not passed:
+            return None, rest
+        return self._finished(nodes, outputs, passed), rest
+
+    def _nodes(self, waiting: Waiting | None) -> NodeImporter:
         self._constants()
         self._inputs()
-        nodes = NodeImporter(self._builder, self._folder)
+        nodes = NodeImporter(self._builder, self._folder, waiting=waiting)
         wanted = [info.name for info in self._graph.output]
         nodes.run(self._graph, wanted, NameScope(self._values, self._opsets))
-        graph = self._builder.finish(
-            self._graph.name or "model", self._outputs(nodes), nodes.final_names, nodes.node_names
-        )
+        return nodes
+
+    def _finished(
+        self, nodes: NodeImporter, outputs: Sequence[ValueInfoProto], passed: Sequence[str]
+    ) -> Graph:
+        """The graph with these outputs of the model, and then other values by their names."""
+        found = self._outputs(nodes, outputs)
+        found += [(str(self._values[name]), name) for name in passed]
+        name = self._graph.name or "model"
+        graph = self._builder.finish(name, found, nodes.final_names, nodes.node_names)
         verify(graph)
         return graph
 
@@ -314,11 +213,13 @@ class _Importer:
             shape.append(size)
         return TensorType(dtype, tuple(shape))
 
-    def _outputs(self, nodes: NodeImporter) -> list[tuple[str, str]]:
+    def _outputs(
+        self, nodes: NodeImporter, wanted: Sequence[ValueInfoProto]
+    ) -> list[tuple[str, str]]:
         """Values and names of the outputs."""
         outputs: list[tuple[str, str]] = []
         listed: set[str] = set()
-        for info in self._graph.output:
+        for info in wanted:
             value = self._values.get(info.name)
             if value is None:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
@@ -337,7 +238,7 @@ class _Importer:
                 _check_stated(info, self._builder.types[value], trim.axis if trim else None)
             outputs.append((value, info.name))
             listed.add(info.name)
-        if not outputs:
+        if not self._graph.output:
             raise InvalidModelError("the model has no outputs")
         return outputs
 

@@ -17,6 +17,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.types import TensorType
 from compiler.ops.cast import ONNX_TYPES
+from compiler.sizes import is_open
 
 _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
@@ -90,5 +91,7 @@ def _type_proto(kind: TensorType | None) -> TypeProto:
     if kind is not None:
         proto.tensor_type.elem_type = _NUMBERS[kind.dtype]
         for extent in kind.shape:
-            proto.tensor_type.shape.dim.add().dim_value = extent
+            dim = proto.tensor_type.shape.dim.add()
+            if not is_open(extent):
+                dim.dim_value = extent
     return proto

@@ -208,6 +208,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
             f"{error.reason}; the trip count (input 0) or the condition (input 1) of "
             f"{node.label} depends on a run-time value",
             tuple(dict.fromkeys([*inputs, *error.depends_on])),
+            tuple(dict.fromkeys([*unknown, *error.waits_for])),
         ) from error
 
 

@@ -70,6 +70,7 @@ class Enclosure:
         except UnsupportedOperatorError as error:
             origins = [self._origins[v] for v in error.depends_on if v in self._origins]
             found = (v for origin in origins for v in self._outer.builder.inputs_of(origin))
+            outside = {inner: value for value, inner in self._inner.items()}
             raise UnsupportedOperatorError(
                 error.node,
                 error.operator,
@@ -77,6 +78,7 @@ class Enclosure:
                 error.opset,
                 error.reason,
                 tuple(dict.fromkeys(found)),
+                tuple(outside.get(v, v) for v in error.waits_for),
             ) from error
 
     def graph(self, outputs: Sequence[str]) -> Graph:

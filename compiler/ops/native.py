@@ -29,7 +29,7 @@ from compiler.ops.registry import (
 )
 from compiler.ops.shapes import operand_count
 
-OUTPUT_ONLY = "few operators take a result whose extent depends on the data"
+OUTPUT_ONLY = "few operators take the result without a cut, which artifacts cannot have"
 """The limit of rules that emit `trim`."""
 
 

@@ -93,6 +93,7 @@ class OnnxNode:
                 self.opset,
                 f"{what} (input {position}) depends on a run-time value",
                 self.builder.inputs_of(value),
+                (value,),
             )
         return array
 
@@ -233,7 +234,10 @@ class OnnxNode:
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
         """The error for an operand whose extents are known only at run time."""
-        return self.unsupported(f"an extent of operand '{operand}' depends on the data")
+        reason = f"an extent of operand '{operand}' depends on the data"
+        return UnsupportedOperatorError(
+            self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)
+        )
 
     @property
     def label(self) -> str:

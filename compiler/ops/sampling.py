@@ -15,7 +15,8 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
-from compiler.ops.gather import row_strides
+from compiler.ops.computed import grid, table
+from compiler.ops.gather import row_strides, wrapped
 from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
@@ -65,13 +66,24 @@ class _Places:
         return cast_to(self.node, self.clipped(value, 0.0, extent - 1.0), DType.INT64)
 
 
-def _sampled(node: OnnxNode, x: str, taps: Sequence[Sequence[_Tap]]) -> str:
-    """x: (N, C, ...), taps of each spatial dimension: (N, P). Returns (N, C, P)."""
+def _sampled(
+    node: OnnxNode, x: str, taps: Sequence[Sequence[_Tap]], images: str | None = None
+) -> str:
+    """x: (N, C, ...), taps of each spatial dimension: (R, P). Returns (R, C, P).
+
+    `images` (R,) is which of the N each of the R reads, itself where there are none.
+    """
     batch, channels, *spatial = node.shape(x)
     strides = row_strides(spatial)
     size = prod(spatial)
-    planes = np.arange(batch * channels, dtype=np.int64).reshape(batch, channels, 1) * size
-    base, flat = node.constant(planes), node.reshape(x, (batch * channels * size,))
+    steps = {1: size} if images is not None else {0: channels * size, 1: size}
+    base = table(node, grid(node, steps, (batch, channels, 1)), DType.INT64)
+    if images is not None:
+        starts = node.emit("mul", [images, node.scalar(channels * size, DType.INT64)])
+        starts = node.reshape(starts, (node.shape(images)[0], 1, 1))
+        base = node.emit("add", [starts, base])
+    flat = node.reshape(x, (batch * channels * size,))
+    read = batch if images is None else node.shape(images)[0]
     dtype = node.type(x).dtype
     total = ""
     for corner in product(*taps):
@@ -84,10 +96,10 @@ def _sampled(node: OnnxNode, x: str, taps: Sequence[Sequence[_Tap]]) -> str:
             if tap.weight is not None:
                 weight = node.emit("mul", [weight, tap.weight]) if weight else tap.weight
         count = node.shape(place)[1]
-        index = node.emit("add", [base, node.reshape(place, (batch, 1, count))])
+        index = node.emit("add", [base, node.reshape(place, (read, 1, count))])
         value = node.emit("gather", [flat, index], axis=0)
         if weight:
-            factor = node.reshape(cast_to(node, weight, dtype), (batch, 1, count))
+            factor = node.reshape(cast_to(node, weight, dtype), (read, 1, count))
             value = node.emit("mul", [value, factor])
         total = node.emit("add", [total, value]) if total else value
     return total
@@ -263,17 +275,17 @@ def _onnx_roi_align(node: OnnxNode) -> str:
         inside = node.emit("logical_and", [inside, near]) if inside else near
         held = at.clipped(flat, 0.0, extent - 1.0)
         taps.append(_taps(at, held, extent, "linear", "border", 0.0))
-    picked = node.emit("gather", [x, images], axis=0)
+    images = wrapped(node, images, node.shape(x)[0])
     split = (count, channels, cells[0], samples, cells[1], samples)
     mask = node.reshape(inside, (count, 1, rows * columns))
     nothing = node.scalar(0, node.type(x).dtype)
     if mode == "avg":
-        read = node.emit("where", [mask, _sampled(node, picked, taps), nothing])
+        read = node.emit("where", [mask, _sampled(node, x, taps, images), nothing])
         return node.emit("reduce_mean", [node.reshape(read, split)], axes=(3, 5), keepdims=0)
     # The specification takes the maximum over the weighted elements, not over their sums.
     best = ""
     for corner in product(*taps):
-        read = _sampled(node, picked, [[tap] for tap in corner])
+        read = _sampled(node, x, [[tap] for tap in corner], images)
         best = node.emit("max", [best, read]) if best else read
     best = node.emit("where", [mask, best, nothing])
     return node.emit("reduce_max", [node.reshape(best, split)], axes=(3, 5), keepdims=0)

@@ -192,7 +192,7 @@ def _samples(
 ) -> Samples:
     """The samples that the options say. Raises UserError where they say none or two."""
     from compiler.frontend.dimensions import check_dims, model_ports
-    from compiler.frontend.onnx_import import read_model
+    from compiler.frontend.model_file import read_model
     from compiler.sizes import open_size
     from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from service.quantize.methods import StaticInt8

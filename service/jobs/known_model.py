@@ -56,7 +56,7 @@ class KnownModel:
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
         """
-        return driver.compile_model(
+        return driver.compile_whole(
             self._source,
             threads=self.threads,
             dims=dims,

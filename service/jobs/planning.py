@@ -15,7 +15,7 @@ from compiler import costs, driver, ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
 from compiler.frontend.dimensions import model_ports
-from compiler.frontend.onnx_import import read_model
+from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind

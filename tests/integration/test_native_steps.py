@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler
 from compiler import driver
+from compiler.driver import compile_whole
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.graph.text import digest
 from compiler.ops.interpret import run_graph
@@ -194,7 +195,7 @@ def test_what_is_known_at_import_is_no_native_step() -> None:
         ("Loop", ["trips", "", "y"], {"body": "loop"}),
     ],
 )
-def test_a_node_that_reads_a_counted_value_is_refused(
+def test_without_a_cut_a_node_that_reads_a_counted_value_is_refused(
     op_type: str, inputs: list[str], attrs: dict[str, Any]
 ) -> None:
     if "body" in attrs:
@@ -214,7 +215,7 @@ def test_a_node_that_reads_a_counted_value_is_refused(
     constants |= {"open": np.array([1, -1]), "fixed": np.array([2, 12])}
     proto = model(nodes, {"x": [3, 4], "u": [3, 4]}, ["z"], constants)
     with pytest.raises(UnsupportedOperatorError, match="depends on the data") as caught:
-        compiler.compile_model(proto)
+        compile_whole(proto)
     assert (caught.value.node, caught.value.operator) == ("reader", op_type)
 
 

@@ -16,7 +16,8 @@ import compiler
 from compiler import driver, program_builder
 from compiler.build import LoweredKernel
 from compiler.errors import ScheduleError
-from compiler.frontend.onnx_import import import_model, read_model, with_tensors
+from compiler.frontend.model_file import read_model, with_tensors
+from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
 from compiler.plan import GraphPlan

@@ -68,6 +68,7 @@ INSIDE: dict[str, set[str]] = {
     "program_builder": _IR
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
     | {"program_emitter"},
+    "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
 }
 FREE = {"driver", "onnx_backend"}

@@ -19,7 +19,8 @@ from compiler.errors import (
     ModelWarning,
     UnsupportedOperatorError,
 )
-from compiler.frontend.onnx_import import NEWEST_OPSET, import_model
+from compiler.frontend.model_file import NEWEST_OPSET
+from compiler.frontend.onnx_import import import_model
 from compiler.graph.text import parse_graph, print_graph
 from compiler.ops import builder
 from compiler.ops.interpret import run_graph

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.driver import compile_model
 from compiler.errors import InvalidModelError, OutOfMemoryError
-from compiler.frontend import onnx_import
+from compiler.frontend import model_file
 from compiler.frontend.message import LEAST_BYTES, UnusualError, split_message
-from compiler.frontend.onnx_import import import_model, read_model, with_tensors
+from compiler.frontend.model_file import read_model, with_tensors
+from compiler.frontend.onnx_import import import_model
 
 FLOAT = TensorProto.FLOAT
 
@@ -56,7 +57,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_import, "SPLIT_BYTES", 1)
+    monkeypatch.setattr(model_file, "SPLIT_BYTES", 1)
 
 
 def test_the_graph_is_that_of_the_whole_message(
@@ -64,7 +65,7 @@ def test_the_graph_is_that_of_the_whole_message(
 ) -> None:
     data = model().SerializeToString()
     whole = import_model(data, {"n": 3})
-    monkeypatch.setattr(onnx_import, "SPLIT_BYTES", 1)
+    monkeypatch.setattr(model_file, "SPLIT_BYTES", 1)
     path = tmp_path / "m.onnx"
     path.write_bytes(data)
     for source in (path, data):

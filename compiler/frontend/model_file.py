@@ -1,0 +1,161 @@
+"""ONNX models as messages: from a path, bytes or a message, with large tensors read apart."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
+from onnx import ModelProto
+
+from compiler.errors import InvalidModelError
+from compiler.frontend.message import UnusualError, split_message
+from compiler.frontend.old_opsets import OLDEST_OPSET, domain_of
+from compiler.frontend.tensors import read_tensor
+from compiler.ops.onnx_node import OnnxTensor
+from compiler.runtime.packing import Bytes
+
+NEWEST_OPSET = 28
+"""Opsets whose operators the rules were written for."""
+
+FILE_LIMIT_BYTES = 1 << 31
+"""What protobuf can hold in one message."""
+
+SPLIT_BYTES = 1 << 25
+"""From this size on, the large tensors of a message are read apart from it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadModel:
+    """A model's message.
+
+    Attributes:
+        proto: the message.
+        folder: of its file, where external data lies.
+        is_own: whether the message was read here, so that nobody else holds it.
+        tensors: the initializers that were taken out of the message, by name.
+    """
+
+    proto: ModelProto
+    folder: Path | None = None
+    is_own: bool = False
+    tensors: Mapping[str, OnnxTensor] = field(default_factory=dict)
+
+
+ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
+
+
+def read_model(model: ModelSource) -> ReadModel:
+    """Read a model's message; imports of it at several sizes need no more than one reading.
+
+    Raises:
+        InvalidModelError: if it cannot be read, or is no ONNX model.
+    """
+    read = model if isinstance(model, ReadModel) else _load(model)
+    check_header(read.proto)
+    return read
+
+
+def with_tensors(read: ReadModel) -> ReadModel:
+    """The model with its initializers as arrays: graphs of several sizes share them.
+
+    They are removed from a message that nobody else holds (`is_own`), so that they are in memory
+    once.
+
+    Raises:
+        InvalidModelError: if an initializer is malformed.
+    """
+    tensors = {
+        tensor.name: read.tensors.get(tensor.name)
+        or read_tensor(tensor, read.folder, f"initializer '{tensor.name}'")
+        for tensor in read.proto.graph.initializer
+    }
+    if not read.is_own:
+        return replace(read, tensors=tensors)
+    for tensor in read.proto.graph.initializer:
+        for field_name in _DATA_FIELDS:
+            tensor.ClearField(field_name)
+    # A message frees its memory only as a whole, so the rest moves to another message.
+    rest = ModelProto()
+    rest.ParseFromString(read.proto.SerializeToString())
+    return replace(read, proto=rest, tensors=tensors)
+
+
+_DATA_FIELDS = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+
+
+def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
+    if isinstance(model, ModelProto):
+        return ReadModel(model)
+    if isinstance(model, bytes | bytearray | memoryview):
+        data = bytes(model)
+        return _read(io.BytesIO(data), len(data), "the model", None)
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidModelError(
+            f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
+        )
+    path = Path(model)
+    try:
+        size = path.stat().st_size
+        if size >= FILE_LIMIT_BYTES:
+            raise InvalidModelError(
+                f"'{path}': {size} bytes, an ONNX file holds less than {FILE_LIMIT_BYTES}"
+            )
+        with path.open("rb") as file:
+            return _read(file, size, f"'{path}'", path.resolve().parent)
+    except OSError as error:
+        raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
+    except ValueError as error:  # the path has a null character
+        raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
+
+
+def _read(stream: BinaryIO, size: int, what: str, folder: Path | None) -> ReadModel:
+    """A message, and apart from it the data of its large tensors."""
+    apart: dict[int, Bytes] = {}
+    rest = b""
+    if size >= SPLIT_BYTES:
+        try:
+            rest, apart = split_message(stream, size)
+        except UnusualError:
+            stream.seek(0)
+    proto = _parse(rest or stream.read(), what)
+    tensors = {}
+    for number, data in apart.items():
+        tensor = proto.graph.initializer[number]
+        name = f"initializer '{tensor.name}'"
+        tensors[tensor.name] = read_tensor(tensor, folder, name, data)
+    return ReadModel(proto, folder, is_own=True, tensors=tensors)
+
+
+def _parse(data: bytes, what: str) -> ModelProto:
+    if not data:
+        raise InvalidModelError(f"{what} is empty")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise InvalidModelError(
+            f"{what} is not an ONNX model, was cut off, or is nested too deeply"
+        ) from error
+    return proto
+
+
+def check_header(proto: ModelProto) -> dict[str, int]:
+    """The opset of each domain.
+
+    Raises:
+        InvalidModelError: if the model has none, no graph, or one that is not supported.
+    """
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise InvalidModelError("the model holds no graph or names no opset: it is not ONNX")
+    opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+    version = opsets.get("", NEWEST_OPSET)
+    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        raise InvalidModelError(
+            f"opset {version} of ai.onnx is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"
+        )
+    return opsets

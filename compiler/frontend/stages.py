@@ -1,0 +1,345 @@
+"""A model cut where the data decide a size: what can be imported now, and the rest for later.
+
+Before:                                      After:
+    %n = NonZero(%mask)                          stage: %n = NonZero(%mask), as many as there are
+    %k = TopK(%score, Min(10, Shape(%n)))        rest:  %n of (2, n), with n an open dimension;
+                                                        %k = TopK(...)
+
+A node waits if an extent or a value that it has to know is computed by the run. All that does not
+depend on such nodes is one graph, whose run computes what they read. The rest is a model of its own
+whose inputs are these values: their extents are known by then, or open dimensions, and so are the
+elements of those that decide sizes. It is imported in turn, and may be cut again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from compiler.dtypes import DType
+from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.model_file import ReadModel
+from compiler.frontend.order import reads
+from compiler.ops.builder import GraphBuilder
+from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.onnx_node import OnnxTensor
+from compiler.ranges import default_range
+from compiler.sizes import Dimension, bounds, is_open
+
+DECIDING_ELEMENTS = 64
+"""Values with more elements decide no sizes."""
+
+NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
+"""ONNX's numbers of element types."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The nodes that an import leaves for later, and the ONNX names of what they make.
+
+    `asked` are values of the graph that have to be known, each with the node that asks. `first`
+    says why the first one waits.
+    """
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
+    asked: dict[str, NodeProto] = field(default_factory=dict)
+    first: UnsupportedOperatorError | None = None
+
+    def follows(self, node: NodeProto) -> bool:
+        """Whether a node reads what another one makes that waits; it waits too, then."""
+        found = not self.made.isdisjoint(reads(node))
+        if found:
+            self._put(node)
+        return found
+
+    def takes(self, node: NodeProto, error: UnsupportedOperatorError) -> bool:
+        """Whether a node that was refused can be imported once the run has computed something."""
+        if error.waits_for:
+            self.first = self.first or error
+            self.asked |= dict.fromkeys(error.waits_for, node)
+            self._put(node)
+        return bool(error.waits_for)
+
+    def _put(self, node: NodeProto) -> None:
+        self.nodes.append(node)
+        self.made.update(value for value in node.output if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that the rest reads. A text among `dims` names an open dimension of the rest.
+
+    If it is `deciding`, sizes depend on its elements, and the rest is imported for them; `label`
+    is what their names start with.
+    """
+
+    name: str
+    label: str
+    dtype: DType
+    dims: tuple[int | str, ...]
+    deciding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the values that a rest reads when it is imported.
+
+    `sizes` are dimensions and deciding elements with one value, `known` the bytes of deciding
+    values that are no sizes. `open` are those that stay open, with their ranges.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    known: tuple[tuple[str, bytes, tuple[int, ...]], ...] = ()
+    open: tuple[Dimension, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest:
+    """What is left of a model behind a cut: nodes, and the values that they read.
+
+    Attributes:
+        source: the model, without inputs for these values.
+        crossings: the values, in order.
+        ranges: of the open dimensions that extents are; elements have none.
+        reason: why it was cut.
+    """
+
+    source: ReadModel
+    crossings: tuple[Crossing, ...]
+    ranges: Mapping[str, Dimension]
+    reason: str
+
+    def facts(
+        self, arrays: Mapping[str, np.ndarray], ends: Mapping[str, Sequence[int]] | None
+    ) -> Facts:
+        """What to import the rest for.
+
+        If there are `ends`, all sizes above 0 stay open; `ends` are the sizes that a range must not
+        reach across, by name.
+        """
+        sizes: dict[str, int] = {}
+        known: list[tuple[str, bytes, tuple[int, ...]]] = []
+        for crossing in self.crossings:
+            array = arrays[crossing.name]
+            for dim, extent in zip(crossing.dims, array.shape, strict=True):
+                if isinstance(dim, str):
+                    sizes[dim] = extent
+            if not crossing.deciding:
+                continue
+            if array.dtype.kind in "iu" and array.size:
+                sizes |= dict(zip(_elements(crossing, array), array.flat, strict=True))
+            else:
+                known.append((crossing.name, array.tobytes(), array.shape))
+        opened = {name for name, size in sizes.items() if ends is not None and size > 0}
+        fixed = tuple((name, int(s)) for name, s in sizes.items() if name not in opened)
+        ranges = (self._around(n, int(s), (ends or {}).get(n, ())) for n, s in sizes.items()
+                  if n in opened)  # fmt: skip
+        return Facts(fixed, tuple(known), tuple(ranges))
+
+    def _around(self, name: str, size: int, ends: Sequence[int]) -> Dimension:
+        """The largest range that holds a size and does not reach across the ends."""
+        whole = self.ranges.get(name) or default_range(name)
+        if size not in whole:
+            whole = Dimension(name, 1)
+        if whole.multiple > 1 or not ends:
+            return whole
+        low = max([whole.low, *(end for end in ends if end <= size)])
+        high = min([end - 1 for end in ends if end > size], default=whole.high)
+        return Dimension(name, low, high if whole.high is None else min(high or 0, whole.high))
+
+    def at(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> ReadModel:
+        """The rest as a model with these facts, which `arrays` have: deciding values."""
+        sizes = dict(facts.sizes)
+        names = {dimension.name for dimension in facts.open}
+        proto = ModelProto()
+        proto.CopyFrom(self.source.proto)
+        tensors = dict(self.source.tensors)
+        nodes: list[NodeProto] = []
+        for crossing in self.crossings:
+            name, dtype = crossing.name, crossing.dtype
+            dims = [sizes.get(d, d) if isinstance(d, str) else d for d in crossing.dims]
+            if crossing.deciding:
+                array = arrays[name]
+                elements = _elements(crossing, array)
+                opened = [element for element in elements if element in names]
+                if not opened:
+                    tensors[name] = OnnxTensor(array, dtype)
+                    proto.graph.initializer.add(name=name)
+                    continue
+                nodes += _spelled(crossing, array, elements, opened)
+                name, dtype, dims = sizes_input(crossing), DType.INT8, [*opened, 0]
+            info = helper.make_tensor_value_info(name, NUMBERS[dtype], dims)
+            proto.graph.input.append(info)
+        rest = list(proto.graph.node)
+        del proto.graph.node[:]
+        proto.graph.node.extend([*nodes, *rest])
+        return replace(self.source, proto=proto, tensors=tensors)
+
+    def inputs(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the model of `at` takes: values, and for deciding ones an array without elements
+        that has those as its extents."""
+        found: dict[str, np.ndarray] = {}
+        names = {dimension.name for dimension in facts.open}
+        for crossing in self.crossings:
+            array = arrays[crossing.name]
+            if not crossing.deciding:
+                found[crossing.name] = array
+                continue
+            elements = zip(_elements(crossing, array), array.flat, strict=True)
+            opened = [int(element) for name, element in elements if name in names]
+            if opened:
+                found[sizes_input(crossing)] = np.empty((*opened, 0), np.int8)
+        return found
+
+
+def sizes_input(crossing: Crossing) -> str:
+    """The name of the input whose extents are the elements of a deciding value."""
+    return f"{crossing.name}//sizes"
+
+
+def _elements(crossing: Crossing, array: np.ndarray) -> tuple[str, ...]:
+    return tuple(f"{crossing.label}_{k}" for k in range(array.size))
+
+
+def _spelled(
+    crossing: Crossing, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
+) -> list[NodeProto]:
+    """Nodes that make a deciding value from the shape of its input and from what is known of it.
+
+    The operators have the same form in every opset.
+    """
+    name = crossing.name
+    wide, closed_name = f"{name}//wide", f"{name}//closed"
+    shape, whole, places = f"{name}//shape", f"{name}//whole", f"{name}//places"
+    closed = [int(e) for key, e in zip(elements, array.flat, strict=True) if key not in opened]
+    order = iter(range(len(opened) + 1, len(elements) + 1))
+    picked = [opened.index(key) if key in opened else next(order) for key in elements]
+    constants = {
+        closed_name: np.array(closed, np.int64),
+        places: np.array(picked, np.int64).reshape(array.shape),
+    }
+    nodes = [
+        helper.make_node(
+            "Constant",
+            [],
+            [key],
+            value=helper.make_tensor(key, TensorProto.INT64, value.shape, value.reshape(-1)),
+        )
+        for key, value in constants.items()
+    ]
+    return [
+        *nodes,
+        helper.make_node("Shape", [sizes_input(crossing)], [shape]),
+        helper.make_node("Concat", [shape, closed_name], [whole], axis=0),
+        helper.make_node("Gather", [whole, places], [wide], axis=0),
+        helper.make_node("Cast", [wide], [name], to=NUMBERS[crossing.dtype]),
+    ]
+
+
+def rest_of(
+    read: ReadModel,
+    waiting: Waiting,
+    builder: GraphBuilder,
+    values: Mapping[str, str | None],
+    before: Rest | None,
+) -> Rest:
+    """The rest of a model, whose nodes wait for values of `builder`.
+
+    Args:
+        read: the model.
+        waiting: the nodes.
+        builder: the graph of what was imported.
+        values: the graph's value for each ONNX name.
+        before: what the model is made of, if it is itself a rest.
+
+    Raises:
+        UnsupportedOperatorError: why the first node waits, if a value is text or a sequence, or
+            waiting would not help.
+    """
+    first = waiting.first
+    assert first is not None
+    deciding = _deciding(waiting, builder, values)
+    names: dict[str, str] = {}
+    ranges: dict[str, Dimension] = {}
+    tensors: dict[str, OnnxTensor] = {}
+    crossings: list[Crossing] = []
+    for name in sorted({name for node in waiting.nodes for name in reads(node)} - waiting.made):
+        value = values.get(name)
+        if value is None:
+            continue
+        if value in builder.labels or value in builder.sequences or value in builder.narrow:
+            raise first
+        kind, trim, constant = builder.types[value], builder.trim(value), builder.known(value)
+        if constant is not None and trim is None:
+            tensors[name] = OnnxTensor(constant, kind.dtype)
+            continue
+        dims: list[int | str] = []
+        for axis, extent in enumerate(kind.shape):
+            counted = trim is not None and trim.axis == axis
+            if not counted and not is_open(extent):
+                dims.append(extent)
+                continue
+            same = f"count of {trim.count}" if trim is not None and counted else str(extent)
+            dim = names.setdefault(same, f"count_{len(names)}")
+            most = bounds(extent)[1]
+            high = max(int(most), 1) if isfinite(most) else None
+            ranges.setdefault(dim, Dimension(dim, 1, high))
+            dims.append(dim)
+        decides = name in deciding or value in builder.sizes
+        label = f"element_{len(crossings)}"
+        crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides))
+    _check_progress(waiting, read, crossings, before)
+    return Rest(_left(read, waiting, tensors), tuple(crossings), ranges, str(first))
+
+
+def _deciding(
+    waiting: Waiting, builder: GraphBuilder, values: Mapping[str, str | None]
+) -> set[str]:
+    """The names of values whose elements the nodes have to know.
+
+    Where a rule asks for what it has computed of its operands, these are the node's small operands
+    that are no floats.
+    """
+
+    def small(value: str | None) -> bool:
+        if value is None or builder.trim(value) is not None:
+            return False
+        elements = builder.types[value].elements
+        return not is_open(elements) and elements <= DECIDING_ELEMENTS
+
+    named = set(values.values())
+    found = {name for name, value in values.items() if value in waiting.asked and small(value)}
+    for value, node in waiting.asked.items():
+        if value not in named:
+            operands = (name for name in reads(node) if small(values.get(name)))
+            found |= {n for n in operands if not builder.types[str(values[n])].dtype.is_float}
+    return found
+
+
+def _check_progress(
+    waiting: Waiting, read: ReadModel, crossings: Sequence[Crossing], before: Rest | None
+) -> None:
+    """Raises the first node's error if all nodes wait and nothing more is going to be known."""
+    assert waiting.first is not None
+    whole = (before.source if before else read).proto.graph.node
+    known = {c.name for c in before.crossings if c.deciding} if before else set()
+    if len(waiting.nodes) == len(whole) and {c.name for c in crossings if c.deciding} <= known:
+        raise waiting.first
+
+
+def _left(read: ReadModel, waiting: Waiting, tensors: Mapping[str, OnnxTensor]) -> ReadModel:
+    """The model with the nodes that wait, and with what they read that is known."""
+    proto = ModelProto()
+    proto.ir_version = read.proto.ir_version
+    proto.opset_import.extend(read.proto.opset_import)
+    proto.graph.name = read.proto.graph.name
+    proto.graph.node.extend(waiting.nodes)
+    proto.graph.output.extend(o for o in read.proto.graph.output if o.name in waiting.made)
+    for name in tensors:
+        proto.graph.initializer.add(name=name)
+    return replace(read, proto=proto, tensors=dict(tensors), is_own=True)

@@ -1,0 +1,291 @@
+"""Models whose data decide sizes that other nodes have to know: cut, and run from cut to cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from compiler.driver import compile_model, compile_whole
+from compiler.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    ModelWarning,
+    UnsupportedOperatorError,
+)
+from compiler.staged import StagedExecutable
+
+FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+Info = tuple[str, int, Sequence[int | str]]
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[Info],
+    outputs: Sequence[str],
+    **constants: object,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "staged",
+        [helper.make_tensor_value_info(*info) for info in inputs],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def staged(proto: onnx.ModelProto, **options: object) -> StagedExecutable:
+    made = compile_model(proto, **options)  # type: ignore[arg-type]
+    assert isinstance(made, StagedExecutable)
+    return made
+
+
+def agrees(made: StagedExecutable, proto: onnx.ModelProto, **feeds: np.ndarray) -> None:
+    expected = ReferenceEvaluator(proto).run(None, feeds)
+    for ours, theirs in zip(made.run(feeds), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def chosen_rows() -> onnx.ModelProto:
+    """The rows with a positive mark, centred, and the three best of them by their first element."""
+    node = helper.make_node
+    return model(
+        [
+            node("Greater", ["mark", "zero"], ["mask"]),
+            node("NonZero", ["mask"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["x", "places"], ["rows"], axis=0),
+            node("ReduceMean", ["rows", "first"], ["mean"], keepdims=1),
+            node("Sub", ["rows", "mean"], ["centred"]),
+            node("Slice", ["centred", "first", "three", "first"], ["part"]),
+            node("Shape", ["rows"], ["shape"]),
+            node("Gather", ["shape", "none"], ["count"], axis=0),
+        ],
+        [("x", FLOAT, (40, 5)), ("mark", FLOAT, (40,))],
+        ["centred", "part", "count"],
+        zero=np.float32(0),
+        first=np.array([0]),
+        none=np.array(0),
+        three=np.array([3]),
+    )
+
+
+def marked(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    mark = np.full(40, -1, np.float32)
+    mark[random.permutation(40)[:count]] = 1
+    return {"x": random.standard_normal((40, 5)).astype(np.float32), "mark": mark}
+
+
+def test_what_the_data_choose_has_one_program_for_all_counts_on_a_side_of_a_limit() -> None:
+    proto = chosen_rows()
+    made = staged(proto)
+    for count in (7, 40, 1, 2, 3, 23):
+        agrees(made, proto, **marked(count, seed=count))
+    kept = made.programs
+    assert kept == 3  # before the cut; behind it one up to the three that are taken, and one above
+    for count in range(4, 40, 5):
+        agrees(made, proto, **marked(count, seed=count))
+    assert made.programs == kept
+    assert made.reasons == ()
+
+
+def test_nothing_chosen_has_a_program_of_its_own() -> None:
+    node = helper.make_node
+    proto = model(
+        [
+            node("NonZero", ["x"], ["found"]),
+            node("Transpose", ["found"], ["rows"], perm=[1, 0]),
+            node("GatherND", ["x", "rows"], ["values"]),
+            node("ReduceSum", ["values"], ["sum"], keepdims=1),
+        ],
+        [("x", FLOAT, (6, 3))],
+        ["values", "sum"],
+    )
+    made = staged(proto)
+    x = np.zeros((6, 3), np.float32)
+    agrees(made, proto, x=x)
+    x[2, 1] = 3
+    agrees(made, proto, x=x)
+
+
+def computed_shapes() -> onnx.ModelProto:
+    node = helper.make_node
+    return model(
+        [
+            node("Mul", ["s", "two"], ["n"]),
+            node("Concat", ["n", "four"], ["shape"], axis=0),
+            node("Expand", ["x", "shape"], ["wide"]),
+            node("ConstantOfShape", ["shape"], ["zeros"]),
+            node("Squeeze", ["n"], ["limit"]),
+            node("Range", ["none", "limit", "one"], ["places"]),
+            node("Add", ["wide", "zeros"], ["sum"]),
+            node("Reshape", ["sum", "flat"], ["row"]),
+            node("Slice", ["row", "s", "n", "none_"], ["part"]),
+        ],
+        [("x", FLOAT, (1, 4)), ("s", INT, (1,))],
+        ["row", "places", "part"],
+        two=np.array([2]),
+        four=np.array([4]),
+        none=np.array(0),
+        none_=np.array([0]),
+        one=np.array(1),
+        flat=np.array([-1]),
+    )
+
+
+def test_shapes_that_are_computed_are_sizes_behind_the_cut() -> None:
+    proto = computed_shapes()
+    made = staged(proto)
+    x = np.arange(4, dtype=np.float32)[None]
+    for size in (3, 1, 50, 7, 0, 2500):
+        agrees(made, proto, x=x, s=np.array([size]))
+
+
+def test_programs_behind_a_cut_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.staged.PROGRAMS_LIMIT", 3)
+    node = helper.make_node
+    proto = model(
+        [node("Range", ["none", "limit", "step"], ["y"])],
+        [("limit", FLOAT, ()), ("step", FLOAT, ())],
+        ["y"],
+        none=np.float32(0),
+    )
+    made = staged(proto)
+    for number in range(7):
+        limit = np.array(number, np.float32)
+        (y,) = made.run({"limit": limit, "step": np.array(0.5, np.float32)})
+        assert y.tolist() == np.arange(0, limit, 0.5, np.float32).tolist()
+    assert made.programs <= 3
+
+
+def branches() -> onnx.ModelProto:
+    """An If whose second branch contradicts itself whatever is chosen."""
+    node = helper.make_node
+    good = helper.make_graph(
+        [node("Mul", ["rows", "rows"], ["square"])], "good", [], [_empty("square")]
+    )
+    bad = helper.make_graph(
+        [node("MatMul", ["rows", "three"], ["product"])], "bad", [], [_empty("product")]
+    )
+    return model(
+        [
+            node("NonZero", ["mark"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["x", "places"], ["rows"], axis=0),
+            node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+            node("Greater", ["sum", "zero"], ["positive"]),
+            node("If", ["positive"], ["y"], then_branch=good, else_branch=bad),
+        ],
+        [("x", FLOAT, (9, 4)), ("mark", BOOL, (9,))],
+        ["y"],
+        first=np.array([0]),
+        zero=np.float32(0),
+        three=np.ones((3, 3), np.float32),
+    )
+
+
+def _empty(name: str) -> onnx.ValueInfoProto:
+    return helper.make_empty_tensor_value_info(name)
+
+
+def test_a_branch_that_contradicts_itself_is_an_error_only_if_it_is_taken() -> None:
+    made = staged(branches())
+    mark = np.arange(9) % 2 == 0
+    x = np.ones((9, 4), np.float32)
+    with pytest.warns(ModelWarning, match="is an error if it is chosen: MatMul"):
+        (y,) = made.run({"x": x, "mark": mark})
+    assert y.shape == (5, 4)
+    with pytest.raises(InvalidInputError, match="chosen contradicts itself: MatMul"):
+        made.run({"x": -x, "mark": mark})
+    (y,) = made.run({"x": x, "mark": ~mark})
+    assert y.shape == (4, 4)
+
+
+def test_open_dimensions_of_the_model_stay_open() -> None:
+    node = helper.make_node
+    proto = model(
+        [
+            node("NonZero", ["x"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["x", "places"], ["values"], axis=0),
+            node("Softmax", ["values"], ["y"], axis=0),
+        ],
+        [("x", FLOAT, ("n",))],
+        ["y"],
+        first=np.array([0]),
+    )
+    made = staged(proto, dims={"n": "1..64"})
+    random = np.random.default_rng(0)
+    for size in (5, 64, 17):
+        x = random.standard_normal(size).astype(np.float32)
+        x[::3] = 0
+        agrees(made, proto, x=x)
+    assert made.reasons == ()
+    assert made.programs == 2
+    with pytest.raises(InvalidInputError, match="'x' is float32 of"):
+        made.run({"x": np.ones(65, np.float32)})
+
+
+def test_several_threads_share_the_programs() -> None:
+    proto = chosen_rows()
+    made = staged(proto)
+    feeds = [marked(count, seed=count) for count in (5, 9, 30, 1) * 3]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(made.run, feeds))
+    for each, given in zip(found, feeds, strict=True):
+        for ours, again in zip(each, made.run(given), strict=True):
+            np.testing.assert_array_equal(ours, again)
+
+
+def test_bad_inputs_are_named() -> None:
+    made = staged(chosen_rows())
+    good = marked(4)
+    with pytest.raises(InvalidInputError, match="'mark' is float64"):
+        made.run(good | {"mark": good["mark"].astype(np.float64)})
+    with pytest.raises(InvalidInputError, match="'x' is float32 of"):
+        made.run(good | {"x": good["x"][1:]})
+    with pytest.raises(InvalidInputError, match="mark"):
+        made.run({"x": good["x"]})
+    with pytest.raises(InvalidArgumentError, match="no state is kept"):
+        made.bind({})
+
+
+def test_without_a_cut_such_a_model_is_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match="depends on the data") as caught:
+        compile_whole(chosen_rows())
+    assert caught.value.waits_for
+
+
+def test_a_loop_whose_shapes_depend_on_the_step_runs_as_often_as_the_data_say() -> None:
+    node = helper.make_node
+    body = helper.make_graph(
+        [
+            node("Identity", ["go"], ["on"]),
+            node("Concat", ["state", "state"], ["longer"], axis=0),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", INT, ()),
+            helper.make_tensor_value_info("go", BOOL, ()),
+            helper.make_tensor_value_info("state", FLOAT, None),
+        ],
+        [_empty("on"), _empty("longer")],
+    )
+    proto = model(
+        [node("Loop", ["trips", "", "x"], ["y"], body=body)],
+        [("x", FLOAT, (2,)), ("trips", INT, ())],
+        ["y"],
+    )
+    made = staged(proto)
+    (y,) = made.run({"x": np.arange(2, dtype=np.float32), "trips": np.array(3)})
+    assert y.tolist() == [0, 1] * 8
+    with pytest.raises(InvalidInputError, match="more than the limit"):
+        made.run({"x": np.zeros(2, np.float32), "trips": np.array(10_000)})
