@@ -25,6 +25,12 @@ T = TypeVar("T")
 SizeRange: TypeAlias = "int | str | range | Dimension"
 """One size, or a range of them: as text, as Python's `range` (without its end), or as it is."""
 
+Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
+"""Stated sizes of dimensions, by name, with the share of each."""
+
+MOST_STATED = 8
+"""Most sizes that can be stated: each of them is measured for each candidate."""
+
 LARGEST_SIZE = 1 << 40
 """No dimension is larger."""
 
@@ -100,6 +106,28 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
     if sum(isinstance(size, str) for size in chosen) > 1:
         raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
     return tuple(chosen)
+
+
+def parse_shares(name: str, text: str) -> dict[int, float]:
+    """Read `32:0.5,128:0.3,512:0.2`; a size without a share counts 1.
+
+    Raises:
+        InvalidArgumentError: if the text is something else, naming the dimension.
+    """
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        size, _, share = part.partition(":")
+        try:
+            number, weight = int(size), float(share) if share else 1.0
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"dimension '{name}': '{part[:80]}' is no size with its share; "
+                "write 32:0.5,128:0.3,512:0.2"
+            ) from error
+        if number in found:
+            raise InvalidArgumentError(f"dimension '{name}': size {number} is stated twice")
+        found[number] = weight
+    return found
 
 
 def default_range(name: str) -> Dimension:

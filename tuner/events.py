@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from tuner.forecast import Forecast, ForecastError
 from tuner.measure.measurement import RecordKey, TuningRecord
+from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
@@ -58,6 +59,7 @@ class TaskInputs:
 
     `known_trials` is the number of its trials in the store: the oldest so many. `incumbent` is the
     record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
+    Candidates were measured at `points`.
     """
 
     key: RecordKey
@@ -66,6 +68,7 @@ class TaskInputs:
     known_trials: int
     incumbent: TuningRecord | None
     bound_seconds: float
+    points: tuple[SizePoint, ...] = ITSELF
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class FixedTrials:
                 building.clear()
             try:
                 while one is not None and len(building) < AHEAD:
-                    self.references.prepare(one.task.workload, one.phase)
+                    self.references.prepare(one.task.workload, one.phase, one.task.points)
                     building.append((one, self.builder.submit(one.task, list(one.schedules))))
                     one = next(coming, None)
             except CompilerError as error:
@@ -138,7 +138,7 @@ class FixedTrials:
                 request, blobs = make_request(
                     wanted.task.key,
                     good,
-                    self.references.cases(wanted.task.workload, wanted.phase),
+                    self.references.cases(wanted.task.workload, wanted.phase, wanted.task.points),
                     RepeatSettings(
                         samples=self.options.screen_samples,
                         sample_seconds=self.options.sample_seconds,

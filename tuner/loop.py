@@ -167,7 +167,7 @@ class _TuningRun:
         recorded = []
         for state in self._board:
             record = self._store.best_record(state.task.key)
-            current = record is not None and record.holds(self._options.codegen_version)
+            current = state.task.is_known(record, self._options.codegen_version)
             state.incumbent = state.record = record
             trials = self._store.trials(state.task.key)
             known.append(len(trials))

@@ -117,7 +117,7 @@ class Pipeline:
         repeat: RepeatSettings,
     ) -> None:
         """Start to build a batch; it is measured when it is built."""
-        self._references.prepare(state.task.workload, phase)
+        self._references.prepare(state.task.workload, phase, state.task.points)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
         self._batches.append(
@@ -262,7 +262,8 @@ class Pipeline:
         if not entries:
             batch.finished = True
             return
-        references = self._references.cases(state.task.workload, batch.phase)
+        task = state.task
+        references = self._references.cases(task.workload, batch.phase, task.points)
         try:
             request, blobs = make_request(
                 state.task.key,

@@ -13,6 +13,7 @@ from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tuner.events import TaskInputs
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
@@ -76,6 +77,7 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
         "count": inputs.count,
         "known_trials": inputs.known_trials,
         "bound_seconds": inputs.bound_seconds,
+        "points": [asdict(point) | {"sizes": dict(point.sizes)} for point in inputs.points],
         "incumbent": None
         if incumbent is None
         else {
@@ -108,4 +110,9 @@ def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
         int(data["known_trials"]),
         incumbent,
         float(data["bound_seconds"]),
+        tuple(
+            SizePoint(**{**point, "sizes": tuple(point["sizes"].items())})
+            for point in data.get("points", ())
+        )
+        or ITSELF,
     )

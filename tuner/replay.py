@@ -23,6 +23,7 @@ from tuner.loop import tune
 from tuner.measure.builder import Built
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.oracle import ExpectedOutput, ReferenceCache
+from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 from tuner.options import TuneOptions
 from tuner.recording import RecordedRun, ReplayError
@@ -179,7 +180,9 @@ class AnswerRunner:
 class NoReferences(ReferenceCache):
     """Empty references: the answers already say how each comparison ended."""
 
-    def prepare(self, workload: Workload, phase: Phase) -> None:
+    def prepare(
+        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
+    ) -> None:
         """There is nothing to compute."""
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:

@@ -11,7 +11,7 @@ from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
 from tuner.analysis.compute_costs import compute_costs
 from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model.protocol import CostModel, Sample
+from tuner.cost_model.protocol import CostModel, Sample, point_samples
 from tuner.events import TaskInputs, TaskSnapshot
 from tuner.measure.measurement import (
     Measurement,
@@ -81,6 +81,7 @@ class TaskState:
             task.lower,
             task.space.default(),
             target_facts(task.target, task.threads, options.device),
+            task.points,
         )
         context = SearchContext(task.space, features, model, rng, options.estimates)
         progress = TaskProgress(Profile(task.count, 1.0))
@@ -104,7 +105,11 @@ class TaskState:
             nest = self.task.lower(self.task.space.default())
         except ScheduleError:
             return 1.0
-        return sum(s.vector_operations for s in compute_costs(nest))
+        return sum(
+            point.share * statement.vector_operations
+            for point in self.task.points
+            for statement in compute_costs(nest.at(dict(point.sizes)) if point.sizes else nest)
+        )
 
     @property
     def seconds_in_model(self) -> float:
@@ -133,7 +138,9 @@ class TaskState:
     def inputs(self, known_trials: int) -> TaskInputs:
         """What the run knew at its start; call it after `schedule`."""
         task, bound = self.task, self.progress.profile.bound_seconds
-        return TaskInputs(task.key, task.name, task.count, known_trials, self.incumbent, bound)
+        return TaskInputs(
+            task.key, task.name, task.count, known_trials, self.incumbent, bound, task.points
+        )
 
     def snapshot(self) -> TaskSnapshot:
         """The task as it stands."""
@@ -196,6 +203,9 @@ class TaskState:
                 continue
             if trial.schedule not in self.task.space:
                 continue
+            measured = trial.measurement
+            if measured.ok and measured.distribution != self.task.distribution:
+                continue  # its time is that of other sizes
             # Without a job id runs cannot be told apart, so trials of earlier ones do not count.
             self._learn(trial, counted=same and bool(trial.job_id))
 
@@ -221,7 +231,9 @@ class TaskState:
         for schedule, measurement in self.measured.items():
             row = self.features.row(schedule)
             if row is not None and not measurement.disturbed:
-                found.append(Sample(self.task.key.workload_key, row, measurement.run_seconds))
+                found += point_samples(
+                    self.task.key.workload_key, self.task.points, row, measurement
+                )
         return found
 
     def finalists(self) -> list[Schedule]:

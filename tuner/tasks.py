@@ -12,9 +12,9 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.space import ScheduleSpace
 from compiler.target import Target
 from compiler.workload import Workload
-from tuner.floor import least_seconds
-from tuner.measure.measurement import RecordKey
-from tuner.measure.wire import LEAST_SECONDS
+from tuner.drawn_sizes import points_of
+from tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
+from tuner.measure.points import ITSELF, SizePoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Task:
     """A workload on a target, and how often the model runs it.
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
-    does not fit. `name` is for people. No machine runs the workload in less than `least_seconds`.
+    does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
+    workload has open ones, which somebody may have `stated`.
     """
 
     name: str
@@ -33,11 +34,37 @@ class Task:
     count: int = 1
     threads: int = 1
     numerics: str = "fast"
-    least_seconds: float = LEAST_SECONDS
+    points: tuple[SizePoint, ...] = ITSELF
+    stated: bool = False
 
     @property
     def key(self) -> RecordKey:
         return RecordKey(self.workload.key, self.target.key, self.threads, self.numerics)
+
+    @property
+    def least_seconds(self) -> float:
+        """No machine takes less for a run: the weighted sum over the points."""
+        return sum(point.weight * point.least_seconds for point in self.points)
+
+    @property
+    def distribution(self) -> SizeWeights:
+        """That of measurements of its candidates (`Measurement.distribution`)."""
+        return tuple((point.sizes, point.weight) for point in self.points if point.sizes)
+
+    def fixed(self) -> tuple[tuple[SizePoint, Workload], ...]:
+        """The workload at each of its points."""
+        if not self.workload.dimensions:
+            return tuple((point, self.workload) for point in self.points)
+        return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
+
+    def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
+        """Whether a record leaves nothing to measure.
+
+        One for another distribution of the sizes does, unless somebody stated this one.
+        """
+        if record is None or not record.holds(codegen_version):
+            return False
+        return not self.stated or record.measurement.distribution == self.distribution
 
 
 def make_task(
@@ -49,10 +76,13 @@ def make_task(
     threads: int = 1,
     numerics: str = "fast",
     constrained: bool = True,
+    points: tuple[SizePoint, ...] = (),
+    stated: bool = False,
 ) -> Task:
     """A task over the schedule space that the compiler has for a workload.
 
     If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
+    By default `points` are those that are drawn (`tuner.drawn_sizes`).
 
     Raises:
         ScheduleError: if no template takes the workload.
@@ -67,7 +97,8 @@ def make_task(
         count,
         threads,
         numerics,
-        least_seconds(workload, threads),
+        points or points_of(workload, threads=threads),
+        stated,
     )
 
 

@@ -29,9 +29,11 @@ class BoundKernel:
         buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
         threads: threads that share the tiles of a stage.
         scratch: makes the scratch blocks of all threads from a number of bytes.
+        sizes: what the kernel's open dimensions are, in the order of `KernelSpec.sizes`.
 
     Raises:
-        ValueError: if a buffer is missing, too small, not contiguous or not aligned.
+        ValueError: if a buffer is missing, too small, not contiguous or not aligned, or a dimension
+            cannot have its size.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class BoundKernel:
         buffers: Sequence[Array],
         threads: int = 1,
         scratch: Callable[[int], Bytes] = aligned_empty,
+        sizes: tuple[int, ...] = (),
     ) -> None:
+        numbers = [size // d.multiple for d, size in zip(spec.sizes, sizes, strict=False)]
+        spec = spec.at(sizes)
         if len(addresses) != len(spec.stages) or len(buffers) != len(spec.buffers):
             raise ValueError(
                 f"kernel '{spec.name}' has {len(spec.stages)} stages and {len(spec.buffers)} "
@@ -71,6 +76,8 @@ class BoundKernel:
         self._struct.arguments.buffers = self._pointers.ctypes.data
         self._struct.arguments.scratch = self._scratch.ctypes.data
         self._struct.arguments.scratch_stride = stride
+        self._sizes = np.array(numbers, np.int64)
+        self._struct.arguments.sizes = self._sizes.ctypes.data
 
     def run(self) -> None:
         """Run the kernel once."""

@@ -16,14 +16,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from compiler.dtypes import DType
 from compiler.loops.layout import Layout
 from compiler.ranges import parse_range
-from compiler.sizes import Dimension, bounds, is_open, known_divisor, parse_size, substituted
+from compiler.sizes import (
+    Dimension,
+    bounds,
+    is_open,
+    known_divisor,
+    parse_size,
+    replaced,
+    substituted,
+)
 
 ABI_VERSION = 1
 """Raised when the calling convention above or the meaning of a field below changes."""
@@ -189,6 +197,16 @@ class KernelSpec:
                     f"kernel '{self.name}': dimension '{dimension}' is {size}, expected "
                     f"{dimension.range_text}"
                 )
+
+    def at(self, sizes: tuple[int, ...]) -> KernelSpec:
+        """The kernel from outside where its open dimensions have these sizes.
+
+        Raises:
+            ValueError: unless they may have them.
+        """
+        self.check_sizes(sizes)
+        known = replace(self, sizes=())
+        return replaced(known, lambda size: self.given(size, sizes)) if self.sizes else self
 
     @property
     def outputs(self) -> tuple[int, ...]:

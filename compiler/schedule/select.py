@@ -25,15 +25,39 @@ def schedule_space(
 
     `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
     more than a digit (Winograd's F(6)). That of a workload with open sizes is the space at its
-    typical sizes; not each of its schedules lowers the open workload.
+    typical sizes; not each of its schedules lowers the open workload, but the default does.
 
     Raises:
-        CompilerError: if no template applies.
+        CompilerError: if no template applies, or nothing lowers an open workload.
     """
     found = [*_applicable(workload, target, threads, numerics)]
     # Templates that take any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
-    return ScheduleSpace(tuple(serious or [space for _, space in found]))
+    space = ScheduleSpace(tuple(serious or [space for _, space in found]))
+    if not workload.dimensions:
+        return space
+    return space.starting_with(untuned_schedule(workload, target, threads, numerics))
+
+
+def untuned_schedule(
+    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
+) -> Schedule:
+    """The first of `untuned_schedules` that lowers: what is served while nothing was measured.
+
+    Raises:
+        CompilerError: if no template applies, or none of them lowers an open workload.
+    """
+    tried = untuned_schedules(workload, target, threads, numerics)
+    if not workload.dimensions:
+        return next(tried)
+    for schedule in tried:
+        try:
+            lower_schedule(workload, schedule, target, threads)
+        except ScheduleError:
+            continue
+        return schedule
+    operators = ", ".join(workload.operators)
+    raise CompilerError(f"nothing serves all sizes of the fused workload of {operators}")
 
 
 def untuned_schedules(

@@ -22,6 +22,14 @@ class Knob:
     name: str
     values: tuple[Choice, ...]
 
+    def having(self, value: Choice) -> Knob:
+        """The knob with a value: numbers by their size among the others, anything else last."""
+        if value in self.values:
+            return self
+        values = (*self.values, value)
+        numbers = all(type(each) is int for each in values)
+        return Knob(self.name, tuple(sorted(values)) if numbers else values)
+
 
 Constraint = Callable[[Mapping[str, Choice]], bool]
 """Whether an assignment of the knobs is a member of the space."""
@@ -112,6 +120,30 @@ class ScheduleSpace:
     def unconstrained(self) -> ScheduleSpace:
         """The space without what is known of the machine; its default stays what it was."""
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
+
+    def starting_with(self, default: Schedule) -> ScheduleSpace:
+        """The space with another default, of one of its algorithms or of a further one.
+
+        Knobs get the values that it has.
+        """
+        own = [s for s in self.subspaces if s.algorithm == default.algorithm]
+        others = [s for s in self.subspaces if s.algorithm != default.algorithm]
+        knobs = tuple(Knob(name, (value,)) for name, value in default.choices)
+        first = own or [SubSpace(default.algorithm, knobs, anything, default)]
+        chosen = dict(default.choices)
+        return ScheduleSpace(
+            (
+                *(
+                    replace(
+                        space,
+                        default=default,
+                        knobs=tuple(knob.having(chosen[knob.name]) for knob in space.knobs),
+                    )
+                    for space in first
+                ),
+                *others,
+            )
+        )
 
     def __contains__(self, schedule: Schedule) -> bool:
         return any(schedule in space for space in self.subspaces)

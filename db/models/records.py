@@ -52,6 +52,7 @@ class TrialRow(Base):
     checks: Mapped[int]  # draws of the inputs on which the output was right
     comparison: Mapped[Json | None]  # with the incumbent, in pairs
     speed: Mapped[Json | None]  # of the reference kernel meanwhile
+    at_sizes: Mapped[list[Any] | None]  # times at each size, of a workload with open ones
     stored_at: Mapped[float]
     withdrawn: Mapped[bool]  # nobody learns from it any more
 

@@ -37,4 +37,4 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    open_ports([plan_first_sizes(spec.request, spec.sizes)], pad=spec.pad)
+    open_ports([plan_first_sizes(spec.request, spec.sizes, spec.shares)], pad=spec.pad)

@@ -29,6 +29,7 @@ from tuner.measure.run_wire import RunRequest, read_request
 from tuner.measure.wire import MeasureResult, ProtocolError
 
 MOST_SAMPLES = 10_000
+MOST_POINTS = 64
 MOST_INSTRUCTIONS = 1_000_000
 LATEST = 1e11
 """Times since the epoch are before the year 5138: a board without a clock says 1970."""
@@ -73,6 +74,12 @@ class _Comparison(_Body):
     outcome: Name
 
 
+class _TimesAt(_Body):
+    sizes: dict[Name, Size] = Field(max_length=MOST_POINTS)
+    weight: Seconds
+    samples_seconds: list[float] = Field(max_length=MOST_SAMPLES)
+
+
 class _Measurement(_Body):
     status: Annotated[Status, Field(strict=False)]
     error: Text
@@ -90,6 +97,7 @@ class _Measurement(_Body):
     checks: Size
     comparison: _Comparison | None
     speed: _Speed | None
+    at_sizes: list[_TimesAt] = Field(default=[], max_length=MOST_POINTS)
 
 
 class _TrialMeasurement(_Body):

@@ -72,6 +72,14 @@ SizesOption = Annotated[
         "the artifact serves them all; repeatable",
     ),
 ]
+StatedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        metavar="NAME=SIZE:SHARE[,...]",
+        help="Sizes of a range to tune at, with the share of runs that have each; repeatable",
+    ),
+]
 PadOption = Annotated[
     bool,
     typer.Option("--pad", help="Pad inputs with zeros up to the artifact's next sizes"),
@@ -196,6 +204,25 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
             raise UserError(f"--dim '{text}': '{name}' has sizes already")
         sizes[name] = chosen
     return sizes
+
+
+def parse_stated(given: list[str] | None) -> dict[str, dict[int, float]]:
+    """{"sequence": {32: 0.5}} from ["sequence=32:0.5"]. Raises UserError."""
+    from compiler.errors import InvalidArgumentError
+    from compiler.ranges import parse_shares
+
+    shares: dict[str, dict[int, float]] = {}
+    for text in given or ():
+        name, equals, listed = text.partition("=")
+        if not name or not equals:
+            raise UserError(f"--sizes '{text}': expected NAME=SIZE:SHARE,SIZE:SHARE")
+        if name in shares:
+            raise UserError(f"--sizes '{text}': '{name}' has sizes already")
+        try:
+            shares[name] = parse_shares(name, listed)
+        except InvalidArgumentError as error:
+            raise UserError(f"--sizes '{text}': {error}") from error
+    return shares
 
 
 def existing_file(path: Path) -> Path:

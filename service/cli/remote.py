@@ -23,6 +23,7 @@ from service.cli.common import (
     SeedOption,
     ServerOption,
     SizesOption,
+    StatedOption,
     StopGainOption,
     StrategyOption,
     TargetMsOption,
@@ -40,6 +41,7 @@ from service.cli.common import (
     parse_dims,
     parse_share,
     parse_sizes,
+    parse_stated,
 )
 from service.cli.terminal import console
 
@@ -73,6 +75,7 @@ def submit(
     trials: TrialsOption = 1000,
     seconds: SecondsOption = None,
     dim: SizesOption = None,
+    sizes: StatedOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     seed: SeedOption = 0,
@@ -110,6 +113,7 @@ def submit(
                 trials=trials,
                 seconds=seconds,
                 dims={name: list(sizes) for name, sizes in parse_sizes(dim).items()},
+                shares=parse_stated(sizes),
                 pad=pad,
                 weight_limit=weight_limit,
                 seed=seed,

@@ -19,6 +19,7 @@ from service.cli.common import (
     SecondsOption,
     SeedOption,
     SizesOption,
+    StatedOption,
     StopGainOption,
     StrategyOption,
     TargetMsOption,
@@ -33,6 +34,7 @@ from service.cli.common import (
     load_settings,
     parse_share,
     parse_sizes,
+    parse_stated,
 )
 from service.cli.terminal import console
 
@@ -51,6 +53,7 @@ def tune(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
+    sizes: StatedOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     seed: SeedOption = 0,
@@ -81,17 +84,17 @@ def tune(
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     chosen = resolve_target(target)
-    sizes = parse_sizes(dim)
     spec = JobSpec(
         existing_file(model),
         chosen,
         threads,
         numerics.value,
-        sizes,
+        parse_sizes(dim),
         pad,
         weight_limit,
         budget,
         precision=precision.value,
+        shares=parse_stated(sizes),
     )
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning

@@ -9,8 +9,10 @@ from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.roofline import Speeds, bound
 from compiler.schedule.space import SubSpace
+from compiler.workload import Workload
 from service.jobs.device import Device, DeviceError
 from service.jobs.planning import TRANSFORMING, executed_flops
+from tuner.measure.points import SizePoint
 from tuner.tasks import Task
 
 
@@ -33,26 +35,30 @@ def task_bound(task: Task, speeds: Speeds) -> float:
     """Least seconds of one run at the machine's measured rates. Arithmetic is that of the algorithm
     that executes fewest operations. All bytes come from the nearest cache that holds them, as when
     candidates are timed."""
-    workload = task.workload
+    return sum(point.weight * _bound(task, point, at, speeds) for point, at in task.fixed())
+
+
+def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
+    """At the sizes of one point."""
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
     floats = {kind.dtype for kind in workload.graph.types.values()}
     # the measured peak is that of float32; dot instructions of narrower types do several times that
-    flops = least_flops(task) if floats == {DType.FLOAT32} else 0.0
+    flops = least_flops(task, point, workload) if floats == {DType.FLOAT32} else 0.0
     return bound(speeds, flops, weights, moved - weights, weights, task.threads).seconds
 
 
-def least_flops(task: Task) -> float:
+def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
     """Operations of contractions by the algorithm of the space that executes fewest."""
-    direct = 2.0 * costs.macs(task.workload)
+    direct = 2.0 * costs.macs(workload)
     counts = [direct]
     for space in task.space.subspaces:
         if space.algorithm in TRANSFORMING:
-            counts += _counts(task, space)
+            counts += _counts(task, point, workload, space)
     return min(counts)
 
 
-def _counts(task: Task, space: SubSpace) -> list[float]:
+def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
     """Operations of a transforming algorithm for each value of the knob that chooses the transform
     (`outputs`, else the first), the other knobs at their defaults."""
     counts = []
@@ -62,7 +68,9 @@ def _counts(task: Task, space: SubSpace) -> list[float]:
             choices = tuple((n, value if n == knob.name else v) for n, v in space.default.choices)
             schedule = type(space.default)(space.algorithm, choices)
             try:
-                counts.append(executed_flops(task.workload, schedule, task.lower(schedule)))
+                nest = task.lower(schedule)
             except ScheduleError:
                 continue
+            fixed = nest.at(dict(point.sizes)) if point.sizes else nest
+            counts.append(executed_flops(workload, schedule, fixed))
     return counts

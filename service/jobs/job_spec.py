@@ -9,6 +9,7 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
+from compiler.ranges import Shares
 from compiler.target import Target
 from service.jobs.planning import ModelRequest, SizeChoice
 from service.version import version
@@ -64,6 +65,8 @@ class JobSpec:
         target: a name, or a target that was resolved before.
         sizes: of the model's named dimensions; the artifact holds all combinations. A text is a
             range of sizes (`1..512`), for which it holds one program.
+        shares: of the sizes of ranges at which kernels are measured, by dimension; where nobody
+            states any, they are drawn (`tuner.drawn_sizes`).
         pad: whether inputs between the sizes are padded up to the next ones.
         weight_limit_bytes: most memory that packed weights may take; None: no limit.
         budget: when tuning ends.
@@ -81,6 +84,7 @@ class JobSpec:
     budget: JobBudget = JobBudget()
     digest: str = ""
     precision: str = DType.FLOAT32
+    shares: Shares = field(default_factory=dict)
 
     @classmethod
     def of_options(cls, request: ModelRequest, options: Mapping[str, Any]) -> JobSpec:
@@ -94,6 +98,7 @@ class JobSpec:
         given = dict(options)
         dims = given.pop("dims", None) or {}
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
+        shares = given.pop("shares", None) or {}
         precision = given.pop("precision", request.precision)
         unknown = set(given) - {one.name for one in fields(JobBudget)}
         if unknown:
@@ -109,6 +114,10 @@ class JobSpec:
             JobBudget(**given),
             request.digest,
             precision,
+            {  # keys of JSON are text
+                name: {int(size): float(share) for size, share in of_size.items()}
+                for name, of_size in shares.items()
+            },
         )
 
     @property

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.target import Target
 from compiler.workload import Workload
 from db.standing import Standing
@@ -111,12 +111,14 @@ def best_answer(
     if found is not None and found.schedule in space:
         return found
     storage.shapes.index(_shape_of)
-    relatives = storage.shapes.relatives(workload.structure, target.key, threads, numerics)
+    # a range is looked for, and found, by its typical sizes
+    fixed = workload.typical()
+    relatives = storage.shapes.relatives(fixed.structure, target.key, threads, numerics)
     near = sorted(
-        ((distance(workload.sizes, each.sizes), each) for each in relatives),
+        ((distance(fixed.sizes, each.sizes), each) for each in relatives),
         key=lambda pair: (pair[0], pair[1].workload_key),
     )[:MOST_RELATIVES]
-    default = next(untuned_schedules(workload, target, threads, numerics))
+    default = untuned_schedule(workload, target, threads, numerics)
     times = storage.shapes.times(
         [workload_key, *(each.workload_key for _, each in near)], target.key, threads, numerics
     )
@@ -263,7 +265,7 @@ def _default(
         here = times.get(each.workload_key, {})
         try:
             relative = Workload.parse(texts[each.workload_key])
-            untuned = next(untuned_schedules(relative, target, threads, numerics))
+            untuned = untuned_schedule(relative, target, threads, numerics)
         except (CompilerError, KeyError):
             continue  # of another release
         seconds = here.get(untuned.digest)
@@ -287,4 +289,5 @@ def _shape_of(text: str) -> tuple[str, tuple[int, ...]]:
         workload = Workload.parse(text)
     except CompilerError:
         return "", ()
-    return workload.structure, workload.sizes
+    fixed = workload.typical()
+    return fixed.structure, fixed.sizes

@@ -28,7 +28,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE
 from compiler.program_builder import ScheduleSource
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
+from compiler.schedule.select import untuned_schedule
 from compiler.workload import Workload
 from db.standing import Backing, Standing
 from db.storage import Storage
@@ -233,8 +233,9 @@ def _records(
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
     """Whether a record says something else than the default."""
-    untuned = untuned_schedules(workload, planned.target, planned.threads, planned.numerics)
-    return record.schedule != next(untuned, None)
+    return record.schedule != untuned_schedule(
+        workload, planned.target, planned.threads, planned.numerics
+    )
 
 
 class _Programs:
@@ -300,9 +301,13 @@ def _is_sure(record: TuningRecord) -> bool:
 
 
 def _variant(builder: driver.ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """The model at each of its sizes, as a builder compiles it."""
-    builder.reserve([each.plan for each in planned], spare=PROGRAMS)
-    return [of_compiled(builder.build(each.plan)) for each in planned]
+    """The model at each of its sizes, or at those drawn of its ranges, as a builder compiles it."""
+    builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
+    return [
+        of_compiled(program)
+        for each in planned
+        for program in each.programs(builder.build(each.served_plan))
+    ]
 
 
 def _by_rules(planned: Planned) -> Planned:
@@ -324,12 +329,13 @@ def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: 
     """Identifies a race: the kernels in their order, the schedules, and the code that they give."""
     first = planned[0]
     about = [
-        [[step.workload.key for step in each.plan.kernels] for each in planned],
+        [[step.workload.key for step in each.served_plan.kernels] for each in planned],
         first.target.key,
         first.threads,
         first.numerics,
         sorted((key, schedule.digest) for key, schedule in tuned.items()),
         CODEGEN_VERSION,
         *([] if limit is None else [limit]),
+        *([list(d.sizes) for d in each.open.drawn] for each in planned if each.open is not None),
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()

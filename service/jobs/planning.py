@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -21,18 +20,21 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.ranges import as_range, narrower_text, size_choices, within_defaults
+from compiler.program_builder import CompiledProgram
+from compiler.ranges import Shares, as_range, narrower_text, size_choices, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.sizes import Dimension, OpenSizeError, open_size, typical
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
 from tuner.analysis.compute_costs import compute_costs
+from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_of
 from tuner.graph.planner import Optimised, optimise
-from tuner.tasks import Task
+from tuner.measure.measurement import Measurement
+from tuner.measure.points import SizePoint
+from tuner.tasks import Task, make_task
 
 SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""
@@ -65,20 +67,23 @@ class ModelRequest:
 class OpenPlan:
     """A model cut for all sizes of ranges, at once.
 
-    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`.
+    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. Kernels are
+    measured at sizes `drawn` of them, which somebody may have `stated`.
     """
 
     plan: GraphPlan
     ranges: tuple[Dimension, ...]
     defaults: tuple[str, ...] = ()
+    drawn: tuple[DrawnSizes, ...] = ()
+    stated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A model cut into workloads. `graph` is what was imported, before any pass: the reference.
 
-    With `open`, it stands for all sizes of the ranges: graph and plan are those at typical sizes,
-    for which kernels are tuned. Their schedules then serve the ranges.
+    With `open`, it stands for all sizes of the ranges, for which kernels are tuned: graph and plan
+    are those at typical sizes, at which it is verified.
     """
 
     request: ModelRequest
@@ -108,7 +113,24 @@ class Planned:
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
         """Each workload with how often the model runs it."""
-        return self.plan.tasks()
+        return self.served_plan.tasks()
+
+    @property
+    def served_plan(self) -> GraphPlan:
+        """The plan that programs are built of: that for all sizes, if it stands for them."""
+        return self.plan if self.open is None else self.open.plan
+
+    def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
+        """What is run of a program that was built of `served_plan`, to see how fast it is.
+
+        With open sizes that is the program at each of the drawn ones.
+        """
+        if self.open is None:
+            return (compiled,)
+        return tuple(
+            replace(compiled, program=compiled.program.at(dict(drawn.sizes)))
+            for drawn in self.open.drawn
+        )
 
 
 def plan_model(
@@ -133,22 +155,27 @@ def plan_sizes(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
+    shares: Shares | None = None,
 ) -> tuple[Planned, ...]:
     """`plan_model` for every combination of sizes, in the order in which they are given.
 
     Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
-    have a default range.
+    have a default range. `shares` says at which sizes of ranges to measure, by dimension.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, or there are more
-            combinations than an artifact is for.
+            combinations than an artifact is for, or the shares are of sizes that nothing has.
     """
-    return tuple(_plan_each(request, dims, observer, timings))
+    return tuple(_plan_each(request, dims, observer, timings, shares))
 
 
-def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
+def plan_first_sizes(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    shares: Shares | None = None,
+) -> Planned:
     """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
-    return next(_plan_each(request, dims))
+    return next(_plan_each(request, dims, shares=shares))
 
 
 def _plan_each(
@@ -156,6 +183,7 @@ def _plan_each(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
+    shares: Shares | None = None,
 ) -> Iterator[Planned]:
     dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
     ranges = {
@@ -187,9 +215,11 @@ def _plan_each(
                 f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
                 f"give '{absent[0]}' sizes too"
             )
-        yield _plan_ranges(request, {**one, **ranges}, defaults, observer, timings)
+        yield _plan_ranges(request, {**one, **ranges}, defaults, observer, timings, shares or {})
         if not own:
             return
+    else:
+        draw_sizes((), shares)
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
     for combination in product(*numbers.values()):
         chosen = dict(zip(numbers, combination, strict=True))
@@ -203,6 +233,7 @@ def _plan_ranges(
     defaults: tuple[str, ...],
     observer: Observer | None,
     timings: Timings | None,
+    shares: Shares,
 ) -> Planned:
     """The plan for all sizes of ranges.
 
@@ -229,6 +260,7 @@ def _plan_ranges(
             f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
             f"--dim '{name}=1'"
         ) from error
+    drawn = tuple(draw_sizes(graph.dimensions, shares))
     sizes = {d.name: typical(open_size(d)) for d in graph.dimensions}
     closed = {name: size for name, size in dims.items() if isinstance(size, int)}
     return Planned(
@@ -237,7 +269,7 @@ def _plan_ranges(
         made.typical(),
         target,
         tuple(sorted(sizes.items())),
-        open=OpenPlan(made, graph.dimensions, defaults),
+        open=OpenPlan(made, graph.dimensions, defaults, drawn, bool(shares)),
     )
 
 
@@ -284,25 +316,40 @@ def tasks_of(*planned: Planned) -> list[Task]:
     for each in planned:
         counts.update(dict(each.workloads))
     first = planned[0]
-    return [
-        task_of(workload, first.target, first.threads, first.numerics, count)
-        for workload, count in counts.items()
-    ]
+    ranged = {
+        step.workload: (each.open, step.sizes)
+        for each in planned
+        if each.open is not None
+        for step in reversed(each.open.plan.kernels)  # of several, the first says what sizes are
+    }
+    tasks = []
+    for workload, count in counts.items():
+        of_range, names = ranged.get(workload, (None, ()))
+        points: tuple[SizePoint, ...] = ()
+        if of_range is not None and workload.dimensions:
+            points = points_of(workload, of_range.drawn, names, first.threads)
+        task = task_of(workload, first.target, first.threads, first.numerics, count, points)
+        tasks.append(replace(task, stated=bool(points and of_range and of_range.stated)))
+    return tasks
 
 
 def task_of(
-    workload: Workload, target: Target, threads: int, numerics: str, count: int = 1
+    workload: Workload,
+    target: Target,
+    threads: int,
+    numerics: str,
+    count: int = 1,
+    points: tuple[SizePoint, ...] = (),
 ) -> Task:
     """The tuning task of a workload that a model runs so often."""
-    return Task(
+    return make_task(
+        workload,
+        target,
         name=workload_name(workload),
-        workload=workload,
-        target=target,
-        space=schedule_space(workload, target, threads, numerics),
-        lower=partial(_nest, workload, target, threads),
         count=count,
         threads=threads,
         numerics=numerics,
+        points=points,
     )
 
 
@@ -342,21 +389,37 @@ _MAIN = (OpKind.GATHER, OpKind.PIECES)
 """Operators that name a workload without an anchor, in preference to elementwise ones."""
 
 
-def workload_facts(workload: Workload) -> dict[str, Any]:
-    """The costs of a workload under every schedule: operations, bytes."""
-    return {
-        "flops": costs.flops(workload),
-        "macs": costs.macs(workload),
-        "bytes": costs.bytes_read(workload) + costs.bytes_written(workload),
-    }
+def task_facts(task: Task) -> dict[str, Any]:
+    """The costs of a task's workload under every schedule: operations, bytes.
+
+    With open sizes they are means over the sizes at which it is measured.
+    """
+    total: Counter[str] = Counter()
+    for point, workload in task.fixed():
+        found = {
+            "flops": costs.flops(workload),
+            "macs": costs.macs(workload),
+            "bytes": costs.bytes_read(workload) + costs.bytes_written(workload),
+        }
+        total.update({name: point.share * count for name, count in found.items()})
+    return {name: round(count) for name, count in total.items()}
 
 
-def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
-    """Facts of a scheduled workload: algorithm, knobs, operations really executed."""
+def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
+    """Facts of a scheduled and measured workload: algorithm, knobs, operations really executed,
+    and with open sizes the time at each."""
+    nest = task.lower(schedule)
+    executed = sum(
+        point.share
+        * executed_flops(workload, schedule, nest.at(dict(point.sizes)) if point.sizes else nest)
+        for point, workload in task.fixed()
+    )
+    at_sizes = [{"sizes": dict(each.sizes), "seconds": each.run_seconds} for each in found.at_sizes]
     return {
         "algorithm": schedule.algorithm,
         "schedule": schedule.to_json(),
-        "executed_flops": executed_flops(task.workload, schedule, task.lower(schedule)),
+        "executed_flops": executed,
+        **({"at_sizes": at_sizes} if at_sizes else {}),
     }
 
 
@@ -372,7 +435,3 @@ def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> fl
         statement.operations * (2.0 if statement.is_reduction else 1.0)
         for statement in compute_costs(nest)
     )
-
-
-def _nest(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
-    return lower_schedule(workload, schedule, target, threads).nest

@@ -93,6 +93,7 @@ def _task(inputs: TaskInputs, storage: Storage) -> Task:
         Target.from_json(storage.workloads.target(key.target_key)[1]),
         name=inputs.name,
         count=inputs.count,
+        points=inputs.points,
         threads=key.threads,
         numerics=key.numerics,
     )

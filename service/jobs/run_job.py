@@ -302,7 +302,7 @@ def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
     spec.budget.options()  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
-        plans = plan_sizes(spec.request, spec.sizes, timings=timings)
+        plans = plan_sizes(spec.request, spec.sizes, timings=timings, shares=spec.shares)
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met

@@ -159,7 +159,9 @@ class SharedTasks:
     def _known(self, tasks: Sequence[Task]) -> frozenset[RecordKey]:
         """The keys whose records hold."""
         found = self._storage.records.best_records([task.key for task in tasks])
-        return frozenset(key for key, record in found.items() if record.holds(CODEGEN_VERSION))
+        return frozenset(
+            task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)
+        )
 
     def _trials_of_others(self, tasks: Sequence[Task]) -> int:
         keys = [task.key for task in tasks]

@@ -32,9 +32,9 @@ def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> Mo
         DeviceError: if the device cannot run it.
     """
     builder = driver.ProgramBuilder(schedules, served.target, served.threads, served.numerics)
-    builder.reserve([served.plan], spare=2)
+    builder.reserve([served.served_plan], spare=2)
     programs = [
-        [of_compiled(each.build(served.plan))]
+        [of_compiled(one) for one in served.programs(each.build(served.served_plan))]
         for each in (builder, builder.variant(FixedSchedules({})))
     ]
     race = device.race(programs, served.threads)

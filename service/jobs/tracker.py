@@ -8,7 +8,7 @@ from typing import assert_never
 from compiler.errors import ScheduleError
 from db.stores.jobs import JobProgress
 from db.stores.tasks import JobTask, TaskStatus
-from service.jobs.planning import schedule_facts, workload_facts
+from service.jobs.planning import schedule_facts, task_facts
 from tuner import events
 from tuner.forecast import Forecast
 from tuner.measure.measurement import RecordKey, TuningRecord
@@ -27,7 +27,7 @@ class Tracker:
                 name=task.name,
                 count=task.count,
                 weight=float(task.count * max(1, _flops(task))),
-                facts=workload_facts(task.workload),
+                facts=task_facts(task),
             )
             for task in tasks
         }
@@ -90,7 +90,8 @@ class Tracker:
         facts["comparison"] = {k: v for k, v in said.items() if k != "ratios"} or None
         facts["at_least_seconds"] = None if interval is None else interval.low
         try:
-            facts.update(schedule_facts(self._tasks[status.key], record.schedule))
+            task = self._tasks[status.key]
+            facts.update(schedule_facts(task, record.schedule, record.measurement))
         except ScheduleError:
             # of a record from another release: the time stands, the operations are not known
             facts.update(schedule=record.schedule.to_json(), algorithm=record.schedule.algorithm)
@@ -141,4 +142,4 @@ def _total(rows: list[JobTask], attribute: str) -> float | None:
 
 
 def _flops(task: Task) -> int:
-    return int(workload_facts(task.workload)["flops"])
+    return int(task_facts(task)["flops"])

@@ -84,8 +84,9 @@ def tune_tasks(
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
     """Whether every task has a record that holds: then there is nothing to build, run or learn."""
-    records = (storage.records.best_record(task.key) for task in tasks)
-    return all(record is not None and record.holds(CODEGEN_VERSION) for record in records)
+    return all(
+        task.is_known(storage.records.best_record(task.key), CODEGEN_VERSION) for task in tasks
+    )
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
@@ -118,7 +119,7 @@ def build_artifact(
     """
     builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
     ports = open_ports(planned, pad=pad)
-    plans = {() if p.open else p.sizes: p.open.plan if p.open else p.plan for p in planned}
+    plans = {() if p.open else p.sizes: p.served_plan for p in planned}
     return driver.save_artifact(plans, builder, folder, ports, timings, check)
 
 
@@ -133,8 +134,8 @@ def build_for_c(
     Raises:
         CompilerError: if it does not compile, or the packed weights do not fit the limit.
     """
-    plan = planned.open.plan if planned.open else planned.plan
-    return _builder(planned, schedules, weight_limit_bytes, timings).build(plan)
+    builder = _builder(planned, schedules, weight_limit_bytes, timings)
+    return builder.build(planned.served_plan)
 
 
 def _builder(
@@ -163,7 +164,7 @@ def check_weight_limit(
     builder = driver.ProgramBuilder(
         None, first.target, first.threads, first.numerics, limit, kernels=kernels
     )
-    builder.reserve([each.plan for each in planned])
+    builder.reserve([each.served_plan for each in planned])
 
 
 def check_ranges(planned: Sequence[Planned], kernels: driver.KernelCache | None = None) -> None:

@@ -3,6 +3,7 @@ artifact that a process without the compiler loads."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -29,6 +30,8 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
 from compiler.sizes import OpenSizeError
 from service import cli
+from service.settings import Settings
+from service.storage import open_storage
 from tests.unit.frontend.test_open_sizes import cache as cached_rows
 
 TOLERANCE = 1e-5
@@ -220,6 +223,43 @@ def test_open_dimensions_without_a_range_have_a_default_one(
     assert "nobody gave a range: 'batch' may be 1..4096; --dim NAME=FIRST..LAST does" in shown
     loaded = compiler.load_artifact(folder)
     assert loaded.run(_bert({"batch": 40, "sequence": 3}))[0].shape == (40, 3, HIDDEN)
+
+
+def test_a_range_is_tuned_where_somebody_states_its_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    w = np.random.default_rng(1).standard_normal((24, 40), dtype=np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", 24])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["rows", 40])],
+        [onnx.numpy_helper.from_array(w, "w")],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    tune = ["tune", str(tmp_path / "m.onnx"), "--dim", "rows=1..90", "--trials", "4"]
+    stated = ["--sizes", "rows=7:0.5,64:0.5"]
+    assert cli.run([*tune, *stated, "-o", str(tmp_path / "artifact")]) == 0
+    with contextlib.closing(open_storage(Settings())) as storage:
+        (record,) = storage.ledger.list(limit=9)
+    assert record.record.measurement.certified
+    found = record.record.measurement.distribution
+    assert [sizes for sizes, _ in found] == [(("s0", 7),), (("s0", 64),)]
+    capsys.readouterr()
+    assert cli.run([*tune, *stated]) == 0
+    assert "0 trials" in capsys.readouterr().out, "the same sizes need nothing more"
+    x = np.random.default_rng(2).standard_normal((53, 24), dtype=np.float32)
+    (y,) = compiler.load_artifact(tmp_path / "artifact").run({"x": x})
+    assert np.abs(y - x @ w).max() < 1e-4
+    for given, message in (
+        ("rows=91:1", "dimension rows is 91, not of 1..90"),
+        ("columns=3:1", "dimension 'columns', which has no range; those that have: 'rows'"),
+        ("rows=7:x", "'7:x' is no size with its share"),
+        ("rows", "expected NAME=SIZE:SHARE"),
+    ):
+        assert cli.run([*tune, "--sizes", given]) == 1
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

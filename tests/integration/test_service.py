@@ -170,6 +170,9 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     assert (second.state, second.progress.trials_done) == ("succeeded", 0)
     assert {task.status for task in service.tasks(again.id)} == {"cached"}
 
+    if not database_url:
+        check_a_range(service, digest, parameters, tmp_path)
+
     # and what was made of it is looked at, and timed, on the worker
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.setenv("TILEWRIGHT_DATABASE_URL", database_url)
@@ -187,6 +190,34 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     here, listed = json.loads(capsys.readouterr().out)
     assert (here["name"], listed["name"]) == ("this machine", worker.name)
     assert here["targets"][0] in listed["targets"]
+
+
+def check_a_range(
+    service: Client, digest: str, parameters: dict[str, np.ndarray], folder: Path
+) -> None:
+    """Its kernels are measured at the sizes that somebody states, and one artifact serves it."""
+    stated = {"batch": {2: 0.25, 31: 0.75}}
+    request = JobRequest(model=digest, trials=6, dims={"batch": "1..40"}, shares=stated)
+    job = service.submit(request)
+    for _ in service.events(job.id):
+        pass
+    job = service.job(job.id)
+    assert (job.state, job.error) == ("succeeded", None)
+    for task in service.tasks(job.id):
+        assert task.facts is not None and task.status == "tuned"
+        assert [each["sizes"] for each in task.facts["at_sizes"]] == [{"s0": 2}, {"s0": 31}]
+        assert all(each["seconds"] > 0 for each in task.facts["at_sizes"])
+    service.artifact(job.id, folder / "range.tar")
+    unpack(folder / "range.tar", folder / "range")
+    loaded = load_artifact(folder / "range")
+    for batch in (1, 2, 17, 40):
+        x = np.random.default_rng(batch).standard_normal((batch, 32), dtype=np.float32)
+        (y,) = loaded.run({"x": x})
+        expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
+        assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
+    refused = JobRequest(model=digest, dims={"batch": "1..40"}, shares={"batch": {41: 1.0}})
+    with pytest.raises(ClientError, match=r"dimension batch is 41, not of 1\.\.40"):
+        service.submit(refused)
 
 
 class Phases(JobWatcher):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2, prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
 from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, placed_computes
 from tuner.analysis.estimate import PARTS, Estimate, estimate_nest
 from tuner.analysis.machine import describe
+from tuner.measure.points import ITSELF, SizePoint
 
 FEATURE_VERSION = 5
 """Raise it if a column's meaning changes: models saved with another version are refused."""
@@ -210,11 +212,15 @@ def nest_features(
     return np.array(row, dtype=np.float32)
 
 
+_Absolute: TypeAlias = tuple[np.ndarray, Estimate]
+
+
 class FeatureExtractor:
     """Features of one task's candidates, and estimates of their times, cached by schedule.
 
     `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
-    fit. `timings` counts the time it takes, under "features".
+    fit. A nest with open sizes is looked at with those of each of the `points`. `timings` counts
+    the time it takes, under "features".
     """
 
     timings: Timings | None = None
@@ -224,17 +230,22 @@ class FeatureExtractor:
         lower: Callable[[Schedule], LoopNest],
         default: Schedule,
         facts: TargetFacts,
+        points: Sequence[SizePoint] = ITSELF,
     ) -> None:
         self._lower = lower
         self._default = default
         self._facts = facts
+        self._points = points
         self._machine = describe(facts)
-        self._estimates: dict[Schedule, Estimate] = {}
+        self._estimates: dict[Schedule, float] = {}
         self._rows: dict[Schedule, np.ndarray | None] = {}
-        self._reference: tuple[np.ndarray, Estimate] | None = None
+        self._reference: list[_Absolute] | None = None
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
-        """One row over COLUMNS, or None for a schedule that cannot be lowered."""
+        """Rows over COLUMNS, one for each point; None for a schedule that cannot be lowered.
+
+        Of a workload without open sizes: (len(COLUMNS),), else (points, len(COLUMNS)).
+        """
         try:
             return self._rows[schedule]
         except KeyError:
@@ -244,10 +255,10 @@ class FeatureExtractor:
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
         """Seconds by `tuner.analysis.estimate`; None if the schedule cannot be lowered."""
-        return None if self.row(schedule) is None else self._estimates[schedule].seconds
+        return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
+        """The schedules that can be lowered, and their rows (`row`), stacked; float32."""
         kept, rows = [], []
         for schedule in schedules:
             row = self.row(schedule)
@@ -258,31 +269,58 @@ class FeatureExtractor:
             return [], np.zeros((0, len(COLUMNS)), dtype=np.float32)
         return kept, np.stack(rows)
 
+    def scores(
+        self, schedules: Sequence[Schedule], predict: Callable[[np.ndarray], np.ndarray]
+    ) -> dict[Schedule, float]:
+        """A model's scores of the schedules that can be lowered.
+
+        With open sizes they are means of the scores at each point, since a model compares
+        candidates at one size: a score is as good there as the share that runs have that size.
+        """
+        kept, rows = self.rows(schedules)
+        predicted = np.asarray(predict(rows.reshape(-1, len(COLUMNS))), dtype=np.float64)
+        shares = np.array([point.share for point in self._points])
+        means = predicted.reshape(len(kept), -1) @ shares if kept else predicted
+        return dict(zip(kept, means.tolist(), strict=True))
+
     def _compute(self, schedule: Schedule) -> np.ndarray | None:
         try:
-            ours, estimate = self._absolute(schedule)
+            ours = self._absolute(schedule)
         except ScheduleError:
             return None
-        self._estimates[schedule] = estimate
+        self._estimates[schedule] = sum(
+            point.weight * estimate.seconds
+            for point, (_, estimate) in zip(self._points, ours, strict=True)
+        )
         if self._reference is None:
             try:
                 self._reference = self._absolute(self._default)
             except ScheduleError:
-                self._reference = ours, estimate
-        theirs, default = self._reference
-        size = len(_NEST_COLUMNS)
-        cycles = default.core_cycles
-        compared = [log2(estimate.seconds / default.seconds)]
-        compared += [log2(_LEAST_PART + part / cycles) for part in estimate.parts]
-        return np.concatenate(
-            [ours, ours[:size] - theirs[:size], np.array(compared, dtype=np.float32)]
-        )
+                self._reference = ours
+        rows = list(map(_compared, ours, self._reference))
+        return np.stack(rows) if self._points[0].sizes else rows[0]
 
-    def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Estimate]:
+    def _absolute(self, schedule: Schedule) -> list[_Absolute]:
+        """The columns of the nest by itself, and its estimate, at each point."""
         nest = self._lower(schedule)
-        found = placed_computes(nest)
-        estimate = estimate_nest(nest, found, self._machine, self._facts.threads)
-        return nest_features(nest, schedule.algorithm, self._facts, found), estimate
+        found = []
+        for point in self._points:
+            fixed = nest.at(dict(point.sizes)) if point.sizes else nest
+            placed = placed_computes(fixed)
+            estimate = estimate_nest(fixed, placed, self._machine, self._facts.threads)
+            columns = nest_features(fixed, schedule.algorithm, self._facts, placed)
+            found.append((columns, estimate))
+        return found
+
+
+def _compared(ours: _Absolute, reference: _Absolute) -> np.ndarray:
+    """A row over COLUMNS: a nest by itself, and beside the default."""
+    (mine, estimate), (theirs, default) = ours, reference
+    size = len(_NEST_COLUMNS)
+    cycles = default.core_cycles
+    compared = [log2(estimate.seconds / default.seconds)]
+    compared += [log2(_LEAST_PART + part / cycles) for part in estimate.parts]
+    return np.concatenate([mine, mine[:size] - theirs[:size], np.array(compared, dtype=np.float32)])
 
 
 def _log(value: float) -> float:

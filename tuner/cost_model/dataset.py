@@ -13,8 +13,10 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target
 from compiler.workload import Workload
 from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
-from tuner.cost_model.protocol import Sample
-from tuner.measure.measurement import Measurement, RecordKey, Trial
+from tuner.cost_model.protocol import Sample, point_samples
+from tuner.drawn_sizes import points_of
+from tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
+from tuner.measure.points import SizePoint
 
 
 def samples_of(
@@ -23,19 +25,21 @@ def samples_of(
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
     """One sample for each schedule of each record key: its fastest time, with the device's facts.
+    With open sizes there is one for each size that was measured.
 
     `workload` and `target` give what a key stands for, None if it is unknown. Trials of unknown
     keys, of lost workers, and of schedules that no longer lower are left out.
     """
-    best: dict[RecordKey, dict[Schedule, Measurement]] = {}
+    best: dict[RecordKey, dict[tuple[Schedule, SizeWeights], Measurement]] = {}
     for trial in trials:
         if not trial.measurement.status.says_something_of_the_candidate:
             continue
         known = best.setdefault(trial.key, {})
-        seconds, before = trial.measurement.run_seconds, known.get(trial.schedule)
+        identity = trial.schedule, trial.measurement.distribution
+        seconds, before = trial.measurement.run_seconds, known.get(identity)
         fastest = before.run_seconds if before else None
         if before is None or (seconds is not None and (fastest is None or seconds < fastest)):
-            known[trial.schedule] = trial.measurement
+            known[identity] = trial.measurement
     found: list[Sample] = []
     for key, measured in best.items():
         problem, code = workload(key.workload_key), target(key.target_key)
@@ -46,14 +50,17 @@ def samples_of(
         except CompilerError:
             continue
         lower, default = partial(_nest, problem, code, key.threads), space.default()
-        extractors: dict[TargetFacts, FeatureExtractor] = {}
-        for schedule, measurement in measured.items():
+        extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
+        drawn = points_of(problem, threads=key.threads)
+        for (schedule, distribution), measurement in measured.items():
             facts = target_facts(code, key.threads, _device(measurement))
-            if facts not in extractors:
-                extractors[facts] = FeatureExtractor(lower, default, facts)
-            row = extractors[facts].row(schedule)
+            points = tuple(SizePoint(sizes, weight) for sizes, weight in distribution) or drawn
+            if (facts, distribution) not in extractors:
+                extractor = FeatureExtractor(lower, default, facts, points)
+                extractors[facts, distribution] = extractor
+            row = extractors[facts, distribution].row(schedule)
             if row is not None:
-                found.append(Sample(task_name(key), row, measurement.run_seconds))
+                found += point_samples(task_name(key), points, row, measurement)
     return found
 
 

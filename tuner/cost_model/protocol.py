@@ -8,6 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from tuner.measure.measurement import Measurement
+from tuner.measure.points import SizePoint
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -16,6 +19,30 @@ class Sample:
     task: str
     row: np.ndarray
     run_seconds: float | None
+
+
+def point_samples(
+    task: str, points: Sequence[SizePoint], row: np.ndarray, measurement: Measurement
+) -> list[Sample]:
+    """A measured candidate for training: one sample, or one at each of a workload's sizes.
+
+    Each size is a task of its own, because times of different sizes say nothing of schedules.
+
+    Args:
+        task: the name of the task.
+        points: where the candidate was measured, or would have been if it had not failed.
+        row: what `FeatureExtractor.row` gives for these points.
+        measurement: of the candidate.
+    """
+    if not points[0].sizes:
+        return [Sample(task, row, measurement.run_seconds)]
+    seconds: list[float | None] = []
+    if measurement.ok:
+        seconds += [each.run_seconds for each in measurement.at_sizes]
+    return [
+        Sample(f"{task} {dict(point.sizes)}", at_point, found)
+        for point, at_point, found in zip(points, row, seconds or [None] * len(points), strict=True)
+    ]
 
 
 class CostModel(Protocol):

@@ -15,7 +15,6 @@ from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.wire import (
     LEAST_SECONDS,
     Candidate,
-    Case,
     MeasureRequest,
     MeasureResult,
     RepeatSettings,
@@ -49,9 +48,9 @@ def make_request(
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """A request for candidates that were built, and the blobs that it names.
 
-    Candidates are checked against all `references` and timed on the first. Outside of screening
-    the first candidate is the incumbent, with which the others are compared. Equal objects are
-    linked once.
+    Candidates are checked against all `references` and timed on those of points. Outside of
+    screening the first candidate is the incumbent, with which the others are compared. Equal
+    objects are linked once.
 
     Raises:
         CompilerError: if they cannot be linked.
@@ -75,7 +74,7 @@ def make_request(
         key=key,
         candidates=candidates,
         library_digest=digest_bytes(library),
-        cases=tuple(Case(reference.inputs, reference.digest) for reference in references),
+        cases=tuple(reference.case for reference in references),
         tolerance=max(reference.tolerance for reference in references),
         least_seconds=least_seconds,
         incumbent="" if phase is Phase.SCREEN else entries[0].trial_id,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import from_bfloat16, unpack
 from compiler.runtime.verify import compare
 from tuner.measure.kernel_buffers import POISON, Buffers
-from tuner.measure.race import CandidateRace, Emit, Races, Ready, held_bytes
+from tuner.measure.race import BoundCase, CandidateRace, Emit, Races, Ready, held_bytes
 from tuner.measure.run_session import run_job
 from tuner.measure.run_wire import RunRequest
 from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
@@ -36,13 +37,28 @@ COLD_WEIGHT_BYTES = 1 << 20
 expands them (Winograd) looks faster than it is: at 256 channels and 14x14 pixels by two thirds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A case with its inputs drawn: the memory of candidates there, and what they must give."""
+
+    case: Case
+    buffers: Buffers
+    expected: np.ndarray
+
+    def share_weights(self, first: _Prepared) -> None:
+        """Use weights as they were packed for the case of other sizes, where they are the same."""
+        if self.buffers is not first.buffers:
+            pairs = zip(self.case.inputs, first.case.inputs, strict=True)
+            same = frozenset(n for n, (mine, other) in enumerate(pairs) if mine == other)
+            self.buffers.beside = first.buffers, same
+
+
 class BatchSession:
     """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._races = Races(emit)
-        self._buffers = Buffers()
         self._kept: OrderedDict[tuple[InputSpec, ...], Buffers] = OrderedDict()
         self._references: dict[str, np.ndarray] = {}
 
@@ -75,7 +91,6 @@ class BatchSession:
 
     def _forget(self) -> None:
         """Give up what is kept for further requests of the same workloads."""
-        self._buffers = Buffers()
         self._kept.clear()
         self._references.clear()
 
@@ -92,36 +107,41 @@ class BatchSession:
         """
         wanted = [c for c in request.candidates if c.trial_id in only]
         library = ctypes.CDLL(part["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        # The first case comes last: the runs that are timed use its buffers.
-        for case, path in list(zip(request.cases, part["references"], strict=True))[:0:-1]:
-            expected = self._prepare(case, path)
+        paths = dict(zip(request.cases, part["references"], strict=True))
+        timed = request.timed
+        # Those that are timed come last: the runs that are timed use their buffers.
+        for case in reversed([case for case in request.cases if case not in timed]):
+            prepared = self._prepare(case, paths)
             agreed = []
             for candidate in wanted:
-                if self._check(candidate, request, expected, library) is not None:
+                if self._check(candidate, request, prepared, library) is not None:
                     agreed.append(candidate)
-                if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
-                    self._buffers.forget()
+                if prepared.buffers.held_bytes > MEMORY_LIMIT_BYTES:
+                    prepared.buffers.forget()
             wanted = agreed
-            self._buffers.forget()
-        expected = self._prepare(request.cases[0], part["references"][0])
-        race = CandidateRace(request, self._buffers)
+            prepared.buffers.forget()
+        points = [self._prepare(case, paths) for case in timed]
+        for point in points[1:]:
+            point.share_weights(points[0])
+        race = CandidateRace(request, [point.buffers for point in points])
         races.append(race)
         for candidate in wanted:
-            checked = self._check(candidate, request, expected, library)
-            if checked is not None:
-                race.left.append(checked)
+            ready = self._ready(candidate, request, points, library)
+            if ready is not None:
+                race.left.append(ready)
             if held_bytes(races) > MEMORY_LIMIT_BYTES:
                 self._races.run(races)
                 for each in races:
-                    each.buffers.forget()
+                    for buffers in each.buffers:
+                        buffers.forget()
 
     def _probe(self, threads: int) -> None:
         """Say how fast this machine is just now."""
         arithmetic, memory = reference_seconds(threads)
         self._emit(event="speed", arithmetic=arithmetic, memory=memory)
 
-    def _prepare(self, case: Case, path: str) -> np.ndarray:
-        """Draw the inputs of a case; its expected output."""
+    def _prepare(self, case: Case, paths: Mapping[Case, str]) -> _Prepared:
+        """Draw the inputs of a case, and read its expected output."""
         self._emit(event="prepare")
         found = self._kept.pop(case.inputs, None)
         while self._kept and sum(b.held_bytes for b in self._kept.values()) > KEPT_BYTES:
@@ -129,32 +149,55 @@ class BatchSession:
         if found is None:
             found = Buffers(tuple(spec.draw() for spec in case.inputs))
             found.held_bytes = sum(array.nbytes for array in found.arrays)
-        self._kept[case.inputs] = self._buffers = found
+        self._kept[case.inputs] = found
+        # References of one request at a time, since they are as large as the outputs.
+        self._references = {p: a for p, a in self._references.items() if p in paths.values()}
+        path = paths[case]
         if path not in self._references:
-            # References of one request at a time, since they are as large as the outputs.
-            self._references = {path: np.load(path, allow_pickle=False)}
-        return self._references[path]
+            self._references[path] = np.load(path, allow_pickle=False)
+        return _Prepared(case, found, self._references[path])
+
+    def _ready(
+        self,
+        candidate: Candidate,
+        request: MeasureRequest,
+        points: Sequence[_Prepared],
+        library: ctypes.CDLL,
+    ) -> Ready | None:
+        """Check a candidate on every case that it is timed on."""
+        timed = []
+        for point in points:
+            kernel = self._check(candidate, request, point, library)
+            if kernel is None:
+                return None
+            timed.append(BoundCase(kernel, point.case.weight if request.has_sizes else 1.0))
+        buffers = timed[0].kernel.spec.buffers
+        weights = sum(b.bytes for b in buffers if b.role is BufferRole.WEIGHT)
+        return Ready(candidate, timed, weights >= COLD_WEIGHT_BYTES)
 
     def _check(
         self,
         candidate: Candidate,
         request: MeasureRequest,
-        expected: np.ndarray,
+        prepared: _Prepared,
         library: ctypes.CDLL,
-    ) -> Ready | None:
+    ) -> BoundKernel | None:
         """Run a candidate once on poisoned memory and compare its output with the reference."""
         self._emit(event="begin", trial=candidate.trial_id, step="check")
+        memory = prepared.buffers
         try:
-            spec = KernelSpec.from_json(candidate.spec)
-            buffers = [self._buffers.get(b) for b in spec.buffers]
+            ranged = KernelSpec.from_json(candidate.spec)
+            sizes = _sizes(ranged, prepared.case)
+            spec = ranged.at(sizes)
+            buffers = [memory.get(b) for b in spec.buffers]
             (position,) = spec.outputs
             output_spec, output = spec.buffers[position], buffers[position]
-            for b, memory in zip(spec.buffers, buffers, strict=True):
+            for b, block in zip(spec.buffers, buffers, strict=True):
                 if b.role in (BufferRole.OUTPUT, BufferRole.SHARED):
-                    memory.view(np.uint8)[:] = POISON
+                    block.view(np.uint8)[:] = POISON
             addresses = [_address(library, stage.symbol) for stage in spec.stages]
             kernel = BoundKernel(
-                spec, addresses, buffers, request.key.threads, self._buffers.scratch
+                ranged, addresses, buffers, request.key.threads, memory.scratch, sizes
             )
         except (ValueError, KeyError, AttributeError, OSError, MemoryError) as error:
             self._emit(
@@ -179,7 +222,7 @@ class BatchSession:
             return None
         if output_spec.dtype is DType.BFLOAT16:
             actual = from_bfloat16(actual)
-        distance = compare(actual, expected)
+        distance = compare(actual, prepared.expected)
         if not distance <= request.tolerance:
             self._emit(
                 event="checked",
@@ -190,8 +233,19 @@ class BatchSession:
             )
             return None
         self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=distance)
-        weights = sum(b.bytes for b in spec.buffers if b.role is BufferRole.WEIGHT)
-        return Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
+        return kernel
+
+
+def _sizes(spec: KernelSpec, case: Case) -> tuple[int, ...]:
+    """The sizes of a case in the order of a kernel's open dimensions.
+
+    Raises:
+        ValueError: if they are those of other dimensions.
+    """
+    known = dict(case.sizes)
+    if absent := [d.name for d in spec.sizes if d.name not in known]:
+        raise ValueError(f"kernel '{spec.name}': nobody says what dimension '{absent[0]}' is")
+    return tuple(known[d.name] for d in spec.sizes)
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:

@@ -26,6 +26,9 @@ class Buffers:
     """
 
     arrays: Sequence[np.ndarray] = ()
+    beside: tuple[Buffers, frozenset[int]] | None = None
+    """Those of the workload at other sizes, and which of its inputs are the same there: weights of
+    these are packed once."""
     packed: dict[str, np.ndarray] = field(default_factory=dict)
     held_bytes: int = 0
 
@@ -36,6 +39,8 @@ class Buffers:
 
     def get(self, spec: BufferSpec) -> np.ndarray:
         """The buffer for one argument of a kernel; inputs and weights are filled."""
+        if spec.role is BufferRole.WEIGHT and self.beside and spec.source in self.beside[1]:
+            return self.beside[0].get(spec)
         identity = json.dumps(_buffer_identity(spec), sort_keys=True)
         found = self.packed.get(identity)
         if found is None:

@@ -80,13 +80,57 @@ class RecordKey:
         return cls(data["workload_key"], data["target_key"], int(data["threads"]), data["numerics"])
 
 
+Sizes = tuple[tuple[str, int], ...]
+"""Sizes of open dimensions, by name."""
+
+SizeWeights = tuple[tuple[Sizes, float], ...]
+"""The sizes at which a range is measured, each with the weight of a second there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimesAt:
+    """Times of a candidate with open sizes, at some of them: seconds for one run.
+
+    `weight` is what a second there counts for in the time of the candidate.
+    """
+
+    sizes: Sizes
+    weight: float
+    samples_seconds: tuple[float, ...]
+
+    @property
+    def run_seconds(self) -> float:
+        """The fastest sample."""
+        return min(self.samples_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sizes": dict(self.sizes),
+            "weight": self.weight,
+            "samples_seconds": list(self.samples_seconds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TimesAt:
+        """Raises KeyError, TypeError or ValueError for what `to_json` did not write."""
+        samples = tuple(map(float, data["samples_seconds"]))
+        if not samples:
+            raise ValueError("no sample at some sizes")
+        return cls(
+            tuple((str(name), int(size)) for name, size in data["sizes"].items()),
+            float(data["weight"]),
+            samples,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What a device reports of one candidate, or the builder of one that did not build.
 
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
-    with several. `comparison` is that with the incumbent, for a finalist that is not the incumbent
-    itself. `speed` is how slow the reference kernel was around the batch.
+    with several. Of a candidate with open sizes they are the weighted sums of those in `at_sizes`,
+    which were taken one after the other. `comparison` is that with the incumbent, for a finalist
+    that is not the incumbent itself. `speed` is how slow the reference kernel was around the batch.
 
     The certificate of correctness: on `checks` draws of the inputs, from `seeds`, the output agreed
     with the reference; `max_error` is the largest error relative to the largest expected output,
@@ -113,6 +157,7 @@ class Measurement:
     checks: int = 0
     comparison: Comparison | None = None
     speed: Speed | None = None
+    at_sizes: tuple[TimesAt, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -126,13 +171,28 @@ class Measurement:
 
     @property
     def run_seconds(self) -> float | None:
-        """The fastest sample: the statistic that ranks candidates. None for a failure."""
-        return min(self.samples_seconds) if self.ok and self.samples_seconds else None
+        """The fastest sample: the statistic that ranks candidates. None for a failure.
+
+        With open sizes, of the fastest samples at each: a disturbance at one spoils no other.
+        """
+        if not (self.ok and self.samples_seconds):
+            return None
+        if self.at_sizes:
+            return sum(each.weight * each.run_seconds for each in self.at_sizes)
+        return min(self.samples_seconds)
+
+    @property
+    def distribution(self) -> SizeWeights:
+        """The sizes that it was measured at, with their weights; empty without open sizes."""
+        return tuple((each.sizes, each.weight) for each in self.at_sizes)
 
     @property
     def certified(self) -> bool:
-        """Whether its output was right on as many draws of the inputs as a record needs."""
-        return self.ok and self.checks >= CERTIFICATE_CHECKS
+        """Whether its output was right on as many draws of the inputs as a record needs.
+
+        Of those, one is timed; with open sizes there is a timed one at each.
+        """
+        return self.ok and self.checks >= CERTIFICATE_CHECKS - 1 + max(1, len(self.at_sizes))
 
     @property
     def interval(self) -> Interval | None:
@@ -162,6 +222,7 @@ class Measurement:
             "checks": self.checks,
             "comparison": None if self.comparison is None else self.comparison.to_json(),
             "speed": None if self.speed is None else self.speed.to_json(),
+            "at_sizes": [each.to_json() for each in self.at_sizes],
         }
 
     @classmethod
@@ -189,6 +250,7 @@ class Measurement:
             checks=int(data.get("checks", 0)),
             comparison=Comparison.from_json(comparison) if comparison else None,
             speed=Speed.from_json(speed) if speed else None,
+            at_sizes=tuple(map(TimesAt.from_json, data.get("at_sizes") or ())),
         )
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -24,8 +25,9 @@ from compiler.ops.products import HALVES
 from compiler.ops.registry import OpKind
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
-from tuner.measure.measurement import Phase
-from tuner.measure.wire import Distribution, InputSpec, array_to_bytes, digest_bytes
+from tuner.measure.measurement import Phase, Sizes
+from tuner.measure.points import ITSELF, SizePoint
+from tuner.measure.wire import Case, Distribution, InputSpec, array_to_bytes, digest_bytes
 
 BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""
@@ -56,12 +58,25 @@ NICENESS = 5
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """Expected output as .npy bytes with their digest, and the inputs that it belongs to."""
+    """Expected output as .npy bytes with their digest, and the inputs that it belongs to.
+
+    Candidates are timed on it if it is of a `point`.
+    """
 
     inputs: tuple[InputSpec, ...]
     expected: bytes
     digest: str
     tolerance: float
+    sizes: Sizes = ()
+    point: SizePoint | None = None
+
+    @property
+    def case(self) -> Case:
+        """As it travels."""
+        if self.point is None:
+            return Case(self.inputs, self.digest, self.sizes)
+        point = self.point
+        return Case(self.inputs, self.digest, point.sizes, point.weight, point.least_seconds)
 
 
 class ReferenceCache:
@@ -77,15 +92,29 @@ class ReferenceCache:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
 
-    def prepare(self, workload: Workload, phase: Phase) -> None:
+    def prepare(
+        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
+    ) -> None:
         """Begin to compute what `cases` will be asked for."""
-        for draw in range(_draws(phase)):
-            self._begun(workload, draw)
+        for point, draw in _asked(phase, points):
+            self._begun(_at(workload, point), draw)
 
-    def cases(self, workload: Workload, phase: Phase) -> tuple[ExpectedOutput, ...]:
-        """What candidates of a phase are checked against: one draw, or all."""
-        self.prepare(workload, phase)
-        return tuple(self.get(workload, draw) for draw in range(_draws(phase)))
+    def cases(
+        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
+    ) -> tuple[ExpectedOutput, ...]:
+        """What candidates of a phase are checked against: one draw at each point, or all draws.
+
+        The first draws are timed. The others are at the middle one of the points.
+        """
+        self.prepare(workload, phase, points)
+        return tuple(
+            replace(
+                self.get(_at(workload, point), draw),
+                sizes=point.sizes,
+                point=point if draw == 0 else None,
+            )
+            for point, draw in _asked(phase, points)
+        )
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:
         """The reference of a workload for one draw of its inputs, an index of DRAWS."""
@@ -116,8 +145,16 @@ class ReferenceCache:
             held -= size
 
 
-def _draws(phase: Phase) -> int:
-    return 1 if phase is Phase.SCREEN else len(DRAWS)
+def _at(workload: Workload, point: SizePoint) -> Workload:
+    return workload.at(dict(point.sizes)) if point.sizes else workload
+
+
+def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
+    """The draws of a phase, each with its point."""
+    first = [(point, 0) for point in points]
+    if phase is Phase.SCREEN:
+        return first
+    return [*first, *((points[len(points) // 2], draw) for draw in range(1, len(DRAWS)))]
 
 
 def _give_way() -> None:

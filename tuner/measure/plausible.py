@@ -42,6 +42,9 @@ MOST_RATE = 1e16
 BASE_BYTES, TRIAL_BYTES = 1 << 16, 1 << 16
 """JSON of a result beside its parts; of a trial with its device's facts, beside its times."""
 
+SAME_SUM = 1e-9
+"""How far two sums of the same numbers may be apart, relative."""
+
 NUMBER_BYTES = 32
 """JSON of a number, and of what is between two."""
 
@@ -67,8 +70,11 @@ def most_result_bytes(request: Request) -> int:
     """
     if isinstance(request, MeasureRequest):
         seeds = sum(len(case.inputs) for case in request.cases)
-        numbers = seeds + _SAMPLES_A_ROUND * request.repeat.samples
-        return BASE_BYTES + len(request.candidates) * (TRIAL_BYTES + NUMBER_BYTES * numbers)
+        sizes = len(request.timed) if request.has_sizes else 0
+        numbers = seeds + (_SAMPLES_A_ROUND + 2 * sizes) * request.repeat.samples
+        numbers += sum(1 + len(case.sizes) for case in request.timed)
+        names = sum(len(json.dumps(dict(case.sizes))) + BASE_BYTES // 64 for case in request.timed)
+        return BASE_BYTES + len(request.candidates) * (TRIAL_BYTES + names + NUMBER_BYTES * numbers)
     match request.work:
         case CheckWork(expected=expected, fetch=fetch):
             names = sum(len(json.dumps(name)) + NUMBER_BYTES for name in (*expected, *fetch))
@@ -126,7 +132,28 @@ def _check_candidate(
     require(bool(found.samples_seconds), "samples_seconds", "there are none")
     least = max(LEAST_SECONDS, request.least_seconds)
     most = LIMIT_SLACK * request.repeat.limit_seconds
+    if request.has_sizes:
+        most *= sum(case.weight for case in request.timed)
+        _check_at_sizes(request, found, f"{place}.at_sizes")
+    else:
+        require(not found.at_sizes, "at_sizes", "the workload has no open sizes")
     _check_times(found.samples_seconds, least, most, f"{place}.samples_seconds")
+
+
+def _check_at_sizes(request: MeasureRequest, found: Measurement, place: str) -> None:
+    """Times at each of the request's sizes, of which the candidate's are the weighted sums."""
+    asked = tuple((case.sizes, case.weight) for case in request.timed)
+    _require(found.distribution == asked, place, "are not the request's")
+    most = LIMIT_SLACK * request.repeat.limit_seconds
+    count = len(found.samples_seconds)
+    for number, (case, each) in enumerate(zip(request.timed, found.at_sizes, strict=True)):
+        samples = f"{place}.{number}.samples_seconds"
+        _require(len(each.samples_seconds) == count, samples, f"are not {count}")
+        _check_times(each.samples_seconds, case.least_seconds, most, samples)
+    for number, total in enumerate(found.samples_seconds):
+        right = sum(each.weight * each.samples_seconds[number] for each in found.at_sizes)
+        same = math.isclose(total, right, rel_tol=SAME_SUM)
+        _require(same, place, f"add up to {right:g} seconds, not {total:g}")
 
 
 def _check_comparison(

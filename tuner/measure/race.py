@@ -20,12 +20,24 @@ CLOCK_SECONDS = 2e-5
 
 
 @dataclass(slots=True)
+class BoundCase:
+    """A candidate bound to the buffers of one case: a second there counts `weight` times."""
+
+    kernel: BoundKernel
+    weight: float = 1.0
+    runs_per_sample: int = 1
+
+
+@dataclass(slots=True)
 class Ready:
-    """A candidate that passed its check: bound to its buffers, with its samples."""
+    """A candidate that passed its check: bound to the buffers of each timed case, with its samples.
+
+    Of a workload with open sizes there are several cases. They are sampled one after the other,
+    and the sample is the weighted sum.
+    """
 
     candidate: Candidate
-    kernel: BoundKernel
-    runs_per_sample: int
+    timed: Sequence[BoundCase]
     cold_weights: bool = False
     """Whether its weights are too large to be in a cache when the model comes to it. Then they are
     dropped before each sample, and a sample is one run."""
@@ -37,7 +49,7 @@ class CandidateRace:
     """A request whose candidates are timed: those that are still in it, and their memory."""
 
     request: MeasureRequest
-    buffers: Buffers
+    buffers: Sequence[Buffers]
     left: list[Ready] = field(default_factory=list)
 
 
@@ -119,31 +131,39 @@ class Races:
         """Find how many runs make a sample; False for a candidate that is abandoned at once."""
         self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
         if not entry.cold_weights:
-            single = float(entry.kernel.time(2, 1).min())
-            if single > max(repeat.abandon_ratio * best, CLOCK_SECONDS):
+            single = [float(each.kernel.time(2, 1).min()) for each in entry.timed]
+            if _weighted(entry, single) > max(repeat.abandon_ratio * best, CLOCK_SECONDS):
                 self._sampled(entry, single)
                 return False
-            entry.runs_per_sample = entry.kernel.inner_for(repeat.sample_seconds)
+            for each in entry.timed:
+                share = repeat.sample_seconds / len(entry.timed)
+                each.runs_per_sample = each.kernel.inner_for(share)
         return True
 
     def _sample(self, entry: Ready) -> float:
         """One sample: seconds a run."""
         self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
-        entry.kernel.run()  # not timed: it brings its buffers back into the caches
-        if entry.cold_weights:
-            entry.kernel.evict(BufferRole.WEIGHT)
-        seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])
-        self._sampled(entry, seconds)
-        return seconds
+        seconds = []
+        for each in entry.timed:
+            each.kernel.run()  # not timed: it brings its buffers back into the caches
+            if entry.cold_weights:
+                each.kernel.evict(BufferRole.WEIGHT)
+            seconds.append(float(each.kernel.time(1, each.runs_per_sample)[0]))
+        return self._sampled(entry, seconds)
 
-    def _sampled(self, entry: Ready, seconds: float) -> None:
-        entry.samples.append(seconds)
-        self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
+    def _sampled(self, entry: Ready, seconds: Sequence[float]) -> float:
+        entry.samples.append(_weighted(entry, seconds))
+        self._emit(event="sample", trial=entry.candidate.trial_id, seconds=list(seconds))
+        return entry.samples[-1]
 
 
 def held_bytes(races: Sequence[CandidateRace]) -> int:
     """Memory of all races; two batches of one workload share theirs."""
-    return sum({id(race.buffers): race.buffers.held_bytes for race in races}.values())
+    return sum({id(b): b.held_bytes for race in races for b in race.buffers}.values())
+
+
+def _weighted(entry: Ready, seconds: Sequence[float]) -> float:
+    return sum(each.weight * s for each, s in zip(entry.timed, seconds, strict=True))
 
 
 def _next_round(began: float, round_seconds: float) -> float:

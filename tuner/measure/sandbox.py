@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 from tuner.measure.confinement import PLAIN, Confinement, Guards
 from tuner.measure.interpreter import THIS_PYTHON
-from tuner.measure.measurement import Measurement, Status
+from tuner.measure.measurement import Measurement, Status, TimesAt
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     RunRequest,
@@ -38,7 +38,8 @@ class _Observed:
     error: str = ""
     max_error: float | None = None
     checks: int = 0
-    samples: list[float] = field(default_factory=list)
+    samples: list[tuple[float, ...]] = field(default_factory=list)
+    """Seconds on each of the timed cases."""
     against: str = ""
     ratios: list[float] = field(default_factory=list)
     started: float = 0.0
@@ -107,7 +108,7 @@ class Sandbox:
             OSError, RuntimeError: if no child can be started.
         """
         budget = Budget(2 * START_LIMIT_SECONDS, 1)
-        self._converse({"probe": 1}, 1, START_LIMIT_SECONDS, [""], {}, lambda: False, budget)
+        self._converse({"probe": 1}, 1, START_LIMIT_SECONDS, [""], {}, lambda: False, budget, {})
 
     def measure(
         self,
@@ -201,6 +202,7 @@ class Sandbox:
         self._speeds = []
         names = [c.trial_id for request in requests for c in request.candidates]
         observed = {name: _Observed() for name in names}
+        timed = {c.trial_id: len(request.timed) for request in requests for c in request.candidates}
         groups = [names]
         suspect: str | None = None
         distrust = False
@@ -209,7 +211,7 @@ class Sandbox:
             if distrust:
                 self._child.close()
             job = {"requests": parts, "only": group}
-            ended = self._converse(job, threads, limit, group, observed, cancelled, budget)
+            ended = self._converse(job, threads, limit, group, observed, cancelled, budget, timed)
             if ended.culprit is None:
                 if suspect is not None and group == [suspect]:
                     # Alone it does no harm: something before it did. Each gets its own child.
@@ -255,7 +257,7 @@ class Sandbox:
         return Measurement(
             status=status,
             error=seen.error,
-            samples_seconds=tuple(seen.samples) if status is Status.OK else (),
+            samples_seconds=_weighted(request, seen.samples) if status is Status.OK else (),
             max_error=seen.max_error,
             tolerance=request.tolerance,
             seeds=tuple(spec.seed for case in request.cases for spec in case.inputs),
@@ -269,6 +271,7 @@ class Sandbox:
             checks=seen.checks,
             comparison=Comparison(seen.against, tuple(seen.ratios)) if seen.ratios else None,
             speed=speed,
+            at_sizes=_at_sizes(request, seen.samples) if status is Status.OK else (),
         )
 
     def _converse(
@@ -280,6 +283,7 @@ class Sandbox:
         observed: Mapping[str, _Observed],
         cancelled: Callable[[], bool],
         budget: Budget,
+        timed: Mapping[str, int],
     ) -> _Ended:
         current = names[0]
 
@@ -299,8 +303,10 @@ class Sandbox:
                     observed[name].error = str(event.get("error", ""))
                     observed[name].saw_error(event.get("max_error"))
                     observed[name].checks += status == Status.OK
-                case {"event": "sample", "trial": str(name), "seconds": float(seconds)}:
-                    observed[name].samples.append(seconds)
+                case {"event": "sample", "trial": str(name), "seconds": list(seconds)}:
+                    if len(seconds) != timed[name]:
+                        raise ValueError("a sample is of other cases")
+                    observed[name].samples.append(tuple(map(float, seconds)))
                     observed[name].ended = self._clock()
                 case {"event": "pair", "trial": str(name), "against": str(against)}:
                     observed[name].against = against
@@ -324,8 +330,30 @@ class Sandbox:
 def _budget(requests: Sequence[MeasureRequest], limit: float) -> Budget:
     """Every step of every candidate at its limit: to be read, checked, calibrated and sampled."""
     steps = sum(
-        len(request.candidates) * (2 * len(request.cases) + 4 * request.repeat.samples + 4)
+        len(request.candidates)
+        * (2 * len(request.cases) + 4 * len(request.timed) * (request.repeat.samples + 1))
         for request in requests
     )
     prepared = sum(len(request.cases) for request in requests) * (limit + START_LIMIT_SECONDS)
     return Budget(START_LIMIT_SECONDS + prepared + steps * limit, requests[0].key.threads)
+
+
+def _weighted(request: MeasureRequest, samples: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The times of a candidate: of one without open sizes they are what was measured."""
+    if not request.has_sizes:
+        return tuple(seconds for (seconds,) in samples)
+    weights = [case.weight for case in request.timed]
+    return tuple(
+        sum(weight * seconds for weight, seconds in zip(weights, each, strict=True))
+        for each in samples
+    )
+
+
+def _at_sizes(request: MeasureRequest, samples: Sequence[tuple[float, ...]]) -> tuple[TimesAt, ...]:
+    """The times at each of a request's sizes."""
+    if not (request.has_sizes and samples):
+        return ()
+    return tuple(
+        TimesAt(case.sizes, case.weight, column)
+        for case, column in zip(request.timed, zip(*samples, strict=True), strict=True)
+    )

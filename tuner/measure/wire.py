@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,14 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from tuner.measure.measurement import Measurement, Phase, RecordKey
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Sizes
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of this format. A worker refuses a request of another version."""
 
 
 LEAST_SECONDS = 5e-10
 """No kernel takes less: it is called, and returns."""
+
+LARGEST_SIZE = 1 << 40
+"""No dimension is larger."""
 
 
 class ProtocolError(ValueError):
@@ -195,31 +199,52 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs, and the digest of the output that they must give (logical, row-major, as .npy)."""
+    """Inputs, and the digest of the output that they must give (logical, row-major, as .npy).
+
+    `sizes` are those of a workload's open dimensions. A second counts `weight` times there, not at
+    all if it is 0; no machine takes less than `least_seconds`.
+    """
 
     inputs: tuple[InputSpec, ...]
     reference_digest: str
+    sizes: Sizes = ()
+    weight: float = 0.0
+    least_seconds: float = LEAST_SECONDS
 
     def to_json(self) -> dict[str, Any]:
         return {
             "inputs": [i.to_json() for i in self.inputs],
             "reference_digest": self.reference_digest,
+            "sizes": dict(self.sizes),
+            "weight": self.weight,
+            "least_seconds": self.least_seconds,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
         inputs = tuple(InputSpec.from_json(i) for i in data["inputs"])
-        return cls(inputs, str(data["reference_digest"]))
+        sizes = tuple((str(name), _size(size)) for name, size in dict(data["sizes"]).items())
+        weight, least = float(data["weight"]), float(data["least_seconds"])
+        if not (0.0 <= weight < math.inf and 0.0 < least < math.inf):
+            raise ValueError(f"a weight of {weight}, at least {least} seconds")
+        return cls(inputs, str(data["reference_digest"]), sizes, weight, least)
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST_SIZE:
+        raise ValueError(f"{value!r} is the size of no dimension")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
     """One batch of candidates of one workload.
 
-    `library_digest` names the shared object. Candidates are checked on every case, and timed on the
-    first. With an `incumbent`, the trial id of a candidate, each of the others is timed in pairs
-    with it. No machine runs the workload in less than `least_seconds`. The request alone suffices
-    to make trials of its results, so a restarted tuner loses nothing.
+    `library_digest` names the shared object. Candidates are checked on every case. They are timed
+    on those that have a weight, or else on the first. With an `incumbent`, the trial id of a
+    candidate, each of the others is timed in pairs with it. No machine runs the workload in less
+    than `least_seconds`. The request alone suffices to make trials of its results, so a restarted
+    tuner loses nothing.
     """
 
     request_id: str
@@ -235,6 +260,16 @@ class MeasureRequest:
     job_id: str = ""
     codegen_version: str = ""
     protocol: int = PROTOCOL
+
+    @property
+    def timed(self) -> tuple[Case, ...]:
+        """The cases that candidates are timed on."""
+        return tuple(case for case in self.cases if case.weight) or self.cases[:1]
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the workload has open sizes: then there is a time for each of the timed cases."""
+        return bool(self.cases[0].sizes)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -270,12 +305,15 @@ class MeasureRequest:
         try:
             if not data["cases"]:
                 raise ValueError("no case to check candidates on")
+            cases = tuple(Case.from_json(case) for case in data["cases"])
+            if len({tuple(name for name, _ in case.sizes) for case in cases}) > 1:
+                raise ValueError("the cases have sizes of other dimensions")
             return cls(
                 request_id=str(data["request_id"]),
                 key=RecordKey.from_json(data["key"]),
                 candidates=tuple(Candidate.from_json(c) for c in data["candidates"]),
                 library_digest=str(data["library_digest"]),
-                cases=tuple(Case.from_json(case) for case in data["cases"]),
+                cases=cases,
                 tolerance=float(data["tolerance"]),
                 least_seconds=float(data["least_seconds"]),
                 incumbent=str(data["incumbent"]),

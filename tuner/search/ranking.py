@@ -85,10 +85,9 @@ class Ranking:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
             return {s: -believed * value for s, value in self.estimates(schedules).items()}
         distinct = [s for s in dict.fromkeys(schedules) if s not in self._unusable]
-        kept, rows = self._context.features.rows(distinct)
-        self._unusable.update(set(distinct) - set(kept))
-        predicted = np.asarray(self._context.model.predict(rows), dtype=np.float64)
-        return dict(zip(kept, predicted.tolist(), strict=True))
+        found = self._context.features.scores(distinct, self._context.model.predict)
+        self._unusable.update(set(distinct) - found.keys())
+        return found
 
     def best_first(self, schedules: Iterable[Schedule]) -> list[Schedule]:
         """The schedules that can be lowered, in the order of their scores, the best first."""

@@ -35,6 +35,7 @@ SHOWN_MEASUREMENT = {
     "checks": 3,
     "comparison": None,
     "speed": None,
+    "at_sizes": [],
 }
 SHOWN_DEVICE = {
     "model": "AMD EPYC",

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from compiler.ranges import size_choices
+from compiler.ranges import MOST_STATED, size_choices
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
@@ -55,6 +55,19 @@ class JobRequest(RequestBody):
         description="Sizes of the model's named dimensions: one, a range such as 1..512, or a list "
         "of them that the artifact serves. An open dimension that is left out has 1..4096",
     )
+    shares: dict[
+        str,
+        Annotated[
+            dict[Size, Annotated[float, Field(gt=0, allow_inf_nan=False)]],
+            Field(min_length=1, max_length=MOST_STATED),
+        ],
+    ] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Sizes of ranges at which kernels are measured, with the share of runs that "
+        "have each, by dimension; without, some are drawn of each range",
+        examples=[{"sequence": {"32": 0.5, "128": 0.3, "512": 0.2}}],
+    )
     pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
     weight_limit: int | None = Field(
         None, ge=1, le=1 << 62, description="Most bytes of packed weights; expansions give way"
@@ -101,7 +114,7 @@ class JobRequest(RequestBody):
     def options(self) -> dict[str, Any]:
         """The options that have no place of their own in a job."""
         own = {"model", "target", "threads", "numerics", "priority", "wait_seconds"}
-        return self.model_dump(exclude=own)
+        return self.model_dump(mode="json", exclude=own)
 
 
 class ProgressView(View):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from compiler.build import lower_workload
 from compiler.ops.interpret import run_graph
 from compiler.runtime.kernel import BufferRole
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
+from compiler.sizes import Dimension, open_size
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tests.kernels import HOST, run_workload
@@ -67,6 +69,22 @@ def test_threads_share_panels_where_the_rows_are_few() -> None:
     few, many = matmul(8, 2304, 768), matmul(256, 2304, 768)
     orders = [of_any_rows(w, threads=4)["order"] for w in (few, many)]
     assert orders == ["lanes-outer", "lanes-inner"]
+
+
+def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
+    workload = matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64)
+    space = schedule_space(workload, TARGET)
+    default = space.default()
+    assert default == untuned_schedule(workload, TARGET)
+    assert default in space and default in space.points
+    knobs = {knob.name: knob.values for knob in space.subspaces[0].knobs}
+    assert all(value in knobs[name] for name, value in default.choices), "a search turns them"
+    assert list(knobs["tile"]) == sorted(knobs["tile"])
+    typical = schedule_space(workload.typical(), TARGET)
+    assert set(typical.points) <= set(space.points)
+    other = typical.starting_with(Schedule.of("another", a=1))
+    assert other.default() == Schedule.of("another", a=1) in other.points
+    assert set(typical.points) <= set(other.points)
 
 
 def test_other_workloads_keep_their_defaults() -> None:

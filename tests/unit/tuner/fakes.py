@@ -22,10 +22,12 @@ from tuner.measure.measurement import (
     Status,
 )
 from tuner.measure.oracle import ExpectedOutput
+from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult, digest_bytes
 from tuner.options import TuneOptions
 from tuner.store import MemoryStore
+from tuner.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class FakeTask:
     target: Target = field(default_factory=lambda: resolve_target("x86-64-v4"))
     threads: int = 1
     numerics: str = "fast"
+    points: tuple[SizePoint, ...] = ITSELF
+    stated: bool = False
     least_seconds: float = LEAST_SECONDS
 
     @property
@@ -54,6 +58,9 @@ class FakeTask:
     def key(self) -> RecordKey:
         return RecordKey(self.name, self.target.key)
 
+    distribution = Task.distribution
+    is_known = Task.is_known
+
 
 class FakeReferences:
     """References that somebody has to prepare while the candidates are built."""
@@ -61,10 +68,12 @@ class FakeReferences:
     def __init__(self) -> None:
         self._prepared: set[tuple[str, Phase]] = set()
 
-    def prepare(self, workload: FakeWorkload, phase: Phase) -> None:
+    def prepare(self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]) -> None:
         self._prepared.add((workload.key, phase))
 
-    def cases(self, workload: FakeWorkload, phase: Phase) -> tuple[ExpectedOutput, ...]:
+    def cases(
+        self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]
+    ) -> tuple[ExpectedOutput, ...]:
         assert (workload.key, phase) in self._prepared
         draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]

@@ -105,7 +105,7 @@ KERNEL(babbles) {
 }
 KERNEL(speaks_for_others) {
   ANSWER(1)
-  const char *said = "{\\"event\\": \\"sample\\", \\"trial\\": \\"x\\", \\"seconds\\": 1e-9}\\n";
+  const char *said = "{\\"event\\": \\"sample\\", \\"trial\\": \\"x\\", \\"seconds\\": [1e-9]}\\n";
   for (int file = 3; file < 40; file++) if (write(file, said, strlen(said)) < 0) continue;
 }
 """

@@ -16,7 +16,7 @@ import pytest
 from compiler.runtime.kernel import BufferRole
 from tuner.measure.kernel_buffers import Buffers
 from tuner.measure.measurement import RecordKey
-from tuner.measure.race import CandidateRace, Races, Ready
+from tuner.measure.race import BoundCase, CandidateRace, Races, Ready
 from tuner.measure.wire import Candidate, Case, MeasureRequest, RepeatSettings
 
 SECONDS = 1e-3
@@ -82,10 +82,10 @@ class Batch:
 
     def run(self, *, cold: bool = False) -> None:
         ready = [
-            Ready(candidate, self.kernels[candidate.trial_id], 1, cold)  # type: ignore[arg-type]
+            Ready(candidate, [BoundCase(self.kernels[candidate.trial_id])], cold)  # type: ignore[arg-type]
             for candidate in self.request.candidates
         ]
-        self._races.run([CandidateRace(self.request, Buffers(), ready)])
+        self._races.run([CandidateRace(self.request, [Buffers()], ready)])
 
     @property
     def order(self) -> list[str]:

@@ -1,0 +1,140 @@
+"""At which sizes ranges are measured, and what each of them counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from compiler.errors import InvalidArgumentError
+from compiler.ranges import parse_range, parse_shares
+from compiler.sizes import check_values, open_size
+from compiler.workload import Workload
+from tests.differential.workloads import Maker, as_workload
+from tuner.drawn_sizes import draw_sizes, points_at, points_of
+from tuner.floor import least_seconds
+from tuner.measure.points import SizePoint
+
+
+def product(rows: str = "1..512") -> Workload:
+    make = Maker()
+    m = open_size(parse_range("s0", rows))
+    return as_workload(make.graph(make("matmul", make.input("a", m, 64), make.input("b", 64, 32))))
+
+
+def drawn(*ranges: str, **stated: dict[int, float]) -> list[tuple[int, ...]]:
+    found = draw_sizes(list(map(parse_range, "abc", ranges)), stated)
+    assert math.isclose(sum(each.share for each in found), 1.0)
+    return [tuple(size for _, size in each.sizes) for each in found]
+
+
+def test_sizes_are_even_in_their_logarithm() -> None:
+    assert drawn("1..512") == [(2,), (10,), (49,), (235,)]
+    assert drawn("32..640:32") == [(32 * n,) for (n,) in drawn("1..20")]
+    assert drawn("1..2") == [(1,), (2,)], "each once"
+    assert drawn("0..3")[0] == (1,)
+    assert draw_sizes([]) == []
+
+
+def test_a_range_without_an_end_has_one_here() -> None:
+    sizes = [size for (size,) in drawn("1..")]
+    assert len(sizes) == 4 and max(sizes) < 512
+    assert drawn("4096..")[0] == (4096,)
+
+
+def test_sizes_of_several_dimensions_meet_each_once() -> None:
+    pairs = drawn("160..640:32", "160..640:32")
+    assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}) == 4
+    assert all(a != b for a, b in pairs[:1]), "the smallest is not with the smallest alone"
+    small, large = sorted({a for a, _ in pairs})[:2], sorted({a for a, _ in pairs})[2:]
+    assert {(a in small, b in small) for a, b in pairs} == {
+        (x, y) for x in (True, False) for y in (True, False)
+    }
+    assert large
+    for sizes in drawn("1..8", "5..9", "0..100"):
+        ranges = list(map(parse_range, "abc", ("1..8", "5..9", "0..100")))
+        check_values(ranges, dict(zip("abc", sizes, strict=True)))
+
+
+def test_stated_sizes_are_measured_with_their_shares() -> None:
+    dimensions = [parse_range("a", "1..512"), parse_range("b", "1..8")]
+    found = draw_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}})
+    assert [(dict(each.sizes)["a"], each.share) for each in found] == [
+        (32, 0.5),
+        (128, 0.3),
+        (512, 0.2),
+    ]
+    found = draw_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}, "b": {7: 1.0}})
+    assert {dict(each.sizes)["b"] for each in found} == {7}
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"b": {1: 1.0}}, "dimension 'b', which has no range; those that have: 'a'"),
+        ({"a": {513: 1.0}}, "dimension a is 513, not of 1..512"),
+        ({"a": {-1: 1.0}}, "dimension a is -1"),
+        ({"a": {1: 0.0}}, "the share of size 1 is 0.0, expected one above 0"),
+        ({"a": {1: -2.0}}, "the share of size 1 is -2.0"),
+        ({"a": {1: math.nan}}, "the share of size 1 is nan"),
+        ({"a": {1: math.inf}}, "the share of size 1 is inf"),
+        ({"a": {}}, "dimension 'a' has 0 sizes stated, expected 1 to 8"),
+        ({"a": dict.fromkeys(range(1, 10), 1.0)}, "dimension 'a' has 9 sizes stated"),
+    ],
+)
+def test_sizes_that_mean_nothing_are_refused(
+    stated: dict[str, dict[int, float]], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        draw_sizes([parse_range("a", "1..512")], stated)
+
+
+def test_shares_are_read_as_users_write_them() -> None:
+    assert parse_shares("a", "32:0.5,128:0.3,512") == {32: 0.5, 128: 0.3, 512: 1.0}
+    for text in ("", "32:", "32:x", "x:1", "1..4:1", "32:1,,"):
+        if text == "32:":
+            assert parse_shares("a", text) == {32: 1.0}
+            continue
+        with pytest.raises(InvalidArgumentError, match="'a'"):
+            parse_shares("a", text)
+    with pytest.raises(InvalidArgumentError, match="size 32 is stated twice"):
+        parse_shares("a", "32:1,32:2")
+
+
+def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
+    """What costs say of a kernel is its time; then each size counts its share of the sum."""
+    workload = product()
+    points = points_of(workload)
+    costs = [64 * 32 * 2.0 * dict(point.sizes)["s0"] for point in points]
+    parts = [p.weight * cost for p, cost in zip(points, costs, strict=True)]
+    large = parts[2:]
+    assert max(large) < 1.2 * min(large), "the products: at small sizes the weights are read"
+    assert [point.share for point in points] == [0.25] * 4
+    assert [dict(point.sizes)["s0"] for point in points] == [2, 10, 49, 235]
+    for point in points:
+        assert point.least_seconds == least_seconds(workload.at(dict(point.sizes)), 1)
+
+
+def test_a_workload_of_fixed_sizes_is_measured_as_it_is() -> None:
+    workload = product().at({"s0": 7})
+    assert points_of(workload) == (SizePoint(least_seconds=least_seconds(workload, 1)),)
+
+
+def test_sizes_of_a_model_are_named_by_its_dimensions() -> None:
+    model = draw_sizes([parse_range("batch", "1..4"), parse_range("sequence", "1..512")])
+    points = points_of(product(), model, ["sequence"])
+    wanted = {dict(each.sizes)["sequence"] for each in model}
+    assert {dict(point.sizes)["s0"] for point in points} == wanted
+    points = points_of(product("1..4"), model, ["batch"])
+    assert sum(point.share for point in points) == 1.0
+    assert len(points) == len({point.sizes for point in points}), "equal ones are one"
+
+
+def test_points_of_what_was_measured() -> None:
+    workload = product()
+    points = points_of(workload)
+    distribution = tuple((point.sizes, point.weight) for point in points)
+    assert [p.sizes for p in points_at(workload, distribution)] == [p.sizes for p in points]
+    assert points_at(workload, ()) == ()
+    assert points_at(workload, (((("s0", 513),), 1.0),)) == ()
+    assert points_at(workload, (((("s1", 5),), 1.0),)) == ()

@@ -1,0 +1,181 @@
+"""At which sizes a range is measured, and what each of them counts.
+
+Sizes of a dimension are those that a user states with their shares, or else quantiles of a
+distribution whose logarithm is even over the range: as many requests between 1 and 22 as between 22
+and 512. They are few and always the same, so that measurements of all jobs can be compared.
+
+A candidate's time is a weighted sum of its times at these sizes. A second at a size counts its
+share, divided by what the workload costs there: then a tenth more time is as bad at a small size as
+at a large one. If seconds were added as they are, the largest size would decide alone: of 1..512,
+the last of four quantiles takes four fifths of the sum. The weights are scaled so that a kernel
+which takes at each size what its costs say has the mean of its times as its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler import costs
+from compiler.errors import InvalidArgumentError
+from compiler.ranges import MOST_STATED, Shares
+from compiler.sizes import Dimension, check_values
+from compiler.workload import Workload
+from tuner.floor import least_seconds
+from tuner.measure.measurement import Sizes, SizeWeights
+from tuner.measure.points import SizePoint
+
+DRAWN = 4
+"""Sizes of a dimension for which nobody states any."""
+
+LONG = 512
+"""The last size that is drawn of a range without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSizes:
+    """Sizes of all open dimensions of a model or workload, by name, and their share of all runs."""
+
+    sizes: Sizes
+    share: float
+
+
+def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) -> list[DrawnSizes]:
+    """Sizes of open dimensions at which to measure; their shares add up to 1.
+
+    With several dimensions, each size of one meets another size of the others, small with large and
+    large with small alike.
+
+    Raises:
+        InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
+    """
+    stated = stated or {}
+    known = {dimension.name: dimension for dimension in dimensions}
+    for name, shares in stated.items():
+        _check(name, shares, known)
+    if not dimensions:
+        return []
+    first = max(dimensions, key=lambda d: len(stated.get(d.name, ())))
+    leading = stated.get(first.name) or dict.fromkeys(_quantiles(first, DRAWN), 1.0)
+    total = sum(leading.values())
+    count = len(leading)
+    others = [dimension for dimension in dimensions if dimension is not first]
+    columns = {
+        first.name: list(leading),
+        **{
+            dimension.name: _shuffled(_column(dimension, stated.get(dimension.name), count), place)
+            for place, dimension in enumerate(others)
+        },
+    }
+    return [
+        DrawnSizes(tuple((d.name, columns[d.name][row]) for d in dimensions), share / total)
+        for row, share in enumerate(leading.values())
+    ]
+
+
+def points_of(
+    workload: Workload,
+    drawn: Sequence[DrawnSizes] = (),
+    names: Sequence[str] = (),
+    threads: int = 1,
+) -> tuple[SizePoint, ...]:
+    """Where candidates of a workload are measured.
+
+    Args:
+        workload: of open or of fixed sizes.
+        drawn: sizes of the dimensions of the model that it is part of; by default those that are
+            drawn of its own.
+        names: what its dimensions, in order, are called in `drawn`.
+        threads: that a run uses.
+    """
+    dimensions = workload.dimensions
+    if not dimensions:
+        return (SizePoint(least_seconds=least_seconds(workload, threads)),)
+    own = [dimension.name for dimension in dimensions]
+    shares: dict[Sizes, float] = {}
+    for each in drawn or draw_sizes(dimensions):
+        known = dict(each.sizes)
+        sizes = tuple((mine, known[name]) for mine, name in zip(own, names or own, strict=True))
+        shares[sizes] = shares.get(sizes, 0.0) + each.share
+    fixed = {sizes: workload.at(dict(sizes)) for sizes in shares}
+    cost = {sizes: max(costs.cost(at), 1.0) for sizes, at in fixed.items()}
+    mean = sum(share * cost[sizes] for sizes, share in shares.items())
+    return tuple(
+        SizePoint(sizes, share * mean / cost[sizes], least_seconds(fixed[sizes], threads), share)
+        for sizes, share in sorted(shares.items(), key=lambda pair: cost[pair[0]])
+    )
+
+
+def points_at(
+    workload: Workload, distribution: SizeWeights, threads: int = 1
+) -> tuple[SizePoint, ...]:
+    """Where candidates of a workload were measured, as a measurement says (`distribution`).
+
+    Empty where it says nothing, or sizes that the workload cannot have.
+    """
+    points = []
+    for sizes, weight in distribution:
+        try:
+            check_values(workload.dimensions, dict(sizes))
+        except (KeyError, ValueError):
+            return ()
+        points.append(SizePoint(sizes, weight, least_seconds(workload.at(dict(sizes)), threads)))
+    return tuple(points)
+
+
+def _check(name: str, shares: Mapping[int, float], known: Mapping[str, Dimension]) -> None:
+    if name not in known:
+        listed = ", ".join(f"'{each}'" for each in known) or "none"
+        raise InvalidArgumentError(
+            f"sizes are stated of dimension '{name}', which has no range; those that have: {listed}"
+        )
+    if not 1 <= len(shares) <= MOST_STATED:
+        raise InvalidArgumentError(
+            f"dimension '{name}' has {len(shares)} sizes stated, expected 1 to {MOST_STATED}"
+        )
+    for size, share in shares.items():
+        if not 0.0 < share < math.inf:
+            raise InvalidArgumentError(
+                f"dimension '{name}': the share of size {size} is {share}, expected one above 0"
+            )
+        try:
+            check_values([known[name]], {name: size})
+        except ValueError as error:
+            raise InvalidArgumentError(f"sizes are stated of {error}") from error
+
+
+def _quantiles(dimension: Dimension, count: int) -> list[int]:
+    """Sizes in the middle of equal parts of the range's logarithm, each once."""
+    return list(dict.fromkeys(_quantile(dimension, (n + 0.5) / count) for n in range(count)))
+
+
+def _quantile(dimension: Dimension, share: float) -> int:
+    low = max(dimension.low, 1)
+    longest = max(LONG // dimension.multiple, low)
+    high = longest if dimension.high is None else max(dimension.high, low)
+    number = round(low * math.pow(high / low, share))
+    return min(max(number, dimension.low), high) * dimension.multiple
+
+
+def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int) -> list[int]:
+    """`count` sizes of a dimension, each of which stands for as large a share."""
+    if not stated:
+        return [_quantile(dimension, (n + 0.5) / count) for n in range(count)]
+    total, column = sum(stated.values()), []
+    for n in range(count):
+        left = (n + 0.5) / count * total
+        for size in sorted(stated):
+            left -= stated[size]
+            if left <= 0:
+                break
+        column.append(size)
+    return column
+
+
+def _shuffled(column: Sequence[int], place: int) -> list[int]:
+    """The column in another order for each place: steps of about 0.618 of its length, and so on."""
+    count = len(column)
+    golden = (math.sqrt(5) - 1) / 2
+    order = sorted(range(count), key=lambda n: ((n + 0.5) * golden * (place + 1)) % 1.0)
+    return [column[order.index(n)] for n in range(count)]
