@@ -29,6 +29,7 @@ class Context:
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: how often each tensor was stored to so far.
         masks: whether tails of vectors get a mask that is made at run time.
+        cuts: whether tiles that loops inside split have one code, be they full or not.
     """
 
     emitter: Emitter
@@ -39,6 +40,7 @@ class Context:
     registers: dict[tuple[object, ...], Value] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     masks: bool = False
+    cuts: bool = False
 
     @property
     def lanes(self) -> int:

@@ -22,7 +22,8 @@ class Segment:
     """`count` tiles of `width` that start at `offset` and follow each other every `step`.
 
     The offset and the count may be sizes. So may the width of one tile that is there or not;
-    `room` is for how many rows it is emitted, of which the last one is repeated.
+    `room` is for how many rows it is emitted, of which the last one is repeated. Where `is_cut`,
+    the last of all tiles ends with the axis: the width of each is known when it runs.
     """
 
     offset: int
@@ -30,6 +31,7 @@ class Segment:
     step: int
     width: int
     room: int = 0
+    is_cut: bool = False
 
 
 _TAIL_ROWS = 4
@@ -42,6 +44,8 @@ class Tail(Enum):
 
     WHOLE = auto()
     """One tile of run-time width: loops inside split it further."""
+    CUT = auto()
+    """None: loops inside split the full tiles as well as the last one, so one code serves both."""
     MASKED = auto()
     """Whole vectors, then one under a mask."""
     UNITS = auto()
@@ -63,7 +67,7 @@ def tail_of(
 ) -> Tail:
     """The tail of an axis, by what its loop's body does with it."""
     if is_split:
-        return Tail.WHOLE
+        return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
     if is_vector:
         return Tail.MASKED if context.masks else Tail.HALVES
     if is_repeatable:
@@ -101,6 +105,10 @@ def _open_segments(
     extent: int, step: int, peel: bool, granularity: int, tail: Tail
 ) -> tuple[Segment, ...]:
     full, rest = divmod(extent, step)
+    if tail is Tail.CUT:
+        if full != 0 and rest != 0 and not peel:
+            return (Segment(0, (extent + step - 1) // step, step, step, is_cut=True),)
+        tail = Tail.WHOLE
     result = []
     if peel:
         if bounds(full)[0] < 2:
@@ -114,8 +122,9 @@ def _open_segments(
     if tail is Tail.MASKED and granularity == 1:  # the tile is the vector
         tail = Tail.HALVES
     if tail is Tail.REPEATED:
-        return *result, *_repeated_segments(offset, rest, step)
-    if tail is not Tail.WHOLE:
+        result += _repeated_segments(offset, rest, step)
+        rest = 0
+    elif tail is not Tail.WHOLE:
         for width in _tail_widths(step, granularity, tail):
             count = rest // width
             result.append(Segment(offset, count, width, width))
@@ -171,7 +180,7 @@ def over(
     if unroll and is_open(outer.extent):
         raise ScheduleError(f"axis {axis.name}: {outer.extent} values cannot be unrolled")
     for segment in segments(outer.extent, step, peel=peel, granularity=granularity, tail=tail):
-        if unroll or (segment.count == 1 and clipped is None):
+        if unroll or (segment.count == 1 and clipped is None and not segment.is_cut):
             for number in range(segment.count):
                 start = _moved(outer.start, segment.offset + number * segment.step)
                 context.environment[axis] = Bound(start, segment.width)
@@ -202,13 +211,14 @@ def tile_body(
     """The body of a run-time loop over a segment's tiles, whose counter starts at `first`."""
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
+        if segment.is_cut:
+            context.environment[axis] = _cut(context.emitter, outer, segment, counter, first)
+            return body(values)
         start = _started(context, outer, segment)
         # A tile that is there or not has a variable too: how many there are bounds where it ends,
         # and its loads stay inside. That of run-time width ends with the axis.
         if clipped or not (segment.count == 1 or is_open(segment.width)):
-            if first != 0:
-                shift = context.emitter.size(first)
-                counter = context.emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", counter, shift)
+            counter = _counted_from(context.emitter, counter, first)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
             start.add(Linear({variable: segment.step}))
         rows = _rows(context.emitter, segment) if segment.room else ()
@@ -216,6 +226,29 @@ def tile_body(
         return body(values)
 
     return lowered
+
+
+def _counted_from(emitter: Emitter, counter: Value, first: int) -> Value:
+    if first == 0:
+        return counter
+    return emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", counter, emitter.size(first))
+
+
+def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int) -> Bound:
+    """One of the tiles of which the last ends with the axis.
+
+    Its width w is a size that is known here. Tile i ends at step i + w <= extent, so that
+    i < (extent - w) // step + 1: with this bound of i the ranges prove that the tile is inside.
+    """
+    extent, step = outer.extent, segment.step
+    counter = _counted_from(emitter, counter, first)
+    done = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
+    left = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", emitter.size(extent), done)
+    value = emitter.call(DType.INT64, 1, "llvm.smin.i64", left, emitter.size(step))
+    width = emitter.named_size(value, 1, step)
+    start = _moved(outer.start, 0)
+    start.add(Linear({Variable(Kind.RUNTIME, (extent - width) // step + 1, counter): step}))
+    return Bound(start, width)
 
 
 def _rows(emitter: Emitter, segment: Segment) -> tuple[Value, ...]:

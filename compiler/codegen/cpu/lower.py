@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, evaluate
 from compiler.codegen.cpu.compute import ComputeLowering
@@ -83,19 +84,28 @@ def lower_nest(nest: LoopNest, target: Target) -> str:
     """
     sizes = nest.sizes
     try:
-        if sizes and target.masks(DType.FLOAT32):
-            with suppress(ScheduleError, OpenSizeError):
-                return _lower_nest(nest, target, sizes, masks=True)
-        return _lower_nest(nest, target, sizes, masks=False)
+        if sizes:
+            masks = [True, False] if target.masks(DType.FLOAT32) else [False]
+            for masked, cut in product(masks, (True, False)):
+                with suppress(ScheduleError, OpenSizeError):
+                    return _lower_nest(nest, target, sizes, masks=masked, cuts=cut)
+        return _lower_nest(nest, target, sizes)
     except OpenSizeError as error:
         raise ScheduleError(f"kernel '{nest.name}': {error}") from error
 
 
-def _lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension], *, masks: bool) -> str:
+def _lower_nest(
+    nest: LoopNest,
+    target: Target,
+    sizes: Sequence[Dimension],
+    *,
+    masks: bool = False,
+    cuts: bool = False,
+) -> str:
     declarations: set[str] = set()
     functions = []
     for number, stage in enumerate(nest.stages):
-        emitter = _lower_stage(nest, stage, Emitter(target, sizes), masks=masks)
+        emitter = _lower_stage(nest, stage, Emitter(target, sizes), masks=masks, cuts=cuts)
         declarations |= emitter.declarations
         body = "\n".join(emitter.lines)
         symbol = stage_symbol(nest.name, number)
@@ -116,7 +126,9 @@ def _lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension], *, m
     )
 
 
-def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool) -> Emitter:
+def _lower_stage(
+    nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool, cuts: bool
+) -> Emitter:
     """The body of a stage's function."""
     context = Context(
         emitter,
@@ -124,6 +136,7 @@ def _lower_stage(nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool)
         scratch=scratch_layout(nest)[0],
         written=_written(stage.body),
         masks=masks,
+        cuts=cuts,
     )
     loops = _parallel_loops(stage)
     for loop in loops:
@@ -170,7 +183,7 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     within = low, high
     if inner is not None:
         low, high = whole_tiles(emitter, within, _shared_tiles(inner))
-    parts = _loop_segments(loop)
+    parts = _loop_segments(loop, cuts=context.cuts)
     is_open_loop = is_open(loop.axis.extent)
     if len(parts) == 2 and not loop.peel and not is_open_loop and _is_of_rows(loop):
         full, rest = parts
@@ -249,13 +262,14 @@ def _let(context: Context, let: Let) -> Bound:
     return Bound(Linear({Variable(Kind.RUNTIME, let.maximum + 1, value): 1}), 1)
 
 
-def _loop_segments(loop: For) -> tuple[Segment, ...]:
+def _loop_segments(loop: For, *, cuts: bool = False) -> tuple[Segment, ...]:
+    """There are as many tiles with and without cuts."""
     return segments(
         loop.axis.extent,
         loop.step,
         peel=loop.peel,
         granularity=_granularity(loop.body, loop.axis),
-        tail=Tail.WHOLE,
+        tail=Tail.CUT if cuts and _is_split(loop.body, loop.axis) else Tail.WHOLE,
     )
 
 

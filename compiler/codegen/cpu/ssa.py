@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.sizes import Dimension, Quotient, Size, bounds
+from compiler.sizes import Dimension, Quotient, Size, bounds, open_size
 from compiler.target import Target
 
 _ELEMENTS = {
@@ -101,6 +101,7 @@ class Emitter:
         self.declarations: set[str] = set()
         self._slots = {dimension: 8 * number for number, dimension in enumerate(sizes)}
         self._sizes: dict[int, Value] = {}
+        self._named: dict[Dimension, Value] = {}
         self._scopes = [_Scope("entry")]
         self._names = 0
         self._loops = 0
@@ -223,8 +224,16 @@ class Emitter:
             found = self._sizes[size] = total
         return found
 
+    def named_size(self, value: Value, low: int, high: int) -> int:
+        """An i64 as a size: in the scope where it is known, sizes may be made of it."""
+        dimension = Dimension(f"%{len(self._named)}", low, high)
+        self._named[dimension] = value
+        return open_size(dimension)
+
     def _atom(self, atom: Dimension | Quotient) -> Value:
         if isinstance(atom, Dimension):
+            if atom in self._named:
+                return self._named[atom]
             where = self.offset(Value("%sizes", None), self._slots[atom])
             return self.emit(DType.INT64, 1, "load i64, ptr %s, align 8", where)
         dividend = self.size(cast(int, atom.dividend))

@@ -8,8 +8,8 @@ A block of tiles passes through three nests while V and M stay in the cache:
 
 Tiles are numbered through all images, rows and columns, so that a block has any number of them. If
 tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are clamped to
-the last ones: what overlaps is computed twice. Of an open number of images, the tiles that fill no
-block follow in a block of their own. A window that moves by `s` pixels is `s` windows
+the last ones: what overlaps is computed twice. Of an open number of tiles, the last block has those
+that are left. A window that moves by `s` pixels is `s` windows
 that move by one, a phase each (polyphase decomposition): phases are more channels. Those that have
 one tap less than the others need no product at infinity.
 """
@@ -68,36 +68,23 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     if not all(always_less(0, starts) for starts in found.starts(outputs)):
         raise ScheduleError("an image may be smaller than a tile")
     every = prod(counts)
-    if is_open(every):
-        blocks = _blocks(found, outputs, lanes, _Run(block, every // block))
-        rest = _Run(block, 1, every // block * block, every % block)
-        parts = [blocks] + ([_blocks(found, outputs, lanes, rest)] if rest.tiles != 0 else [])
-    else:
-        block = min(block, every)
-        blocks = _blocks(found, outputs, lanes, _Run(block, -(-every // block)))
-        parts = [blocks]
-    width = schedule.integer("vectors") * lanes
-    panels = blocks.panels(width)
+    blocks = _blocks(found, outputs, lanes, block if is_open(every) else min(block, every))
+    panels = blocks.panels(schedule.integer("vectors") * lanes)
     output = found.problem.output.tensor
-    stages = [
-        parallel_stage(
-            "main" if part is blocks else "rest",
-            [LoopSpec(part.block)],
-            *part.input_transforms,
-            *_products(
-                part, part.panels(width), schedule.integer("unroll"), schedule.integer("tile")
-            ),
-            *part.output_transform,
-        )
-        for part in parts
-    ]
+    stage = parallel_stage(
+        "main",
+        [blocks.loop],
+        *blocks.input_transforms,
+        *_products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile")),
+        *blocks.output_transform,
+    )
     inputs = replace_tensors(found.problem.inputs, (panels.weights,))
     return Kernel(
         LoopNest(
             "kernel",
             (*inputs, output),
             (blocks.transformed, blocks.products),
-            with_halo(tuple(stages), output, lanes),
+            with_halo((stage,), output, lanes),
         ),
         tuple((t.name, i) for i, t in enumerate(inputs)),
         ((panels.weights.name, blocks.weight_transform),),
@@ -136,31 +123,20 @@ class _Panels:
     bodies: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """`blocks` blocks, with room for `room` tiles each; tiles are numbered from `first` on.
-
-    `tiles` is how many there are of them in the one block that is not full.
-    """
-
-    room: int
-    blocks: int
-    first: int = 0
-    tiles: int | None = None
-
-
 @lru_cache(maxsize=256)
-def _blocks(found: Winograd, outputs: int, lanes: int, run: _Run) -> _Blocks:
-    return _Blocks(found, outputs, lanes, run)
+def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
+    return _Blocks(found, outputs, lanes, room)
 
 
 class _Blocks:
-    """Blocks of tiles of `outputs` outputs, and all that no other knob changes.
+    """Blocks of `room` tiles of `outputs` outputs, and all that no other knob changes.
 
-    The axes and tensors that the nests share, and the nests before and after the products.
+    The axes and tensors that the nests share, and the nests before and after the products. Blocks
+    and the tiles in each have axes of their own. Of an open number of tiles, the last block has
+    those that are left: the loops are over numbers of tiles, from block to block and inside of it.
     """
 
-    def __init__(self, found: Winograd, outputs: int, lanes: int, run: _Run) -> None:
+    def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
         self.found = found
         self.lanes = lanes
         self.outputs = outputs
@@ -169,11 +145,15 @@ class _Blocks:
             filtering(self.outputs, s.reach, POINTS[self.outputs + s.reach - 2]) for s in self.sides
         ]
         self.counts = found.tile_counts(self.outputs)
-        self.run = run
-        self.tiles = run.room if run.tiles is None else run.tiles
-        self.block = Axis("tb", run.blocks)
-        self.tile = Axis("bt", self.tiles)
-        self.number = Axis("tile", prod(self.counts))
+        self.number = number = Axis("tile", prod(self.counts))
+        self.is_open = is_open(number.extent)
+        block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
+        self.loop = LoopSpec(number, room) if self.is_open else LoopSpec(block)
+        self.tile = number if self.is_open else tile
+        """Runs over the tiles of a block."""
+        self.place = affine(number) - (number // room) * room if self.is_open else affine(tile)
+        """Where in its block a tile is."""
+        self._number = block * room + tile
         self.starts = tuple(
             Axis(f"at{d}", extent) for d, extent in enumerate(found.starts(self.outputs))
         )
@@ -183,7 +163,7 @@ class _Blocks:
         rank = len(alphas)
         self.transformed = Tensor(
             "V",
-            (*alphas, run.room, *phases, channels),
+            (*alphas, room, *phases, channels),
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
@@ -195,7 +175,7 @@ class _Blocks:
         )
         self.products = Tensor(
             "M",
-            (*alphas, run.room, filters),
+            (*alphas, room, filters),
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
@@ -254,8 +234,8 @@ class _Blocks:
 
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Loops over channels and the tiles of a block; the lets say where a tile starts."""
-        number = self.block * self.run.room + self.tile + self.run.first
-        lets = [Let(self.number, number, self.number.extent - 1)]
+        known = Let(self.number, self._number, self.number.extent - 1)
+        lets = [] if self.is_open else [known]
         steps = self.found.steps(self.outputs)
         for dim, (start, step) in enumerate(zip(self.starts, steps, strict=True)):
             size, inside = prod(self.counts[dim:]), prod(self.counts[dim + 1 :])
@@ -293,7 +273,7 @@ class _Blocks:
                 return widened(Load(self.found.image.tensor, tuple(index)), DType.FLOAT32)
 
             def write(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Load:
-                tile = (*map(affine, at), affine(self.tile))
+                tile = (*map(affine, at), self.place)
                 return Load(self.transformed, (*tile, *map(affine, phases), affine(c)))
 
             prefix = f"B{number}" if number else "B"
@@ -313,8 +293,9 @@ class _Blocks:
                 x + p * side.alpha(self.outputs)
                 for x, p, side in zip(point, phase, self.sides, strict=True)
             ]
-            left = Load(self.transformed, (*point, affine(t), *map(affine, phase), affine(ic)))
-            target = Load(self.products, (*point, affine(t), affine(oc)))
+            place = self.place if self.is_open else affine(t)
+            left = Load(self.transformed, (*point, place, *map(affine, phase), affine(ic)))
+            target = Load(self.products, (*point, place, affine(oc)))
             right = (*shifted, affine(oc), affine(ic))
             steps = tuple(Tile(p) for p in phase if p.extent > 1)
             stores = (Store(target, Accumulator()),)
@@ -325,7 +306,7 @@ class _Blocks:
     def axes(self) -> tuple[Axis, Axis, Axis]:
         """Of a product: tiles, filters and channels."""
         return (
-            Axis("t", self.tiles),
+            self.number if self.is_open else Axis("t", self.tile.extent),
             Axis("go", self.found.filters),
             Axis("gi", self.found.channels),
         )
@@ -353,7 +334,7 @@ class _Blocks:
             return tuple(index)
 
         def read(at: Sequence[Axis]) -> Load:
-            return Load(self.products, tuple(map(affine, (*at, self.tile, c))))
+            return Load(self.products, (*map(affine, at), self.place, affine(c)))
 
         def write(at: Sequence[Axis]) -> Load:
             return Load(self.found.problem.output.tensor, position(at))
