@@ -19,6 +19,7 @@ from compiler.runtime.native import check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes
 from compiler.runtime.ports import open_dims
 from compiler.runtime.program import Port, Program
+from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
 from compiler.sizes import Dimension, dimensions
@@ -55,7 +56,7 @@ class Executable:
         threads: int = 1,
         code: object = None,
     ) -> None:
-        program.check()
+        check_program(program)
         if weights.nbytes < program.weight_bytes or (
             weights.nbytes and weights.ctypes.data % ALIGNMENT
         ):

@@ -33,6 +33,7 @@ from compiler.runtime.program import (
     Slot,
     slot_start,
 )
+from compiler.runtime.program_check import check_program
 from compiler.sizes import Dimension, OpenSizeError, dimensions
 
 Known: TypeAlias = Mapping[str, Dimension]
@@ -87,7 +88,7 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed program: {error!r}") from error
     try:
-        program.check()
+        check_program(program)
     except OpenSizeError as error:
         raise ValueError(f"program '{program.name}': {error}") from error
     return program

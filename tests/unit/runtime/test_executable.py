@@ -17,6 +17,7 @@ from compiler.runtime.inputs import Placed
 from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, Port, Program
+from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
 from compiler.runtime.weights import WeightBlock
@@ -292,14 +293,14 @@ def test_programs_that_reach_outside_are_refused(
 ) -> None:
     wrong = replace(program, instructions=(*program.instructions, call))
     with pytest.raises(ValueError, match=message):
-        wrong.check()
+        check_program(wrong)
     with pytest.raises(ValueError, match=message):
         program_from_json(program_to_json(wrong))
 
 
 def test_an_output_that_nothing_writes_is_refused(program: Program) -> None:
     with pytest.raises(ValueError, match="nothing writes output 'z'"):
-        replace(program, instructions=program.instructions[:-1]).check()
+        check_program(replace(program, instructions=program.instructions[:-1]))
 
 
 def test_weights_must_fit(program: Program, weights: np.ndarray, address_of: AddressOf) -> None:

@@ -20,6 +20,7 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
+from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
 
@@ -151,7 +152,7 @@ def test_put_replaces_one_row_if_there_is_one(number: int) -> None:
     found = run(made, [rows, row, np.array(number)])
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="nothing writes output 'y'"):
-        Program("p", ports, made.outputs, (), calls[1:], 0, 0).check()
+        check_program(Program("p", ports, made.outputs, (), calls[1:], 0, 0))
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -233,7 +234,7 @@ def test_calls_that_no_function_takes_are_refused(
     with pytest.raises(ValueError, match=message):
         native_signature(function, parameters)
     with pytest.raises(ValueError, match=f"instruction 0: .*{message}"):
-        program(function, parameters, [np.zeros(4, np.int16)], (4,)).check()
+        check_program(program(function, parameters, [np.zeros(4, np.int16)], (4,)))
 
 
 IN, OUT, COUNT = ("input", 0), ("output", 0), ("count", 0)
@@ -258,7 +259,7 @@ def test_calls_that_reach_outside_are_refused(call: Instruction, message: str) -
     ports = Port("x", DType.BOOL, (8,)), Port("n", DType.INT64, ())
     outputs = (Port("y", DType.INT64, (8,), 0),)
     with pytest.raises(ValueError, match=message):
-        Program("p", ports, outputs, (), (call,), 0, 0).check()
+        check_program(Program("p", ports, outputs, (), (call,), 0, 0))
 
 
 def test_a_counted_dimension_must_be_one_of_the_output() -> None:

@@ -16,6 +16,7 @@ from compiler.errors import InvalidInputError, OutOfMemoryError
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.program import Copy, Instruction, KernelCall, Port, Program, Slot, slot_start
+from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
 from compiler.sizes import Dimension, OpenSizeError, open_size
@@ -60,7 +61,7 @@ def test_a_program_at_given_sizes_is_the_same(address_of: AddressOf) -> None:
     program = open_program()
     for old, new in [*VECTORS, *drawn(10)]:
         closed = program.at({"past": old, "chunk": new})
-        closed.check()
+        check_program(closed)
         assert closed.dimensions == ()
         assert not encode(closed).open
         # below: at least the doubled rows and, above them, the largest of the others
@@ -199,7 +200,7 @@ def test_a_program_that_reaches_outside_at_some_size_is_refused(
 ) -> None:
     wrong = replace(open_program(), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
-        wrong.check()
+        check_program(wrong)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_instructions_are_checked_for_all_sizes(call: Instruction, message: str)
     program = open_program()
     wrong = replace(program, instructions=(*program.instructions, call))
     with pytest.raises((ValueError, OpenSizeError), match=message):
-        wrong.check()
+        check_program(wrong)
     with pytest.raises(ValueError, match=message):
         program_from_json(program_to_json(wrong))
 
@@ -256,7 +257,7 @@ def test_a_dimension_that_no_input_states_is_refused() -> None:
     program = open_program()
     inputs = (replace(program.inputs[0], shape=(past + 1, 8)), *program.inputs[1:])
     with pytest.raises(ValueError, match="no input says what dimension 'past' is"):
-        replace(program, inputs=inputs).check()
+        check_program(replace(program, inputs=inputs))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_rooms_that_make_no_sense_are_refused(room: tuple[int, int], message: st
     sized = Port("n", DType.FLOAT32, (past,))
     made = Program("room", (x, sized), (), (), (), 0, 0)
     with pytest.raises(ValueError, match=message):
-        made.check()
+        check_program(made)
     with pytest.raises(ValueError, match=message):
         program_from_json(program_to_json(made))
 
@@ -285,7 +286,7 @@ def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
     y = Port("y", DType.FLOAT32, (past + left,))
     copied = Copy(at("output"), at("input"), 4 * (past + left))
     with pytest.raises(ValueError, match="an output's shape depends on its room"):
-        Program("room", (x,), (y,), (), (copied,), 0, 0).check()
+        check_program(Program("room", (x,), (y,), (), (copied,), 0, 0))
 
 
 def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:

@@ -1,0 +1,246 @@
+"""Whether a program is sound: what an executable, and whoever reads an artifact, asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import assert_never
+
+from compiler.runtime.kernel import ALIGNMENT, BufferRole
+from compiler.runtime.native_functions import NativeSignature, native_signature
+from compiler.runtime.program import (
+    ENDLESS,
+    LARGEST_NUMBER,
+    NESTING_LIMIT,
+    Branch,
+    BufferRef,
+    BufferSpace,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Port,
+    Program,
+    Refuse,
+    slot_dimension,
+    slot_start,
+)
+from compiler.sizes import dimensions, is_open, known_divisor, open_sizes
+
+
+def check_program(program: Program) -> None:
+    """Check that running stays within memory and leaves no output unwritten.
+
+    Instructions in a loop or a branch may not run, and so count as writing nothing.
+
+    A program with open sizes is checked for all of them.
+
+    Raises:
+        ValueError: naming the instruction that does not.
+        OpenSizeError: if the ranges of the dimensions do not decide it.
+    """
+    _check_numbers(program)
+    _check_sizes(program)
+    where = f"program '{program.name}'"
+    written, counted = _Instructions(program).check(program.instructions, where, 0)
+    for index, port in enumerate(program.outputs):
+        if port.labels is not None:
+            port.labels.check(port.dtype.numpy, port.shape)
+        if index not in written and port.bytes:
+            raise ValueError(f"program '{program.name}': nothing writes output '{port.name}'")
+        if port.counted is not None and index not in counted and port.bytes:
+            raise ValueError(f"program '{program.name}': nothing counts output '{port.name}'")
+
+
+class _Instructions:
+    """The instructions of a program, within the memory that it says it has."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def check(
+        self, instructions: Sequence[Instruction], within: str, depth: int
+    ) -> tuple[set[int], set[int]]:
+        """The outputs that the instructions write and count for sure, if they are sound."""
+        if depth > NESTING_LIMIT:
+            raise ValueError(f"{within} lies within more than {NESTING_LIMIT} others")
+        written: set[int] = set()
+        counted: set[int] = set()
+        for number, instruction in enumerate(instructions):
+            where = f"{within}, instruction {number}"
+            match instruction:
+                case KernelCall(kernel, buffers, sizes):
+                    if not 0 <= kernel < len(self._program.kernels):
+                        raise ValueError(f"{where}: there is no kernel {kernel}")
+                    spec = self._program.kernels[kernel]
+                    spec.check_sizes(sizes)
+                    if len(buffers) != len(spec.buffers):
+                        raise ValueError(
+                            f"{where}: kernel '{spec.name}' has {len(spec.buffers)} buffers, "
+                            f"got {len(buffers)}"
+                        )
+                    for wanted, ref in zip(spec.buffers, buffers, strict=True):
+                        writes = wanted.role in (BufferRole.OUTPUT, BufferRole.SHARED)
+                        size = spec.given(wanted.bytes, sizes)
+                        self._ref(ref, size, writes, f"{where}: '{wanted.name}'")
+                        if wanted.role is BufferRole.OUTPUT and ref.space is BufferSpace.OUTPUT:
+                            written.add(ref.offset)
+                case Copy(destination, source, size):
+                    self._ref(source, size, False, f"{where}: copy")
+                    self._ref(destination, size, True, f"{where}: copy")
+                    if destination.space is BufferSpace.OUTPUT:
+                        written.add(destination.offset)
+                case NativeCall():
+                    signature = self._native(instruction, where)
+                    output = instruction.buffers[-1]
+                    if signature.counts:
+                        counted.add(output.offset)
+                        output = instruction.buffers[-2]
+                    if output.space is BufferSpace.OUTPUT and not signature.partial:
+                        written.add(output.offset)
+                case Loop(counter, trips, going, most, body):
+                    self._ref(counter, 8, True, f"{where}: loop")
+                    self._ref(trips, 8, False, f"{where}: loop")
+                    self._ref(going, 1, False, f"{where}: loop")
+                    numbered = is_open(most) or most <= ENDLESS
+                    if counter.space is BufferSpace.COUNT or most < 0 or not numbered:
+                        raise ValueError(f"{where}: a loop of at most {most} steps")
+                    self.check(body, where, depth + 1)
+                case Branch(condition, then, otherwise):
+                    self._ref(condition, 1, False, f"{where}: branch")
+                    self.check(then, f"{where}, then", depth + 1)
+                    self.check(otherwise, f"{where}, otherwise", depth + 1)
+                case Refuse():
+                    pass  # it touches nothing
+                case _:
+                    assert_never(instruction)
+        return written, counted
+
+    def _native(self, call: NativeCall, where: str) -> NativeSignature:
+        """What the call's function touches, after a check that its buffers fit."""
+        try:
+            signature = native_signature(call.function, call.parameters)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        where = f"{where}: {call.function}"
+        sizes = [*signature.inputs, signature.output, *([8] if signature.counts else [])]
+        if len(call.buffers) != len(sizes):
+            raise ValueError(f"{where} has {len(sizes)} buffers, got {len(call.buffers)}")
+        for position, (ref, size) in enumerate(zip(call.buffers, sizes, strict=True)):
+            self._ref(ref, size, position >= len(signature.inputs), where)
+        if signature.counts != (call.buffers[-1].space is BufferSpace.COUNT) or (
+            signature.counts
+            and call.buffers[-2] != BufferRef(BufferSpace.OUTPUT, call.buffers[-1].offset)
+        ):
+            raise ValueError(f"{where}: counts another value than it writes")
+        return signature
+
+    def _within(self, ref: BufferRef) -> tuple[int, int]:
+        """Where a place lies in what it is a part of, a slot or a whole space, and the bytes of
+        that."""
+        program = self._program
+        starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
+        if ref.space is BufferSpace.ARENA and starts:
+            number = int(starts[0].name[1:])
+            return ref.offset - slot_start(number), program.slots[number].bytes
+        return (
+            ref.offset,
+            self._program.weight_bytes
+            if ref.space is BufferSpace.WEIGHTS
+            else self._program.arena_bytes,
+        )
+
+    def _ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
+        offset, limit = self._within(ref)
+        if offset < 0 or size < 0:
+            raise ValueError(f"{where}: negative place or size")
+        match ref.space:
+            case BufferSpace.ARENA | BufferSpace.WEIGHTS:
+                if known_divisor(offset) % ALIGNMENT or offset + size > limit:
+                    raise ValueError(
+                        f"{where}: {size} bytes at {ref.offset} do not lie, aligned to "
+                        f"{ALIGNMENT}, in the {limit} bytes of space '{ref.space}'"
+                    )
+            case BufferSpace.INPUT | BufferSpace.OUTPUT:
+                ports = (
+                    self._program.inputs
+                    if ref.space is BufferSpace.INPUT
+                    else self._program.outputs
+                )
+                if ref.offset >= len(ports) or size > ports[ref.offset].bytes:
+                    raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
+            case BufferSpace.COUNT:
+                ports = self._program.outputs
+                known = ref.offset < len(ports) and ports[ref.offset].counted is not None
+                if not writes or size != 8 or not known:
+                    raise ValueError(f"{where}: output {ref.offset} is not counted")
+            case _:
+                assert_never(ref.space)
+        if writes and ref.space in (BufferSpace.INPUT, BufferSpace.WEIGHTS):
+            raise ValueError(f"{where}: writes to space '{ref.space}', which is read-only")
+
+
+def _check_numbers(program: Program) -> None:
+    """Check that what has a size at all can have it: addresses and counts are 64 bits."""
+    numbers = [
+        program.arena_bytes,
+        program.weight_bytes,
+        *(slot.bytes for slot in program.slots),
+    ]
+    for port in (*program.inputs, *program.outputs):
+        _check_room(program, port)
+        known = [extent for extent in port.stored if not is_open(extent)]
+        numbers.append(port.dtype.bytes * prod(extent or 1 for extent in known))
+    for kernel in program.kernels:
+        numbers += [kernel.scratch_bytes, *(stage.extent for stage in kernel.stages)]
+    for number in numbers:
+        if not is_open(number) and not 0 <= number < LARGEST_NUMBER:
+            raise ValueError(f"program '{program.name}': nothing has a size of {number}")
+
+
+def _check_room(program: Program, port: Port) -> None:
+    """Check that an array lies within the larger one that has room for it."""
+    if port.room is None:
+        return
+    axis, extent = port.room
+    if not 0 <= axis < len(port.shape) or port.shape[axis] > extent or port.counted is not None:
+        raise ValueError(f"program '{program.name}': '{port.name}' has no room of {port.room}")
+
+
+def _check_sizes(program: Program) -> None:
+    """Check that inputs say what all open sizes are, and that slots lie after others."""
+    if program.slots and program.arena_bytes:
+        raise ValueError(
+            f"program '{program.name}' has slots, and {program.arena_bytes} bytes beside"
+        )
+    for number, slot in enumerate(program.slots):
+        if not all(0 <= other < number for other in slot.after):
+            raise ValueError(f"program '{program.name}': slot {number} does not lie after others")
+    known = set(program.dimensions)
+    if absent := known - set(program.sources()):
+        raise ValueError(
+            f"program '{program.name}': no input says what dimension '{min(map(str, absent))}' is"
+        )
+    slots = {slot_dimension(number) for number in range(len(program.slots))}
+    rooms = set(program.rooms)
+    if any(room.low for room in rooms):
+        raise ValueError(f"program '{program.name}': a run of its own has no room")
+    if not rooms.isdisjoint(dimensions(*(n for p in program.outputs for n in p.shape))):
+        raise ValueError(f"program '{program.name}': an output's shape depends on its room")
+    numbers = (
+        (
+            program.inputs,
+            program.outputs,
+            program.slots,
+            program.instructions,
+        )
+        if known
+        else ()
+    )
+    for size in open_sizes(numbers):
+        if unknown := set(dimensions(size)) - known - rooms - slots:
+            name = min(map(str, unknown))
+            raise ValueError(f"program '{program.name}': dimension '{name}' is none of its own")
+    if any(dimension.name.startswith("@") for dimension in known | rooms):
+        raise ValueError(f"program '{program.name}': a dimension has the name of a slot")
