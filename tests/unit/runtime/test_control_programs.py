@@ -248,6 +248,7 @@ def test_malformed_instructions_are_named(change: dict[str, object]) -> None:
     data = program_to_json(program())
     data["instructions"][1] |= change
     with pytest.raises(
-        ValueError, match=r"malformed program|unknown instruction|values to unpack|Space|expected a size"
+        ValueError,
+        match=r"malformed program|unknown instruction|values to unpack|Space|expected a size",
     ):
         program_from_json(data)
