@@ -40,6 +40,7 @@ from compiler.runtime.ports import (
 from compiler.runtime.program import Port, Program
 from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
+from compiler.sizes import Dimension
 from compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
@@ -118,7 +119,7 @@ class Artifact:
             self.ports,
             lambda sizes: self.executable(threads, dict(sizes)),
             [entry.sizes for entry in self.programs if entry.program is not ranged],
-            {} if ranged is None else {d.name: d for d in ranged.dimensions},
+            {} if ranged is None else {d.name: d for d in self._ranges(ranged)},
             None if ranged is None else self._load(ranged, threads),
         )
 
@@ -155,13 +156,19 @@ class Artifact:
         ranged = self.ranged
         known = {} if ranged is None else {d.name: d for d in ranged.dimensions}
         whole = known.keys() <= sizes.keys() <= known.keys() | set(self.ports.open)
-        if ranged is None or not whole or any(sizes[n] not in known[n] for n in known):
+        if ranged is None or not whole:
+            return None
+        if any(d.name in sizes and sizes[d.name] not in d for d in self._ranges(ranged)):
             return None
         closed = ranged.at(sizes)
         named = zip(closed.inputs, self.ports.inputs.values(), strict=True)
         pairs = [pair for port, dims in named for pair in zip(port.shape, dims, strict=True)]
         agree = all(sizes.get(dim, size) == size for size, dim in pairs if isinstance(dim, str))
         return closed if agree else None
+
+    def _ranges(self, ranged: Program) -> tuple[Dimension, ...]:
+        """Of the dimensions of a program, and of those that it expresses by them."""
+        return *ranged.dimensions, *self.ports.ranges
 
     @property
     def served_text(self) -> str:

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from compiler.errors import InvalidArgumentError
+from compiler.runtime.kernel import ranges_from_json, ranges_to_json
 from compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
@@ -26,11 +27,13 @@ class OpenPorts:
         outputs: of each output; -1 is a dimension that depends on the sizes in an unknown way.
         pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
             that ignore what is padded, as transformers with a mask input do.
+        ranges: of dimensions that a program expresses by others, so that it has none for them.
     """
 
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     pad: bool = False
+    ranges: tuple[Dimension, ...] = ()
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -71,7 +74,8 @@ class OpenPorts:
             {name: list(dims) for name, dims in ports.items()}
             for ports in (self.inputs, self.outputs)
         )
-        return {"inputs": inputs, "outputs": outputs, "pad": self.pad}
+        ranges = {"ranges": ranges_to_json(self.ranges)} if self.ranges else {}
+        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> OpenPorts:
@@ -88,7 +92,8 @@ class OpenPorts:
                 }
                 for key in ("inputs", "outputs")
             )
-            return OpenPorts(inputs, outputs, bool(data["pad"]))
+            ranges = ranges_from_json(data.get("ranges", {}))
+            return OpenPorts(inputs, outputs, bool(data["pad"]), tuple(ranges.values()))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"malformed ports: {error!r}") from error
 

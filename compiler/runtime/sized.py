@@ -94,6 +94,7 @@ class SizedExecutable:
         Raises:
             InvalidInputError: if the sizes are not served, or one that has no program of its own is
                 outside of its range.
+            ArtifactError: if the sizes contradict each other.
             InvalidArgumentError: if they are no mapping from names to integers.
             CompilerError: if no program can be made for them.
         """
@@ -107,12 +108,19 @@ class SizedExecutable:
                 raise InvalidInputError(
                     f"dimension '{name}' is {size}, expected {self._expected(known)}"
                 )
-        if self.served is not None and key not in self.served:
+        if self.served is not None and key not in self.served and not self._in_ranges(sizes):
             raise InvalidInputError(f"{sizes_text(key)} is not served, {self._served_text()}")
         with self._lock:
             if key not in self._made:
                 self._made[key] = self._make(key)
             return self._made[key]
+
+    def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
+        """Whether sizes are given for all dimensions of the program that serves ranges."""
+        if self.ranged is None:
+            return False
+        needed = {dimension.name for dimension in self.ranged.dimensions}
+        return needed <= sizes.keys() <= needed | set(self.open)
 
     def run(
         self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True

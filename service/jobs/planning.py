@@ -68,7 +68,8 @@ class OpenPlan:
     """A model cut for all sizes of ranges, at once.
 
     `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. Kernels are
-    measured at sizes `drawn` of them, which somebody may have `stated`.
+    measured at sizes `drawn` of them, which somebody may have `stated`. `implied` are the ranges
+    that were given to dimensions that the model expresses by others.
     """
 
     plan: GraphPlan
@@ -76,6 +77,7 @@ class OpenPlan:
     defaults: tuple[str, ...] = ()
     drawn: tuple[DrawnSizes, ...] = ()
     stated: bool = False
+    implied: tuple[Dimension, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +262,9 @@ def _plan_ranges(
             f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
             f"--dim '{name}=1'"
         ) from error
-    drawn = tuple(draw_sizes(graph.dimensions, shares))
     sizes = {d.name: typical(open_size(d)) for d in graph.dimensions}
+    implied = tuple(d for n, d in dims.items() if isinstance(d, Dimension) and n not in sizes)
+    drawn = tuple(draw_sizes(graph.dimensions, shares))
     closed = {name: size for name, size in dims.items() if isinstance(size, int)}
     return Planned(
         replace(request, dims={**closed, **sizes}),
@@ -269,7 +272,7 @@ def _plan_ranges(
         made.typical(),
         target,
         tuple(sorted(sizes.items())),
-        open=OpenPlan(made, graph.dimensions, defaults, drawn, bool(shares)),
+        open=OpenPlan(made, graph.dimensions, defaults, drawn, bool(shares), implied),
     )
 
 
@@ -293,7 +296,8 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
             "but the model leaves no dimension open"
         )
     outputs = {name: _as_made(name, dims, planned) for name, dims in ports.outputs.items()}
-    ports = replace(ports, outputs=outputs, pad=pad)
+    ranges = () if first.open is None else first.open.implied
+    ports = replace(ports, outputs=outputs, pad=pad, ranges=ranges)
     ports.check_padding()
     return ports
 

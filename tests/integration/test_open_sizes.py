@@ -319,3 +319,40 @@ def test_a_mask_is_as_long_as_past_and_new_rows(name: str) -> None:
         shapes = {"past": (1, past, 4), "x": (1, sequence, 4), "mask": (1, past + sequence)}
         feeds = {key: rng.standard_normal(s).astype(np.float32) for key, s in shapes.items()}
         agree(executable.run(feeds), session.run(None, feeds), (past, sequence))
+
+
+def test_an_artifact_keeps_ranges_of_what_others_express(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    proto, folder = cached_rows("total"), tmp_path / "artifact"
+    onnx.save(proto, tmp_path / "cache.onnx")
+    ranges = ("past=0..8", "sequence=1..4", "total=1..6")
+    dims = [word for each in ranges for word in ("--dim", each)]
+    assert cli.run(["compile", str(tmp_path / "cache.onnx"), "-o", str(folder), *dims]) == 0
+    loaded = compiler.load_artifact(folder)
+    assert isinstance(loaded, SizedExecutable)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+
+    def feeds(past: int, sequence: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(past)
+        shapes = {"past": (1, past, 4), "x": (1, sequence, 4), "mask": (1, past + sequence)}
+        return {key: rng.standard_normal(s).astype(np.float32) for key, s in shapes.items()}
+
+    with pytest.raises(compiler.InvalidInputError, match=r"\('total'\) is 7, expected 1\.\.6"):
+        loaded.run(feeds(5, 2))
+    sizes = {"past": 4, "sequence": 2, "total": 6}
+    own = loaded.executable(sizes)  # a program with numbers alone, of the one with ranges
+    for executable in (loaded, own):
+        agree(executable.run(feeds(4, 2)), session.run(None, feeds(4, 2)), sizes)
+    assert own.dimensions == () and loaded.made == (tuple(sorted(sizes.items())),)
+    assert loaded.executable(sizes) is own
+    for wrong, message in (
+        ({"past": 4, "sequence": 5}, "'sequence' is 5, expected 1..4"),
+        ({"past": 4, "sequence": 3, "total": 7}, "'total' is 7, expected 1..6"),
+        ({"past": 4}, "past=4 is not served"),
+        ({"past": 4, "sequence": 2, "batch": 1}, "is not served"),
+        ({"past": 4, "sequence": 2, "total": 5}, "serves no sizes"),
+    ):
+        with pytest.raises(compiler.CompilerError, match=re.escape(message)):
+            loaded.executable(wrong)
