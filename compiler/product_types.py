@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.products import BYTES
+
+WIDER = (DType.INT16, DType.UINT16)
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
 """What may stand between a value that is stored in bytes and a product that could take these."""
@@ -31,7 +34,7 @@ def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():
-        quantised = any(kind.dtype in BYTES for kind in part.types.values())
+        quantised = any(kind.dtype in (*BYTES, *WIDER) for kind in part.types.values())
         for node in part.nodes:
             if not macs.get(node.name):
                 continue
@@ -49,6 +52,8 @@ def _why_floats(graph: Graph, node: Node) -> str:
         return "attention is computed in floats"
     known = [value in graph.constants for value in node.inputs[:2]]
     stored = [_is_stored_in_bytes(graph, value) for value in node.inputs[:2]]
+    if any(_stored_type(graph, value) in WIDER for value in node.inputs[:2]):
+        return "sums of products of 16 bits leave int32"
     if not any(known):
         both = all(stored)
         return "both factors are computed" if both else "a computed factor is not quantised"
@@ -59,10 +64,16 @@ def _why_floats(graph: Graph, node: Node) -> str:
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
     """Whether a value is made of one that is stored in bytes, by scaling and moving alone."""
-    while graph.types[value].dtype not in BYTES:
+    return _stored_type(graph, value) in BYTES
+
+
+def _stored_type(graph: Graph, value: str) -> DType:
+    """The type of the quantised value that a value is made of by scaling and moving alone, or of
+    what it is made of otherwise."""
+    while (dtype := graph.types[value].dtype) not in (*BYTES, *WIDER):
         node = graph.producer(value)
         varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]
         if node is None or node.op not in _WIDENING or len(varying) != 1:
-            return False
+            break
         (value,) = varying
-    return True
+    return dtype

@@ -1,7 +1,9 @@
 """Quantised tensors: x = (q - zero_point) * scale.
 
 Scaling is done in float32 at least. Products of integers are exact: operands go to int32, their
-zero points are taken off, and the products are summed in int32.
+zero points are taken off, and the products are summed in int32. NaN, of which the standard says
+nothing, becomes 0; onnx.reference and ONNX Runtime give the lowest integer, which is the same if
+there is no sign.
 """
 
 from __future__ import annotations

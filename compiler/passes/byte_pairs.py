@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.passes.byte_products import (
@@ -56,7 +54,7 @@ def of_two_sources(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Fact
         return None
     both = None
     if left.scale is not None and right.scale is not None:
-        both = scale_of(np.array(right.scale), left.scale)
+        both = scale_of(right.scale, left.scale)
         if both is None or not always_less(depth, MOST_TERMS + 1):
             return None
     left, right = as_factor(rewriter, left, factor), as_factor(rewriter, right, _signed)
@@ -75,9 +73,11 @@ def _signed(stored: DType) -> DType:
 
 
 def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
-    """Whether both are, each with one zero point."""
+    """Whether both are, each with one zero point and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
-    return min(ranks) >= 2 and all(is_single(rewriter, side.zero) for side in sides)
+    single = [side.scale is None or not side.scale.ndim for side in sides]
+    zeros = [is_single(rewriter, side.zero) for side in sides]
+    return min(ranks) >= 2 and all((*single, *zeros))
 
 
 def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:

@@ -28,6 +28,7 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import integer, ints, number
 from compiler.ops.products import BYTES
+from compiler.passes.quantise_first import MOVEMENTS
 from compiler.passes.rewrite import Rewriter, rewrite
 
 MOST_TERMS = (2**31 - 1) // (255 * 128)
@@ -55,14 +56,15 @@ def byte_products(graph: Graph, factor: Factor = unsigned) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """`(value - zero) * scale`: bytes, a zero point of int32, and a scale for all of them.
+    """`(value - zero) * scale`: bytes, a zero point of int32, and a scale for all of them, or one
+    for each channel, (channels, 1, ...).
 
     Without a scale, the product is one of integers.
     """
 
     value: str
     zero: str | None
-    scale: float | None
+    scale: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) ->
     if total is None:
         return None
     if source.scale is not None and scale is not None:
-        both = scale_of(scale, source.scale)
+        values = _of_filters(source.scale, node, weight, tail)
+        both = None if values is None else scale_of(scale, values)
         if both is None:
             return None
         total = scaled_by(rewriter, total, both, node)
@@ -106,11 +109,23 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) ->
     return total
 
 
-def scale_of(one: np.ndarray, other: float) -> np.ndarray | None:
+def _of_filters(
+    scale: np.ndarray, node: Node, weight: _Weight, tail: tuple[int, ...]
+) -> np.ndarray | None:
+    """The scale of a source for each filter; None where a filter has channels of several scales."""
+    if not scale.ndim:
+        return scale
+    filters, channels = len(weight.values), scale.shape[0]
+    if node.op != "conv" or integer(node.attrs, "group", 1) != channels:
+        return None
+    return np.repeat(scale.reshape(-1), filters // channels).reshape(-1, *tail)
+
+
+def scale_of(one: np.ndarray, other: np.ndarray) -> np.ndarray | None:
     """The product of two scales; None where both, one after the other, lose less than it does."""
     exact = one.astype(np.float64) * other
     size = np.abs(exact)
-    inside = ((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (one == 0)
+    inside = ((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (one * np.ones_like(other) == 0)
     return exact.astype(np.float32) if inside.all() else None
 
 
@@ -137,27 +152,29 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 
 
 def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
-    """Bytes less a zero point, scaled or not, perhaps under another shape."""
+    """Bytes less a zero point, scaled or not, perhaps moved since."""
     node = rewriter.producer(value)
     if node is None:
         return None
-    if node.op in ("reshape", "transpose"):
-        inner = source_of(rewriter, node.inputs[0])
-        if inner is None or not is_single(rewriter, inner.zero):
-            return None
-        return replace(inner, value=rewriter.emit(node.op, [inner.value], node.attrs))
+    if node.op in MOVEMENTS or node.op == "max_pool":
+        return _moved_source(rewriter, node)
     if node.op == "mul":
         for first, second in (node.inputs, node.inputs[::-1]):
-            scale, cast = rewriter.scalar(second), rewriter.producer(first, "cast")
+            scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
             if scale is None or cast is None or rewriter.type(first).dtype is not DType.FLOAT32:
                 continue
             inner = source_of(rewriter, cast.inputs[0])
-            if inner is not None and inner.scale is None and is_single(rewriter, inner.zero):
-                return replace(inner, scale=scale)
+            if inner is None or inner.scale is not None or not is_single(rewriter, inner.zero):
+                continue
+            if scale.size == 1 and scale.ndim <= 1:
+                return replace(inner, scale=scale.reshape(()))
+            shape = rewriter.shape(value)
+            if scale.shape == (*shape[1:2], *(1,) * (len(shape) - 2)):
+                return replace(inner, scale=scale)  # of each channel
         return None
     zero: str | None = None
     if node.op == "sub":
-        wide, zero = node.inputs
+        wide, zero = node.inputs[0], _one_zero(rewriter, node.inputs[1])
         node = rewriter.producer(wide, "cast")
     if node is None or node.op != "cast" or rewriter.type(node.outputs[0]).dtype is not DType.INT32:
         return None
@@ -173,6 +190,40 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
         if not limits.min <= number_of(rewriter, zero) <= limits.max:
             return None  # no byte to pad with
     return ByteSource(stored, zero, None)
+
+
+def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
+    """What was moved as floats, moved as the bytes; parts must be scaled alike."""
+    count = len(node.inputs) if node.op == "concat" else 1
+    parts = [source_of(rewriter, operand) for operand in node.inputs[:count]]
+    found = [part for part in parts if part is not None and is_single(rewriter, part.zero)]
+    if len(found) < len(parts):
+        return None
+    first = found[0]
+    if any(part.scale is not None and part.scale.ndim for part in found):
+        return None
+    if node.op == "max_pool" and first.scale is not None and not first.scale > 0:
+        return None
+    alike = {
+        (
+            part.scale if part.scale is None else float(part.scale),
+            0 if part.zero is None else number_of(rewriter, part.zero),
+            rewriter.type(part.value).dtype,
+        )
+        for part in found
+    }
+    if len(alike) > 1:
+        return None
+    operands = [part.value for part in found] + list(node.inputs[count:])
+    return replace(first, value=rewriter.emit(node.op, operands, node.attrs))
+
+
+def _one_zero(rewriter: Rewriter, zero: str) -> str:
+    """A zero point; one number where a constant has the same one everywhere."""
+    array = rewriter.array(zero)
+    if array is None or array.size < 2 or (array != array.flat[0]).any():
+        return zero
+    return rewriter.constant(array.flat[0].reshape(()), zero)
 
 
 def is_single(rewriter: Rewriter, zero: str | None) -> bool:
@@ -323,9 +374,10 @@ def as_factor(rewriter: Rewriter, source: ByteSource, factor: Factor) -> ByteSou
 def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
     """Bytes in the other type, moved before they change their places: by what computes them."""
     made = rewriter.producer(value)
-    if made is not None and made.op in ("reshape", "transpose"):
-        inner = _stepped(rewriter, made.inputs[0], dtype, step)
-        return rewriter.emit(made.op, [inner], made.attrs)
+    if made is not None and made.op in MOVEMENTS:
+        count = len(made.inputs) if made.op == "concat" else 1
+        inner = [_stepped(rewriter, operand, dtype, step) for operand in made.inputs[:count]]
+        return rewriter.emit(made.op, [*inner, *made.inputs[count:]], made.attrs)
     bits = rewriter.emit("cast", [value], {"to": dtype.value})
     distance = rewriter.constant(np.array(step, dtype.numpy), f"{value}.step")
     return rewriter.emit("add", [bits, distance])

@@ -7,20 +7,21 @@ Before:                                         After:
 
 `%0` holds bytes, and all other operands are single numbers. The references of the operators say
 what is in the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such
-a function; those of a few cheap operations are left as they are, unless they give back each byte
-as it was. What is a function of a constant (an embedding that is quantised) is computed here. Only
-for targets that look up many bytes at a time (`compiler.driver.optimise`). Also called lookup-table
-activations (gemmlowp).
+a function; those of a few cheap operations are left as they are. What is a function of a constant
+(an embedding that is quantised) is computed here. Only for targets that look up many bytes at a
+time (`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from compiler import ops
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.lookup import ENTRIES
 from compiler.ops.products import BYTES
 from compiler.ops.registry import Effort, OpKind
 from compiler.passes.rewrite import Rewriter, rewrite
@@ -40,14 +41,12 @@ def byte_tables(graph: Graph) -> Graph:
 def _tabled(rewriter: Rewriter, node: Node) -> str | None:
     if rewriter.type(node.outputs[0]).dtype not in BYTES:
         return None
-    found = _function(rewriter, node)
+    found = function_of(rewriter, node)
     if found is None:
         return None
     source, nodes = found
     costly = any(_is_costly(rewriter, each) for each in nodes)
-    table, known = _values(rewriter, source, nodes), rewriter.array(source)
-    if np.array_equal(table, _every(rewriter, source)):
-        return source
+    table, known = values_of(rewriter, source, nodes), rewriter.array(source)
     if known is not None:
         return rewriter.constant(table[known.view(np.uint8)], node.outputs[0])
     if (node.op == "lookup" and len(nodes) == 1) or not (costly or len(nodes) > ENOUGH):
@@ -63,8 +62,11 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
     return node.op == "lookup" or ops.get(node.op).effort is Effort.COSTLY
 
 
-def _function(rewriter: Rewriter, last: Node) -> tuple[str, list[Node]] | None:
-    """The one tensor of bytes that a value is a function of, and the operators, last one last.
+def function_of(
+    rewriter: Rewriter, last: Node, stored: Collection[DType] = BYTES
+) -> tuple[str, list[Node]] | None:
+    """The one tensor of bytes, or other `stored` types, that a value is a function of, and the
+    operators, last one last.
 
     What was looked up is a function of what it was looked up by.
     """
@@ -87,10 +89,10 @@ def _function(rewriter: Rewriter, last: Node) -> tuple[str, list[Node]] | None:
             if rewriter.array(value) is not None:
                 continue
             if made is not None and (
-                made.op == "lookup" or rewriter.type(value).dtype not in BYTES
+                made.op == "lookup" or rewriter.type(value).dtype not in stored
             ):
                 pending.append(made)
-            elif rewriter.type(value).dtype in BYTES:
+            elif rewriter.type(value).dtype in stored:
                 sources.add(value)
             else:
                 return None
@@ -132,14 +134,15 @@ def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
     return list(ordered.values())
 
 
-def _every(rewriter: Rewriter, source: str) -> np.ndarray:
-    """All values of a tensor's type, as a table has them."""
-    return np.arange(ENTRIES, dtype=np.uint8).view(rewriter.type(source).dtype.numpy)
+def every_value(dtype: DType) -> np.ndarray:
+    """All values of an integer type, in the order of their bits, as a table has them."""
+    bits = np.dtype(f"uint{8 * dtype.bytes}")
+    return np.arange(1 << 8 * dtype.bytes, dtype=bits).view(dtype.numpy)
 
 
-def _values(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
-    """What the operators' references make of each byte."""
-    values: dict[str, np.ndarray] = {source: _every(rewriter, source)}
+def values_of(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
+    """What the operators' references make of each value of the source's type."""
+    values: dict[str, np.ndarray] = {source: every_value(rewriter.type(source).dtype)}
     for node in nodes:
         operands = []
         for value in node.inputs:

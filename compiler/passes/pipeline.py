@@ -29,6 +29,7 @@ from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
 from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
+from compiler.passes.requantised import requantised
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 from compiler.timings import Timings, timed
@@ -44,6 +45,7 @@ PASSES: tuple[Pass, ...] = (
     byte_products,
     byte_pairs,
     quantise_first,
+    requantised,  # while what is between two quantisations is still as the model has it
     byte_tables,  # while what is between two quantisations is still as the model has it
     constant_folding,
     common_subexpressions,

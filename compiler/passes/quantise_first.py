@@ -8,7 +8,7 @@ Before:                                         After:
 What is computed of each element alone, by operators with single numbers, may as well be computed
 before the elements move; a maximum is moved likewise, for quantisation keeps the order of numbers.
 Quantised again by the numbers that it was dequantised by, a byte is itself
-(`byte_tables`): so concatenation, pools, reshapes and transposes between two quantisations are
+(`requantised`): so concatenation, pools, reshapes and transposes between two quantisations are
 those of bytes.
 """
 

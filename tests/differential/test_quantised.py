@@ -24,7 +24,7 @@ from tests.differential.reference import evaluator
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator
 
-DRAWS = 7
+DRAWS = 6
 """Models of each kind."""
 
 OPSET = 21
@@ -224,6 +224,42 @@ def qdq_attention(m: Model) -> None:
     _requantised(m, m("Transpose", mixed, perm=[0, 2, 1, 3]), 0.05)
 
 
+def qdq_late(m: Model) -> None:
+    """As NNCF places them: moved and pooled as floats, depthwise channels with scales of their own,
+    and several quantisations of one value."""
+    channels, size = m.pick(4, 8, 16, 21), m.extent(4, 9)
+    kind, group = m.pick(*BYTES), bool(m.random.integers(2))
+    x = m.input("x", m.bytes_(kind, 1, channels, size, size))
+    each = (channels,) if group else ()
+    zero = m.constant("z", np.full(each, m.pick(*ENDS[kind]), kind))
+    value = m("DequantizeLinear", x, m.scale("s", 0.02, *each), zero, axis=1)
+    if group:
+        m_scale = m.scale("w_s", 0.01, channels)
+        stored = m.constant("w", m.bytes_(np.int8, channels, 1, 3, 3))
+        value = m("Conv", value, m("DequantizeLinear", stored, m_scale, axis=0), group=channels)
+    else:
+        pooled = m("MaxPool", value, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        value = m("Concat", value, pooled, axis=1)
+        ends = [m.constant(name, np.array([at])) for name, at in (("f", 1), ("t", 2 * channels))]
+        value = m("Slice", value, *ends, m.constant("axis", np.array([1])))
+        value = _weighted(m, value, (m.extent(1, 20), 2 * channels - 1, 1, 1))
+    _requantised(m, value, 0.3)
+
+
+def qdq_16_bits(m: Model) -> None:
+    """Activations of 16 bits, with which no bytes are multiplied."""
+    kind = m.pick(np.int16, np.uint16)
+    limits = np.iinfo(kind)
+    rows, depth, columns = m.extent(1, 20), m.extent(2, 40), m.extent(1, 20)
+    drawn_ = m.random.integers(limits.min, limits.max + 1, (rows, depth)).astype(kind)
+    zero = m.constant("z", np.array(m.pick(limits.min, 0, 7, limits.max), kind))
+    a = m("DequantizeLinear", m.input("a", drawn_), m.scale("s", 1e-4), zero)
+    w = m.constant("w", m.bytes_(np.int8, depth, columns))
+    each = (columns,) if m.random.integers(2) else ()
+    b = m("DequantizeLinear", w, m.scale("w_s", 0.01, *each), axis=1)
+    m("QuantizeLinear", m("MatMul", a, b), m.scale("out_s", 0.1 * depth**0.5), zero)
+
+
 def pair_of_integers(m: Model) -> None:
     """MatMulInteger of two inputs."""
     rows, columns, depth = m.extent(1, 40), m.extent(1, 50), m.extent(2, 70)
@@ -359,7 +395,7 @@ KINDS: dict[str, Callable[[Model], None]] = {
     for f in (
         *(qdq_matmul, qdq_conv, qlinear_matmul, qlinear_conv, matmul_integer, conv_integer),
         *(qdq_activation, qdq_block, qdq_squeeze, qdq_moves),
-        *(qdq_products, qdq_attention, pair_of_integers),
+        *(qdq_products, qdq_attention, qdq_late, qdq_16_bits, pair_of_integers),
     )
 }
 
@@ -378,7 +414,8 @@ def test_quantised_models(kind: str, number: int) -> None:
     graph = optimise(load_graph(proto), BYTES_TARGET)
     anchors = [node for node in graph.nodes if node.op in ("matmul", "conv")]
     assert anchors or kind == "qdq_activation"
-    assert all(node.attr("accumulator") == "int32" for node in anchors)
+    wanted = None if kind == "qdq_16_bits" else "int32"
+    assert all(node.attr("accumulator") == wanted for node in anchors)
     (expected,) = evaluator(proto).run(None, model.feeds)
     (found,) = compile_model(proto).run(model.feeds)  # floats, where the host has no instruction
     assert found.dtype == expected.dtype
@@ -427,3 +464,23 @@ def test_targets_without_an_instruction_multiply_floats_as_they_did(
             assert graph.types[anchor.inputs[0]].dtype is target.factor(DType.UINT8)
         constant = graph.constants[anchor.inputs[1]]  # folded, whatever it is multiplied as
         assert constant.dtype == (np.int8 if accumulator else np.float32)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int16])
+def test_infinities_saturate_and_no_number_is_zero(kind: Any) -> None:
+    """ONNX states nothing of NaN. The lowest integer, which onnx.reference gives, is 0 if there is
+    no sign; infinities, which it takes for the lowest one too, saturate as the standard has it."""
+    model = Model(np.random.default_rng(0))
+    numbers = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, -0.0] * 6, np.float32)
+    x, limits = model.input("x", numbers), np.iinfo(kind)
+    zero = limits.max - 9
+    moved = model.constant("z", np.array(zero, kind))
+    model("QuantizeLinear", x, model.constant("s", np.float32(0.5)), moved)
+    proto = model.proto()
+    (found,) = compile_model(proto).run(model.feeds)
+    np.testing.assert_array_equal(
+        found, [0, limits.max, limits.min, limits.max, limits.min, zero] * 6
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        (expected,) = evaluator(proto).run(None, model.feeds)
+    assert expected[0] == limits.min

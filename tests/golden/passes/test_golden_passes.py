@@ -36,6 +36,7 @@ from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
 from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
+from compiler.passes.requantised import requantised
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 from tests.graphs import Maker, proven
@@ -346,6 +347,17 @@ def blocks() -> Graph:
     return g.graph(g("matmul", g.input("x", 3, 32), weight))
 
 
+def back() -> Graph:
+    """Quantised by the numbers that it was dequantised by."""
+    g = Maker()
+    x = g.input("x", 2, 8, dtype=DType.INT8)
+    centred = g("sub", g("cast", x, to="int32"), g.constant("z", np.array(-3, np.int32)))
+    value = g("mul", g("cast", centred, to="float32"), g.constant("s", 0.05))
+    rounded = g("round", g("div", value, g.constant("t", 0.05)))
+    again = g("cast", g("add", rounded, g.constant("y", -3.0)), to="int8")
+    return g.graph(g("transpose", again, perm=(1, 0)))
+
+
 def pairs(*, scaled: bool) -> Graph:
     """Queries and turned keys in bytes, each with a zero point."""
     g = Maker()
@@ -392,6 +404,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "byte_products": (byte_products, integers),
     "byte_pairs": (byte_pairs, lambda: pairs(scaled=False)),
     "quantised_pairs": (quantised_pairs, lambda: pairs(scaled=True)),
+    "requantised": (requantised, back),
     "block_products": (block_products, blocks),
     "quantised_products": (quantised_products, quantised),
     "quantise_first": (quantise_first, joined),

@@ -326,6 +326,79 @@ def test_a_sum_of_open_length_is_multiplied_in_bytes_if_it_is_one_of_whole_group
         assert anchor(graph).attr("accumulator") == accumulator
 
 
+def channels_apart(
+    filters: int, group: int, zero: object = 0, scales: tuple[int, ...] = (4, 1, 1)
+) -> Graph:
+    """A convolution of an image whose channels have scales of their own."""
+    g = Maker()
+    x = g.input("x", 1, 4, 5, 5, dtype=DType.UINT8)
+    wide = g("sub", g("cast", x, to="int32"), g.constant("z", np.asarray(zero, np.int32)))
+    value = g("mul", g("cast", wide, to="float32"), g.positive("s", *scales))
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": group}
+    return g.graph(
+        g("conv", value, weight(g, {"scaled": True}, filters, 4 // group, 3, 3), **attrs)
+    )
+
+
+def test_each_channel_of_a_depthwise_image_may_have_its_scale() -> None:
+    """As NNCF quantises; equal zero points are one."""
+    for graph in (
+        channels_apart(4, 4),
+        channels_apart(8, 4),
+        channels_apart(4, 4, zero=[[[9]]] * 4),
+    ):
+        assert anchor(after(graph, scaled=True)).attr("accumulator") == "int32"
+    for graph in (
+        channels_apart(6, 1),
+        channels_apart(4, 2),
+        channels_apart(4, 4, scales=(5, 1)),
+        channels_apart(4, 4, zero=[[[9]], [[8]], [[9]], [[9]]]),
+    ):
+        assert quantised_products(graph).nodes == graph.nodes
+
+
+@pytest.mark.parametrize("form", ["concat", "slice", "max_pool", "gather"])
+def test_a_source_may_have_been_moved_as_floats(form: str) -> None:
+    """Concatenated, cut or pooled between dequantisation and product."""
+    g = Maker()
+    parts = []
+    for name in "xy":
+        wide = g("cast", g.input(name, 1, 4, 6, 6, dtype=DType.UINT8), to="int32")
+        centred = g("sub", wide, g.constant(f"{name}.z", np.array(5, np.int32)))
+        scale = g.constant(f"{name}.s", np.float32(0.5))
+        parts.append(g("mul", g("cast", centred, to="float32"), scale))
+    match form:
+        case "concat":
+            value = g("concat", *parts, axis=1)
+        case "slice":
+            value = g(
+                "slice", parts[0], starts=(0, 0, 1, 0), steps=(1, 1, 2, 1), sizes=(1, 4, 2, 6)
+            )
+        case "max_pool":
+            attrs = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1)}
+            value = g("max_pool", parts[0], dilations=(1, 1), **attrs)
+        case _:
+            index = g.constant("i", np.array([3, 1], np.int64))
+            value = g("gather", parts[0], index, axis=3)
+    columns = g.types[value].shape[-1]
+    graph = g.graph(g("matmul", value, weight(g, {"scaled": True}, columns, 3)))
+    assert anchor(after(graph, scaled=True)).attr("accumulator") == "int32"
+
+
+@pytest.mark.parametrize("other", [{"scale": 0.25}, {"zero": 4}, {"kind": DType.INT8}])
+def test_parts_of_other_numbers_stay_floats(other: Choices) -> None:
+    g = Maker()
+    parts = []
+    for name, c in (("x", {}), ("y", other)):
+        wide = g("cast", g.input(name, 4, 6, dtype=c.get("kind", DType.UINT8)), to="int32")
+        zero = g.constant(f"{name}.z", np.array(c.get("zero", 5), np.int32))
+        scale = g.constant(f"{name}.s", np.float32(c.get("scale", 0.5)))
+        parts.append(g("mul", g("cast", g("sub", wide, zero), to="float32"), scale))
+    joined = g("concat", *parts, axis=0)
+    graph = g.graph(g("matmul", joined, weight(g, {"scaled": True}, 6, 3)))
+    assert quantised_products(graph).nodes == graph.nodes
+
+
 def test_operands_that_are_no_constants_of_bytes_are_left_alone() -> None:
     """A weight that is an input, a source that is wider, and one whose parts are constants."""
     g = Maker()

@@ -10,9 +10,9 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
-from compiler.passes.byte_tables import byte_tables
 from compiler.passes.pipeline import optimise
 from compiler.passes.quantise_first import quantise_first
+from compiler.passes.requantised import requantised
 from tests.graphs import Maker, assert_equivalent, operators
 
 SHAPE = (1, 4, 6, 6)
@@ -63,7 +63,7 @@ def test_what_is_quantised_as_it_was_is_only_moved(op: str) -> None:
     g = Maker()
     moved = MOVES[op](g, dequantised(g, g.input("x", *SHAPE, dtype=DType.UINT8)))
     graph = g.graph(quantised(g, moved))
-    after = byte_tables(quantise_first(graph))
+    after = requantised(quantise_first(graph))
     assert_equivalent(graph, after)
     assert operators(after) == [op]
 
@@ -72,7 +72,7 @@ def test_other_numbers_are_not_those_of_before() -> None:
     g = Maker()
     moved = g("transpose", dequantised(g, g.input("x", 4, 8, dtype=DType.UINT8)), perm=(1, 0))
     graph = g.graph(quantised(g, moved, step=0.5))
-    after = byte_tables(quantise_first(graph))
+    after = requantised(quantise_first(graph))
     assert_equivalent(graph, after)
     assert "round" in operators(after)
 

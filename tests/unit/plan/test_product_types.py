@@ -62,11 +62,25 @@ def test_why_products_are_floats() -> None:
     mixed = g("matmul", plain, g.input("z", 4, 2))
     found = shares(g.graph(mixed))
     assert found == (
-        TypeShare("uint8 x int8", 240),
-        TypeShare("float32", 210, "both factors are computed"),
+        TypeShare("uint8 x int8", 450),
         TypeShare("float32", 140, "what the weights multiply is not quantised"),
         TypeShare("float32", 40, "a computed factor is not quantised"),
     )
+
+
+def test_computed_factors_where_the_target_does_not_multiply_bytes() -> None:
+    g = Maker()
+    sides = [dequantised(g, g.input(n, 4, 4, dtype=DType.UINT8)) for n in "ab"]
+    (found,) = shares(g.graph(g("matmul", *sides)), "x86-64-v3")
+    assert found == TypeShare("float32", 64, "both factors are computed")
+
+
+def test_values_of_16_bits_are_multiplied_as_floats() -> None:
+    for kind in (DType.INT16, DType.UINT16):
+        g = Maker()
+        x = dequantised(g, g.input("x", 5, 8, dtype=kind))
+        (found,) = shares(g.graph(g("matmul", x, dequantised(g, bytes_(g, 8, 6)))))
+        assert found == TypeShare("float32", 240, "sums of products of 16 bits leave int32")
 
 
 def test_attention_in_a_quantised_model() -> None:

@@ -1,0 +1,43 @@
+"""What is quantised again by the numbers that it was dequantised by is itself.
+
+Before:                                     After:
+    %1 = (float32(%0) - 3) * 0.1                %0
+    %2 = cast(round(%1 * 10) + 3) {to=uint8}
+
+Quantisers write it around what only moves its elements. Whether each of the 256 (or 65,536) values
+comes back as it was, the references of the operators say.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.ops.products import BYTES
+from compiler.passes.byte_tables import every_value, function_of, values_of
+from compiler.passes.rewrite import Rewriter, rewrite
+
+_STORED = (*BYTES, DType.INT16, DType.UINT16)
+
+_MOST_NODES = 8
+"""Two casts, a subtraction and a product; a quotient, a rounding, an addition and a cast."""
+
+
+def requantised(graph: Graph) -> Graph:
+    """Take the value before where dequantising and quantising gives it back."""
+    return rewrite(graph, _same)
+
+
+def _same(rewriter: Rewriter, node: Node) -> str | None:
+    dtype = rewriter.type(node.outputs[0]).dtype
+    if node.op != "cast" or dtype not in _STORED:
+        return None
+    found = function_of(rewriter, node, _STORED)
+    if found is None:
+        return None
+    source, nodes = found
+    if rewriter.type(source).dtype is not dtype or len(nodes) > _MOST_NODES:
+        return None
+    same = np.array_equal(values_of(rewriter, source, nodes), every_value(dtype))
+    return source if same else None
