@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from compiler.loops.nest import LoopNest
@@ -12,7 +12,7 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.space import ScheduleSpace
 from compiler.target import Target
 from compiler.workload import Workload
-from tuner.drawn_sizes import points_of
+from tuner.drawn_sizes import points_at, points_of
 from tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
 from tuner.measure.points import ITSELF, SizePoint
 
@@ -56,6 +56,11 @@ class Task:
         if not self.workload.dimensions:
             return tuple((point, self.workload) for point in self.points)
         return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
+
+    def as_measured(self, record: TuningRecord) -> Task:
+        """The task at the sizes at which a record was measured: others' times say nothing of it."""
+        found = points_at(self.workload, record.measurement.distribution, self.threads)
+        return replace(self, points=found or self.points)
 
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
         """Whether a record leaves nothing to measure.

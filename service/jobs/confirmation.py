@@ -154,15 +154,15 @@ class SecondMeasurements:
                 worth = self.device.worth(witness).rank
                 if worth < least.setdefault(witness, worth):
                     continue  # who is left tells less than who went away
+                again = [by_key[one.record.key].as_measured(one.record) for one in records]
                 trials = FixedTrials(
                     self.builder,
                     self.device.beside(witness).runner,
                     self.storage.records,
                     options,
                     self.references,
-                ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
-                for one in records:
-                    task = by_key[one.record.key]
+                ).measure(map(_wanted, again, records), stopped)
+                for one, task in zip(records, again, strict=True):
                     second = _of(trials, task, one.record.schedule.digest)
                     if second is None:
                         left.append(one)
@@ -239,6 +239,7 @@ def _default_ratio(
         if trial.schedule == default
         and not trial.withdrawn
         and trial.phase is not Phase.CONFIRM
+        and trial.measurement.distribution == task.distribution
         and trial.measurement.worker == one.worker
         and trial.codegen_version == CODEGEN_VERSION
     ]

@@ -20,6 +20,7 @@ from compiler.target import Target
 from compiler.workload import Workload
 from db.types import canonical_json
 from service.signing import SigningKey, is_public_key, is_signed
+from tuner.drawn_sizes import points_at
 from tuner.measure.measurement import Measurement, RecordKey, TuningRecord
 
 FORMAT = 1
@@ -109,7 +110,7 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
     record = TuningRecord(
         RecordKey(workload.key, target.key, threads, numerics),
         Schedule.from_json(content["schedule"]),
-        _certified(Measurement.from_json(content["measurement"])),
+        _certified(Measurement.from_json(content["measurement"]), workload),
         _name(content["trial_id"]),
         _name(content["codegen_version"]),
         _name(content["compiler_version"]),
@@ -124,13 +125,16 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
     )
 
 
-def _certified(measurement: Measurement) -> Measurement:
+def _certified(measurement: Measurement, workload: Workload) -> Measurement:
     """Raises ValueError for what no record is made of."""
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")
     samples = measurement.samples_seconds
     if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
         raise ValueError("the measurement's times are no times")
+    at_sizes = points_at(workload, measurement.distribution)
+    if bool(workload.dimensions) != bool(at_sizes) or len(at_sizes) != len(measurement.at_sizes):
+        raise ValueError("the measurement is not at sizes of the workload")
     return measurement
 
 

@@ -25,7 +25,6 @@ from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
 from service.jobs.planning import task_of
 from tuner.cancel import CancelToken
-from tuner.drawn_sizes import points_at
 from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
 
@@ -125,16 +124,8 @@ class WeakRecords:
         target = Target.from_json(storage.workloads.target(first.target_key)[1])
         texts = storage.workloads.workloads([one.record.key.workload_key for one in due])
         tasks = [
-            task_of(
-                workload,
-                target,
-                key.threads,
-                key.numerics,
-                points=points_at(workload, one.record.measurement.distribution, key.threads),
-            )
-            for one in due
-            for key in (one.record.key,)
-            for workload in (Workload.parse(texts[key.workload_key]),)
+            task_of(Workload.parse(texts[key.workload_key]), target, key.threads, key.numerics)
+            for key in (one.record.key for one in due)
         ]
         name = f"{AGAIN}{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
         device = LeasedDevice(

@@ -114,13 +114,11 @@ class TimesAt:
     def from_json(cls, data: Mapping[str, Any]) -> TimesAt:
         """Raises KeyError, TypeError or ValueError for what `to_json` did not write."""
         samples = tuple(map(float, data["samples_seconds"]))
-        if not samples:
-            raise ValueError("no sample at some sizes")
-        return cls(
-            tuple((str(name), int(size)) for name, size in data["sizes"].items()),
-            float(data["weight"]),
-            samples,
-        )
+        weight = float(data["weight"])
+        if not samples or not all(0.0 < number < math.inf for number in (weight, *samples)):
+            raise ValueError("times at sizes that are no times, or weigh nothing")
+        sizes = dict(data["sizes"]).items()
+        return cls(tuple((str(name), int(size)) for name, size in sizes), weight, samples)
 
 
 @dataclass(frozen=True, slots=True)

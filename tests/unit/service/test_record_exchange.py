@@ -12,7 +12,9 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from compiler.ranges import parse_range
 from compiler.schedule.schedule import Schedule
+from compiler.sizes import open_size
 from db.errors import StorageError, StorageKind
 from db.standing import Standing
 from db.storage import Storage
@@ -32,8 +34,16 @@ from service.jobs.record_lines import (
 )
 from service.settings import Settings
 from service.signing import SigningKey, signing_key
+from tests.differential.workloads import Maker, as_workload
 from tests.unit.service.test_confirmation import TARGET, model
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.measurement import (
+    Measurement,
+    RecordKey,
+    SizeWeights,
+    Status,
+    TimesAt,
+    TuningRecord,
+)
 
 
 @dataclass
@@ -379,3 +389,24 @@ def test_on_the_command_line(
         served, refusals = counts
         expected = {"served": served, "slower": 0, "known": 0, "refused": refusals}
         assert entry.detail == expected
+
+
+def line_of_a_range(site: Site, distribution: SizeWeights) -> str:
+    make = Maker()
+    rows = open_size(parse_range("s0", "1..64"))
+    workload = as_workload(make.graph(make("relu", make.input("x", rows, 8))))
+    at_sizes = tuple(TimesAt(sizes, weight, (1e-6,)) for sizes, weight in distribution)
+    total = sum(weight for _, weight in distribution) * 1e-6 or 1e-6
+    measured = Measurement(Status.OK, samples_seconds=(total,), checks=99, at_sizes=at_sizes)
+    key = RecordKey(workload.key, TARGET.key, 1, "fast")
+    record = TuningRecord(key, Schedule.of("map", unroll=4), measured, "t", "4", "0.1")
+    return write_line(RecordLine(record, workload.text(), TARGET, None, 1.7e9), site.key)
+
+
+def test_records_of_ranges_travel_with_their_times_at_each_size(here: Site) -> None:
+    distribution = (((("s0", 7),), 2.0), ((("s0", 60),), 0.5))
+    found = read_line(line_of_a_range(here, distribution)).record.measurement
+    assert found.distribution == distribution and found.run_seconds == pytest.approx(2.5e-6)
+    for wrong in ((), (((("s0", 65),), 1.0),), (((("s1", 7),), 1.0),), (((("s0", 7),), -1.0),)):
+        with pytest.raises(RecordLineError):
+            read_line(line_of_a_range(here, wrong))

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from compiler.errors import InvalidArgumentError
 from compiler.ranges import parse_range, parse_shares
 from compiler.sizes import check_values, open_size
+from compiler.target import resolve_target
 from compiler.workload import Workload
 from tests.differential.workloads import Maker, as_workload
+from tuner.analysis.features import COLUMNS
+from tuner.cost_model import make_cost_model
 from tuner.drawn_sizes import draw_sizes, points_at, points_of
 from tuner.floor import least_seconds
+from tuner.measure.measurement import (
+    Measurement,
+    SizeWeights,
+    Status,
+    TimesAt,
+    Trial,
+    TuningRecord,
+)
 from tuner.measure.points import SizePoint
+from tuner.options import TuneOptions
+from tuner.task_state import TaskState
+from tuner.tasks import Task, make_task
 
 
 def product(rows: str = "1..512") -> Workload:
@@ -138,3 +153,52 @@ def test_points_of_what_was_measured() -> None:
     assert points_at(workload, ()) == ()
     assert points_at(workload, (((("s0", 513),), 1.0),)) == ()
     assert points_at(workload, (((("s1", 5),), 1.0),)) == ()
+
+
+def record_of(task: Task, distribution: SizeWeights) -> TuningRecord:
+    at_sizes = tuple(TimesAt(sizes, weight, (1e-6,)) for sizes, weight in distribution)
+    seconds = sum(weight * 1e-6 for _, weight in distribution) or 1e-6
+    found = Measurement(Status.OK, samples_seconds=(seconds,), checks=99, at_sizes=at_sizes)
+    return TuningRecord(task.key, task.space.default(), found, codegen_version="1")
+
+
+def test_a_record_of_other_sizes_is_known_unless_somebody_states_sizes() -> None:
+    workload, other = product(), (((("s0", 400),), 1.0),)
+    task = make_task(workload, resolve_target("x86-64-v3"))
+    stated = replace(task, stated=True)
+    assert task.is_known(record_of(task, task.distribution), "1")
+    assert task.is_known(record_of(task, other), "1")
+    assert not task.is_known(record_of(task, other), "2") and not task.is_known(None, "1")
+    assert stated.is_known(record_of(task, task.distribution), "1")
+    assert not stated.is_known(record_of(task, other), "1")
+
+
+def test_a_record_is_measured_again_at_its_own_sizes() -> None:
+    """By another device: at larger sizes its times would look like those of a lie."""
+    workload, other = product(), (((("s0", 400),), 1.0),)
+    task = make_task(workload, resolve_target("x86-64-v3"))
+    (point,) = task.as_measured(record_of(task, other)).points
+    assert (point.sizes, point.weight) == ((("s0", 400),), 1.0)
+    assert point.least_seconds == least_seconds(workload.at({"s0": 400}), 1)
+    assert task.as_measured(record_of(task, ())).points == task.points, "it does not say which"
+    beyond = (((("s0", 4000),), 1.0),)
+    assert task.as_measured(record_of(task, beyond)).points == task.points
+
+
+def test_trials_of_other_sizes_are_not_learned_from() -> None:
+    task = make_task(product(), resolve_target("x86-64-v3"))
+    options = TuneOptions(trials=8, codegen_version="1")
+    state = TaskState.start(task, make_cost_model("none", 0), options)
+    schedules = list(task.space.points[:2])
+    other = (((("s0", 400),), 1.0),)
+    for schedule, weights in zip(schedules, (task.distribution, other), strict=True):
+        found = record_of(task, weights).measurement
+        trial = Trial(schedule.digest, task.key, schedule, found, codegen_version="1")
+        state.remember([trial])
+    assert list(state.measured) == schedules[:1]
+    assert len(state.samples()) == len(task.points), "a sample at each size"
+    (row,) = state.features.rows(schedules[:1])[1]
+    assert row.shape == (len(task.points), len(COLUMNS))
+    assert (row[0] != row[-1]).any(), "the sizes are in the features"
+    estimated = state.features.estimated_seconds(schedules[0])
+    assert estimated is not None and estimated > task.least_seconds
