@@ -9,8 +9,8 @@ from functools import lru_cache
 from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
+from compiler.schedule.sharing import share_out
 from compiler.schedule.space import ScheduleSpace, SubSpace
-from compiler.schedule.structure import share_inner_loops
 from compiler.schedule.templates import FALLBACK, Template, templates
 from compiler.sizes import OpenSizeError
 from compiler.target import Target
@@ -117,7 +117,7 @@ def _space(
 def lower_schedule(
     workload: Workload, schedule: Schedule, target: Target, threads: int = 1
 ) -> Kernel:
-    """The loop nest of a schedule, whose parallel loops have tiles enough for the threads.
+    """The loop nest of a schedule, with loops split over the threads.
 
     Raises:
         ScheduleError: if no template knows the algorithm, or the schedule does not fit, or not at
@@ -127,7 +127,7 @@ def lower_schedule(
         kernel = _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
     except OpenSizeError as error:
         raise ScheduleError(f"'{schedule.algorithm}' needs to know sizes: {error}") from error
-    return replace(kernel, nest=share_inner_loops(kernel.nest, threads))
+    return replace(kernel, nest=share_out(kernel.nest, threads))
 
 
 def _template(algorithm: str) -> Template:

@@ -10,9 +10,9 @@ from math import gcd, inf
 from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import MAX_LANE_STEP
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, Store, Tile
+from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 from compiler.schedule.problem import Problem
-from compiler.sizes import OpenSizeError, always_less, bounds, known_divisor, typical
+from compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""
@@ -58,61 +58,6 @@ def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
             return None
         shared.append(replace(node, binding=Binding.PARALLEL))
     return tuple(shared)
-
-
-_TILES_A_THREAD = 16
-"""So many tiles for each thread share out evenly, but for a thirtieth of the time."""
-
-
-def share_inner_loops(nest: LoopNest, threads: int) -> LoopNest:
-    """Loops right inside a parallel one are split over threads, too, while these find few tiles.
-
-    Before: `for oc in 144 by 16 parallel: for oh in 28: ...`, nine tiles for two threads.
-    After: `for oc in 144 by 16 parallel: for oh in 28 parallel: ...`, 252 tiles. Elsewhere:
-    collapsed loops (OpenMP). The first nest of a stage says what part of the others a thread takes.
-    """
-    if threads == 1:
-        return nest
-    stages = tuple(replace(s, body=_first_shared(s.body, threads)) for s in nest.stages)
-    return nest if stages == nest.stages else replace(nest, stages=stages)
-
-
-def _first_shared(body: tuple[Node, ...], threads: int) -> tuple[Node, ...]:
-    match body:
-        case (For(binding=Binding.PARALLEL) as loop, *rest):
-            return _shared_inside(loop, threads, 1, frozenset()), *rest
-        case _:
-            return body
-
-
-def _shared_inside(loop: For, threads: int, around: int, axes: frozenset[Axis]) -> For:
-    """A parallel loop with those right inside it, as long as all `around` have too few tiles."""
-    tiles, axes = around * _tiles(loop.axis, loop.step), axes | {loop.axis}
-    match loop.body:
-        case (For(unroll=False) as inner,) if inner.axis not in axes and not _is_enough(
-            tiles, threads
-        ):
-            shared = replace(inner, binding=Binding.PARALLEL)
-            return replace(loop, body=(_shared_inside(shared, threads, tiles, axes),))
-        case _:
-            return loop
-
-
-def _tiles(axis: Axis, step: int) -> int:
-    return -(-typical(axis.extent) // step)
-
-
-def _is_enough(tiles: int, threads: int) -> bool:
-    return tiles >= _TILES_A_THREAD * threads
-
-
-def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
-    """Share of the threads' time that is work, if they share these loops, outermost first; 0..1."""
-    tiles = 1
-    for loop in loops:
-        if not _is_enough(tiles, threads):
-            tiles *= _tiles(loop.axis, loop.step)
-    return tiles / (-(-tiles // threads) * threads)
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -36,11 +36,11 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.sharing import parallel_balance
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
-    parallel_balance,
     parallel_stage,
     replace_tensors,
     vector_axis,

@@ -10,12 +10,12 @@ from compiler.loops.expr import loads
 from compiler.loops.index import Axis
 from compiler.schedule.problem import axes_of
 from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.sharing import parallel_balance
 from compiler.schedule.space import Knob
 from compiler.schedule.structure import (
     LoopSpec,
     edges_are_static,
     needs_padding,
-    parallel_balance,
     tile_edges,
 )
 from compiler.schedule.templates.contraction_analysis import (
