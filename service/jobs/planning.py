@@ -69,10 +69,11 @@ class OpenPlan:
 
     `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. Kernels are
     measured at sizes `drawn` of them, which somebody may have `stated`. `implied` are the ranges
-    that were given to dimensions that the model expresses by others.
+    that were given to dimensions that the model expresses by others. `graph` is what was imported.
     """
 
     plan: GraphPlan
+    graph: Graph
     ranges: tuple[Dimension, ...]
     defaults: tuple[str, ...] = ()
     drawn: tuple[DrawnSizes, ...] = ()
@@ -272,7 +273,7 @@ def _plan_ranges(
         made.typical(),
         target,
         tuple(sorted(sizes.items())),
-        open=OpenPlan(made, graph.dimensions, defaults, drawn, bool(shares), implied),
+        open=OpenPlan(made, graph, graph.dimensions, defaults, drawn, bool(shares), implied),
     )
 
 

@@ -56,6 +56,7 @@ from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import of_artifact
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
+from service.jobs.verified_sizes import at_verified_sizes
 from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
 
 ATTEMPTS = 3
@@ -117,7 +118,8 @@ class _Call:
 
 
 class Verifier:
-    """Verifies the artifact of one model on a device, at one or several sizes.
+    """Verifies the artifact of one model on a device, at one or several sizes, and at some of those
+    of a range.
 
     `found` has the result. A context: a thread computes the references on the first draw, while the
     caller builds the artifact. If a model chooses by value, its reference follows the program and
@@ -127,7 +129,7 @@ class Verifier:
     found: Verification
 
     def __init__(self, planned: Sequence[Planned], device: Device) -> None:
-        self._planned = tuple(planned)
+        self._planned = [each for one in planned for each in at_verified_sizes(one)]
         self._device = device
         self._pool = ThreadPoolExecutor(1, "tilewright-reference")
         self._expected: list[Future[list[np.ndarray]] | None] = []

@@ -1,0 +1,93 @@
+"""The sizes at which a program for ranges is verified: both ends, typical ones, and drawn ones.
+
+The reference computes in NumPy. Ends at which the model costs many times what it does at typical
+sizes are taken nearer to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from random import Random
+
+from compiler import costs
+from compiler.sizes import Dimension, open_size, typical
+from service.jobs.planning import OpenPlan, Planned
+
+DRAWN = 2
+"""Size vectors beside the ends and the typical one."""
+
+MOST = 8
+"""How many times the operations of typical sizes others may take."""
+
+FEW = 10_000_000
+"""Operations that a reference does in no time."""
+
+
+def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
+    """A plan of numbers alone for each size vector; one that has no ranges is the only one."""
+    found = planned.open
+    if found is None:
+        return (planned,)
+    known = {d.name: d for d in found.ranges}
+    first = {name: typical(open_size(d)) for name, d in known.items()}
+    most = max(MOST * _operations(found, first), FEW)
+    draw = Random(0)
+    ends = ({n: _end(d, last) for n, d in known.items()} for last in (False, True))
+    drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
+    vectors = [first]
+    for wanted in (*ends, *drawn):
+        near = _affordable(found, known, wanted, first, most)
+        if near not in vectors:
+            vectors.append(near)
+    return tuple(
+        replace(
+            planned,
+            graph=found.graph.at(sizes),
+            plan=found.plan.at(sizes),
+            sizes=tuple(sorted(sizes.items())),
+        )
+        for sizes in vectors
+    )
+
+
+def _operations(found: OpenPlan, sizes: Mapping[str, int]) -> int:
+    return sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
+
+
+def _end(dimension: Dimension, last: bool) -> int:
+    """One end of a range; of one without an end a size some way off."""
+    if not last:
+        return dimension.low * dimension.multiple
+    if dimension.high is None:
+        return MOST * typical(open_size(dimension))
+    return dimension.high * dimension.multiple
+
+
+def _drawn(dimension: Dimension, draw: Random) -> int:
+    """A size of a range, whose orders of magnitude are alike."""
+    low, high = dimension.low, _end(dimension, True) // dimension.multiple
+    share = draw.random()
+    number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
+    return min(max(number, low), high) * dimension.multiple
+
+
+def _affordable(
+    found: OpenPlan,
+    known: Mapping[str, Dimension],
+    wanted: dict[str, int],
+    near: Mapping[str, int],
+    most: int,
+) -> dict[str, int]:
+    """The sizes, taken nearer to others until the model does at most so many operations."""
+    while wanted != near and _operations(found, wanted) > most:
+        wanted = {
+            name: size
+            if size <= near[name]
+            else max(isqrt(size * near[name]) // known[name].multiple, 1) * known[name].multiple
+            for name, size in wanted.items()
+        }
+        if all(size <= near[name] + known[name].multiple for name, size in wanted.items()):
+            return dict(near)
+    return wanted

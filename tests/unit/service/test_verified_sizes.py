@@ -1,0 +1,98 @@
+"""A program for ranges is verified at their ends, and between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler import driver
+from compiler.codegen.link import linkers
+from compiler.errors import CompilerError
+from compiler.runtime.artifact import read_artifact
+from service.jobs.local_device import LocalDevice
+from service.jobs.planning import ModelRequest, Planned, plan_sizes
+from service.jobs.verification import Verifier
+from service.jobs.verified_sizes import FEW, MOST, at_verified_sizes
+
+WIDTH = 4
+
+
+def model(*, beyond: int = 0) -> bytes:
+    """Rows times a matrix; in another model what `n - beyond` rows are too many is added."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
+    constants = {"w": np.eye(WIDTH, dtype=np.float32)}
+    if beyond:
+        nodes += [
+            helper.make_node("Shape", ["x"], ["shape"], end=1),
+            helper.make_node("Sub", ["shape", "limit"], ["more"]),
+            helper.make_node("Max", ["more", "nothing"], ["some"]),
+            helper.make_node("Cast", ["some"], ["real"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["p", "real"], ["y"]),
+        ]
+        constants |= {"limit": np.array([beyond]), "nothing": np.array([0])}
+    else:
+        nodes.append(helper.make_node("Identity", ["p"], ["y"]))
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "rows", infos[:1], infos[1:], tensors)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())
+
+
+def planned(text: str, *, beyond: int = 0) -> Planned:
+    (found,) = plan_sizes(ModelRequest(model(beyond=beyond)), {"n": [text]})
+    return found
+
+
+def sizes(one: Planned) -> list[int]:
+    return [dict(each.sizes)["n"] for each in at_verified_sizes(one)]
+
+
+def test_both_ends_and_sizes_between_are_verified() -> None:
+    for text, low, high in (("1..99", 1, 99), ("0..64:8", 0, 64), ("30..31", 30, 31)):
+        found = sizes(planned(text))
+        assert {low, high} <= set(found) and min(found) == low and max(found) == high
+        assert len(found) == len(set(found)) and all(
+            n % (8 if ":" in text else 1) == 0 for n in found
+        )
+    for each in at_verified_sizes(planned("1..99")):
+        (n,) = (n for _, n in each.sizes)
+        assert each.graph.types["x"].shape == (n, WIDTH) and not each.plan.dimensions
+
+
+def test_ends_that_cost_too_much_are_nearer() -> None:
+    few = FEW // (2 * WIDTH * WIDTH)  # rows
+    found = sizes(planned(f"1..{1000 * few}"))
+    assert 1 in found and MOST * 128 < max(found) <= few
+    assert max(sizes(planned("1.."))) == MOST * 128
+
+
+def test_a_plan_of_numbers_is_verified_as_it_is() -> None:
+    (one,) = plan_sizes(ModelRequest(model()), {"n": [3]})
+    assert at_verified_sizes(one) == (one,)
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
+    right, other = planned("1..64"), planned("1..64", beyond=50)
+    assert right.open is not None and other.open is not None
+    builder = driver.ProgramBuilder(None, right.target)
+    driver.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
+    artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
+    with Verifier([right], here) as verifier:
+        verifier.verify(artifact)
+    assert verifier.found.complete
+    wrong = replace(right, open=replace(right.open, graph=other.open.graph))
+    with (
+        Verifier([wrong], here) as verifier,
+        pytest.raises(CompilerError, match=r"output 'y' .* differs from its reference"),
+    ):
+        verifier.verify(artifact)
