@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,8 @@ class Generator(Protocol):
 class OnnxRuntime:
     """ONNX Runtime with IOBinding: each cache is one buffer, bound as input and as output."""
 
-    def __init__(self, model: Any, threads: int) -> None:
+    def __init__(self, model: Any, threads: int, reach: Reach) -> None:
+        del reach  # its caches have the model's length
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -93,7 +94,8 @@ class OnnxRuntime:
 class OpenVino:
     """OpenVINO with the caches as state, which is how its own tools export decoders; in float32."""
 
-    def __init__(self, model: Any, threads: int) -> None:
+    def __init__(self, model: Any, threads: int, reach: Reach) -> None:
+        del reach  # its caches grow without a bound
         import openvino
         from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -121,20 +123,27 @@ class OpenVino:
         return logits
 
 
-def tilewright(model: Any, threads: int) -> Generator:
+class Reach(NamedTuple):
+    """How many tokens a text begins with, and how many it has at most."""
+
+    prompt: int
+    length: int
+
+
+def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
     """Tilewright as the example has it."""
     from examples.generate import Decoder
 
-    return Decoder(model, threads)
+    return Decoder(model, threads, reach)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`load(model, threads)` of a decoder with caches of one kind; `package` is its distribution,
-    `module` what must be importable."""
+    """`load(model, threads, reach)` of a decoder with caches of one kind; `package` is its
+    distribution, `module` what must be importable."""
 
     name: str
-    load: Callable[[Any, int], Generator]
+    load: Callable[[Any, int, Reach], Generator]
     cache: str
     package: str
     module: str
@@ -149,13 +158,16 @@ ENGINES = {
         Engine("onnxruntime", OnnxRuntime, "fixed", "onnxruntime", "onnxruntime"),
         Engine("openvino", OpenVino, "growing", "openvino", "openvino"),
         Engine("untuned", tilewright, "fixed", "tilewright", "compiler"),
+        Engine("untuned-growing", tilewright, "growing", "tilewright", "compiler"),
     )
 }
 """In the order of the tables."""
 
 
-def decoder(model: str, length: int, cache: str, *, small: bool = False) -> Any:
-    """A decoder for texts of up to `length` tokens."""
+def decoder(model: str, reach: Reach, cache: str, *, small: bool = False) -> Any:
+    """A decoder for texts of some length. One whose caches grow knows positions for as many tokens
+    at once as the prompt has behind any past: the ranges of its dimensions are independent."""
+    length = reach.length + (reach.prompt if cache == "growing" else 0)
     return DECODERS[model](length=length, cache=cache, **(SMALL[model] if small else {}))
 
 
@@ -206,11 +218,12 @@ def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
 
 
 def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[str, Any]]:
-    model = decoder(request["model"], request["length"], engine.cache, small=request["small"])
-    started = time.perf_counter()
-    loaded = engine.load(model, request["threads"])
-    del model
     prompt = request["prompt"]
+    reach = Reach(len(prompt), request["length"])
+    model = decoder(request["model"], reach, engine.cache, small=request["small"])
+    started = time.perf_counter()
+    loaded = engine.load(model, request["threads"], reach)
+    del model
     first = loaded.step(prompt, 0).copy()
     second = loaded.step([0], len(prompt)).copy()
     seconds = time.perf_counter() - started

@@ -18,19 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 import compiler
-from benchmarks.decoders import DECODERS, state_names
-from benchmarks.generators import Generator, OnnxRuntime, decoder, generate, likeliest
+from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
+from benchmarks.generators import Generator, OnnxRuntime, Reach, decoder, generate, likeliest
 
 Logits = NDArray[np.float32]
 
 
 class Decoder:
-    """A compiled decoder. The session keeps the caches between its steps, and copies none of them:
-    a step writes the rows of the new tokens."""
+    """A compiled decoder for texts of some length that begin with a prompt. The
+    session keeps the caches between its steps, and copies none of them: a step writes the rows of
+    the new tokens. Caches have room for all tokens, or grow."""
 
-    def __init__(self, model: Any, threads: int) -> None:
+    def __init__(self, model: Any, threads: int, reach: Reach) -> None:
+        self._grows = all(given.name != "past_length" for given in model.graph.input)
+        ranges = {"tokens": f"1..{reach.prompt}", "past": f"0..{reach.length - 1}"}
+        compiled = compiler.compile_model(
+            model, threads=threads, dims=ranges if self._grows else None
+        )
         # present_key_0 becomes past_key_0, and so on
-        self._session = compiler.compile_model(model, threads=threads).bind(state_names(model))
+        self._session = compiled.bind(state_names(model), first_states(model))
 
     def reset(self) -> None:
         """Begin a new text."""
@@ -38,7 +44,9 @@ class Decoder:
 
     def step(self, ids: Sequence[int], past: int) -> Logits:
         """Read further tokens, of which `past` came before; the logits of the last."""
-        feeds = {"input_ids": np.array([ids]), "past_length": np.array([past], np.int32)}
+        feeds = {"input_ids": np.array([ids])}
+        if not self._grows:  # a growing cache says how long it is
+            feeds["past_length"] = np.array([past], np.int32)
         (logits,) = self._session.run(feeds)
         last: Logits = logits[0]
         return last
@@ -59,6 +67,9 @@ def drawn(seed: int, temperature: float, top: int) -> Callable[[Logits], int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="examples.generate", description=__doc__)
     parser.add_argument("--model", default="gpt2", choices=list(DECODERS))
+    parser.add_argument(
+        "--cache", default="fixed", choices=CACHES, help="with room for all tokens, or growing"
+    )
     parser.add_argument("--prompt", type=int, default=37, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -68,18 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a tiny model, to try out")
     options = parser.parse_args(arguments)
 
-    length = options.prompt + options.tokens
-    model = decoder(options.model, length, "fixed", small=options.small)
+    reach = Reach(options.prompt, options.prompt + options.tokens)
+    model = decoder(options.model, reach, options.cache, small=options.small)
     words = model.graph.output[-1].type.tensor_type.shape.dim[1].dim_value
     prompt = np.random.default_rng(options.seed).integers(0, words, options.prompt).tolist()
 
-    ours = Decoder(model, options.threads)
+    ours = Decoder(model, options.threads, reach)
     generate(ours, prompt, 2, likeliest)  # compiles for the prompt, and for single tokens
     drawing = drawn(options.seed, options.temperature, min(options.top, words))
     runs: list[tuple[str, Generator, Callable[[Logits], int]]]
     runs = [("greedy", ours, likeliest), ("drawn", ours, drawing)]
     if find_spec("onnxruntime") is not None:
-        theirs = OnnxRuntime(model, options.threads)
+        fixed = decoder(options.model, reach, "fixed", small=options.small)
+        theirs = OnnxRuntime(fixed, options.threads, reach)
         generate(theirs, prompt, 2, likeliest)
         runs.append(("ONNX Runtime, greedy", theirs, likeliest))
     for name, engine, choose in runs:

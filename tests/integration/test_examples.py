@@ -80,9 +80,10 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
-def test_onnx_runtime_generates_the_same_text(model: str) -> None:
-    command = ["-m", "examples.generate", "--model", model, "--small", "--tokens", "12"]
+@pytest.mark.parametrize(("model", "cache"), [("gpt2", "fixed"), ("llama", "growing")])
+def test_onnx_runtime_generates_the_same_text(model: str, cache: str) -> None:
+    command = ["-m", "examples.generate", "--model", model, "--cache", cache, "--small"]
+    command += ["--tokens", "12"]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -23,13 +23,14 @@ def options(folder: Path, *arguments: str) -> argparse.Namespace:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_engines_generate_the_same(model: str, tmp_path: Path) -> None:
     chosen = options(tmp_path)
-    results = generation.race(model, ["onnxruntime", "untuned"], chosen, {})
-    assert [result.error for result in results.values()] == ["", ""]
-    assert [len(result.rounds) for result in results.values()] == [2, 2]
+    engines = ["onnxruntime", "untuned", "untuned-growing"]
+    results = generation.race(model, engines, chosen, {})
+    assert [result.error for result in results.values()] == ["", "", ""]
+    assert [len(result.rounds) for result in results.values()] == [2, 2, 2]
     assert all(len(each) == 4 for result in results.values() for each in result.rounds)
-    ours = results["untuned"]
-    assert ours.largest_error is not None and ours.largest_error < 1e-4
-    assert ours.alike == 4 and ours.tokens == results["onnxruntime"].tokens
+    for ours in (results["untuned-growing"], results["untuned"]):
+        assert ours.largest_error is not None and ours.largest_error < 1e-4
+        assert ours.alike == 4 and ours.tokens == results["onnxruntime"].tokens
     table = generation.write_report(list(results.values()), Origin.of(chosen), chosen)
     assert f"| {model} | untuned | " in table
     assert table in (tmp_path / "generation.md").read_text()
