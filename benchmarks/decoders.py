@@ -24,6 +24,8 @@ from benchmarks.transformer import GPT2_VOCABULARY
 
 CACHES = ("fixed", "growing")
 
+GPT2_POSITIONS = 1024
+
 
 def state_names(model: Any) -> dict[str, str]:
     """For each output that is a cache the input that it becomes."""
@@ -199,7 +201,9 @@ def gpt2_decoder(
     writer = OnnxWriter("gpt2-decoder", seed)
     attention = _Attention(writer, heads, heads, hidden // heads, length, cache)
     words = writer.constant(writer.normal((vocabulary, hidden), 0.1), "words")
-    places = writer.constant(writer.normal((length, hidden), 0.05), "positions")
+    # as many draws whatever the length is, so that all parameters after them are the same
+    drawn = writer.normal((max(length, GPT2_POSITIONS), hidden), 0.05)
+    places = writer.constant(np.ascontiguousarray(drawn[:length]), "positions")
     x = writer.node(
         "Add",
         writer.node("Gather", words, attention.ids, axis=0),
