@@ -1,7 +1,8 @@
 """Bodies as graphs of their own, for control flow that is decided at run time.
 
 A body reads values of the graph around it: each becomes an input of the body's graph, once, and an
-operand of the node that runs it. A constant becomes one of the body's own.
+operand of the node that runs it. A constant becomes one of the body's own, and so do numbers that
+follow from sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Enclosure:
     @property
     def captured(self) -> tuple[str, ...]:
         builder = self.builder
-        return tuple(v for v, inner in self._inner.items() if inner not in builder.constants)
+        known = builder.constants.keys() | builder.sizes.keys()
+        return tuple(v for v, inner in self._inner.items() if inner not in known)
 
     def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
         """An input of the body; `origin` is the value around it that it starts with."""
@@ -57,6 +59,8 @@ class Enclosure:
             kind, known = outer.types[value], outer.known(value)
             if known is not None:
                 name = self.builder.constant(known, f"constant.{number}", kind.dtype)
+            elif value in outer.sizes:
+                name = self.builder.numbers(outer.sizes[value], kind.dtype, f"sizes.{number}")
             else:
                 name = self.input(f"capture.{number}", kind, value)
             self._inner[value] = name
