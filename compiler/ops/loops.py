@@ -17,7 +17,7 @@ from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
 from compiler.ops.enclosed import Enclosure, inlined
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
-from compiler.sizes import larger
+from compiler.sizes import larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
@@ -249,7 +249,7 @@ def _is_cheap(body: Graph) -> bool:
         if ops.get(inner.op).kind not in CHEAP:
             return False
         total += body.types[inner.output].elements
-    return total <= CHEAP_ELEMENTS
+    return typical(total) <= CHEAP_ELEMENTS
 
 
 def _field(node: OnnxNode, block: str, kind: TensorType, offset: int) -> str:
