@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import signal
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -89,16 +90,19 @@ def in_child(work: Callable[[], None]) -> None:
     """Run in a forked process, which may die of what it touches.
 
     Raises:
-        AssertionError: if it did.
+        AssertionError: if it did, or `work` raised what is printed.
     """
     child = os.fork()
     if child == 0:
         try:
             work()
-        finally:
-            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the parent says that it failed
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert status == 0, f"the kernel died of {signal.Signals(os.WTERMSIG(status)).name}"
+    assert not os.WIFSIGNALED(status), f"it died of {signal.Signals(os.WTERMSIG(status)).name}"
+    assert status == 0, "it failed in a process of its own"
 
 
 def ranges(extent: int, random: Numbers | None) -> list[tuple[int, int]]:
