@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.decoders import gpt2_decoder, llama_decoder
 from benchmarks.open_models import open_bert
 from compiler.driver import compile_model
+from compiler.runtime import executable
 from compiler.runtime.executable import Executable
-from compiler.runtime.program import Program
 from compiler.runtime.sized import SizedExecutable
 from tests.guarded_programs import GuardedExecutable
 from tests.integration.test_open_bodies import CASES as BODIES
@@ -150,7 +150,7 @@ def test_a_program_that_does_not_is_found() -> None:
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(Program, "check", lambda program: None)
+            monkeypatch.setattr(executable, "check_program", lambda program: None)
             small = whole.with_program(replace(whole.program, slots=tuple(less)))
             GuardedExecutable(small, monkeypatch, late=True).run([x, chosen], {"rows": 64})
 
