@@ -23,7 +23,8 @@ class Segment:
 
     The offset and the count may be sizes. So may the width of one tile that is there or not;
     `room` is for how many rows it is emitted, of which the last one is repeated. Where `is_cut`,
-    the last of all tiles ends with the axis: the width of each is known when it runs.
+    the last of all tiles ends with the axis: the width of each is known when it runs. Where it
+    `overlaps`, the last one ends there too, and starts earlier instead.
     """
 
     offset: int
@@ -32,6 +33,7 @@ class Segment:
     width: int
     room: int = 0
     is_cut: bool = False
+    overlaps: bool = False
 
 
 _TAIL_ROWS = 4
@@ -46,6 +48,8 @@ class Tail(Enum):
     """One tile of run-time width: loops inside split it further."""
     CUT = auto()
     """None: loops inside split the full tiles as well as the last one, so one code serves both."""
+    OVERLAPPED = auto()
+    """None: the last full tile ends with the axis, and computes some rows again."""
     MASKED = auto()
     """Whole vectors, then one under a mask."""
     UNITS = auto()
@@ -57,21 +61,35 @@ class Tail(Enum):
     place of those that are missing: what streams past the rows does so once."""
 
 
+_MANY_TILES = 4
+"""Full tiles from which on the last one overlaps the one before it: its rows that are computed
+again take less than the code of a tail is worth."""
+
+
+def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
+    """The tail of an axis whose rows may be computed again, if there may be few of them, or are
+    always many. It is known of how many rows a loop is; `extent` is what it runs over here."""
+    if bounds(extent)[0] >= _MANY_TILES * step:
+        return Tail.OVERLAPPED
+    return Tail.REPEATED if bounds(known)[0] < step else None
+
+
 def tail_of(
     context: Context,
     *,
     is_split: bool,
     is_vector: bool,
     is_reduced: bool,
-    is_repeatable: bool = False,
+    repeats: Tail | None = None,
 ) -> Tail:
-    """The tail of an axis, by what its loop's body does with it."""
+    """The tail of an axis, by what its loop's body does with it; `repeats` if rows may be computed
+    again."""
     if is_split:
         return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
     if is_vector:
         return Tail.MASKED if context.masks else Tail.HALVES
-    if is_repeatable:
-        return Tail.REPEATED
+    if repeats is not None:
+        return repeats
     return Tail.UNITS if is_reduced else Tail.HALVES
 
 
@@ -105,9 +123,10 @@ def _open_segments(
     extent: int, step: int, peel: bool, granularity: int, tail: Tail
 ) -> tuple[Segment, ...]:
     full, rest = divmod(extent, step)
-    if tail is Tail.CUT:
+    if tail is Tail.CUT or tail is Tail.OVERLAPPED:
         if full != 0 and rest != 0 and not peel:
-            return (Segment(0, (extent + step - 1) // step, step, step, is_cut=True),)
+            count, is_cut = (extent + step - 1) // step, tail is Tail.CUT
+            return (Segment(0, count, step, step, is_cut=is_cut, overlaps=not is_cut),)
         tail = Tail.WHOLE
     result = []
     if peel:
@@ -214,6 +233,11 @@ def tile_body(
         if segment.is_cut:
             context.environment[axis] = _cut(context.emitter, outer, segment, counter, first)
             return body(values)
+        if segment.overlaps:
+            context.environment[axis] = _overlapping(
+                context.emitter, outer, segment, counter, first
+            )
+            return body(values)
         start = _started(context, outer, segment)
         # A tile that is there or not has a variable too: how many there are bounds where it ends,
         # and its loads stay inside. That of run-time width ends with the axis.
@@ -249,6 +273,19 @@ def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first
     start = _moved(outer.start, 0)
     start.add(Linear({Variable(Kind.RUNTIME, (extent - width) // step + 1, counter): step}))
     return Bound(start, width)
+
+
+def _overlapping(
+    emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int
+) -> Bound:
+    """One of the tiles of which the last starts early enough to be full."""
+    step, last = segment.step, outer.extent - segment.step
+    counter = _counted_from(emitter, counter, first)
+    begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
+    value = emitter.call(DType.INT64, 1, "llvm.smin.i64", begin, emitter.size(last))
+    start = _moved(outer.start, 0)
+    start.add(Linear({Variable(Kind.RUNTIME, last + 1, value): 1}))
+    return Bound(start, segment.width)
 
 
 def _rows(emitter: Emitter, segment: Segment) -> tuple[Value, ...]:

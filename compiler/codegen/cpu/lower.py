@@ -19,15 +19,24 @@ from itertools import product
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, evaluate
 from compiler.codegen.cpu.compute import ComputeLowering
 from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.loops import Segment, Tail, over, segments, tail_of, tile_body
+from compiler.codegen.cpu.loops import (
+    Segment,
+    Tail,
+    over,
+    repeating_tail,
+    segments,
+    tail_of,
+    tile_body,
+)
+from compiler.codegen.cpu.rows import is_of_rows, may_repeat
 from compiler.codegen.cpu.shares import part, share, whole_tiles
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import IndexValue, Load, Space, Tee, walk
+from compiler.loops.expr import Space, Tee, walk
 from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, expressions
-from compiler.sizes import Dimension, OpenSizeError, always_less, bounds, is_open
+from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
+from compiler.sizes import Dimension, OpenSizeError, always_less, is_open
 from compiler.target import Target
 
 _ALIGNMENT = 64
@@ -185,7 +194,7 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
         low, high = whole_tiles(emitter, within, _shared_tiles(inner))
     parts = _loop_segments(loop, cuts=context.cuts)
     is_open_loop = is_open(loop.axis.extent)
-    if len(parts) == 2 and not loop.peel and not is_open_loop and _is_of_rows(loop):
+    if len(parts) == 2 and not loop.peel and not is_open_loop and is_of_rows(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
     first = 0
@@ -273,47 +282,6 @@ def _loop_segments(loop: For, *, cuts: bool = False) -> tuple[Segment, ...]:
     )
 
 
-def _is_of_rows(loop: For) -> bool:
-    """Whether the loop's tiles may start anywhere: no vector and no block of a layout ends there.
-
-    They may if the axis runs over whole slices of everything that moves with it.
-    """
-
-    def of_rows(node: Node) -> bool:
-        match node:
-            case For():
-                return not node.lets and all(map(of_rows, node.body))
-            case Compute():
-                return loop.axis not in (node.vector, node.store_vector, node.dot) and all(
-                    _moves_by_slices(load, loop.axis) for load in _accesses(node)
-                )
-
-    return not loop.lets and all(map(of_rows, loop.body))
-
-
-def _accesses(compute: Compute) -> Iterator[Load]:
-    """Every element that a compute reads or writes."""
-    expressions = [compute.body, *(store.value for store in compute.stores)]
-    expressions += [compute.init] if compute.init is not None else []
-    yield from (store.target for store in compute.stores)
-    for expression in expressions:
-        for node in walk(expression):
-            match node:
-                case Load():
-                    yield node
-                case Tee():
-                    yield node.target
-                case _:
-                    pass
-
-
-def _moves_by_slices(load: Load, axis: Axis) -> bool:
-    """Whether a step along the axis is a step along dimensions that no layout divides."""
-    factors = load.tensor.layout.resolved(len(load.tensor.shape))
-    moved = [f for f in factors if axis in load.index[f.dim].axes()]
-    return all(f.div == 1 and f.mod is None for f in moved)
-
-
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
     """The step in which computes inside unroll an axis: tails are cut to whole vectors of it."""
     for node in body:
@@ -329,42 +297,19 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
 
 def _tail(context: Context, loop: For) -> Tail:
     """What follows the full tiles of a loop over an open extent."""
-    unrolling = [
-        compute
-        for compute in _computes(loop.body)
-        if any(tile.axis == loop.axis for tile in compute.unroll)
-    ]
+    computes = [*_computes(loop.body)]
+    unrolling = [c for c in computes if any(tile.axis == loop.axis for tile in c.unroll)]
+    repeats = None
+    if unrolling and all(may_repeat(compute, loop.axis) for compute in computes):
+        here = context.environment[loop.axis].extent
+        repeats = repeating_tail(loop.axis.extent, here, loop.step)
     return tail_of(
         context,
         is_split=_is_split(loop.body, loop.axis),
         is_vector=bool(unrolling) and all(c.vector == loop.axis for c in unrolling),
         is_reduced=False,
-        is_repeatable=_may_be_few(loop) and all(_repeats(c, loop.axis) for c in unrolling),
+        repeats=repeats,
     )
-
-
-def _may_be_few(loop: For) -> bool:
-    """Whether the tail of a loop may be all of it."""
-    return bounds(loop.axis.extent)[0] < loop.step
-
-
-def _repeats(compute: Compute, axis: Axis) -> bool:
-    """Whether a row along an axis may be computed again: a sum over memory, stored to memory.
-
-    Nothing that is read along it changes meanwhile: only elementwise kernels work in place.
-    """
-    if compute.combiner is None or axis in (compute.vector, compute.store_vector, compute.dot):
-        return False
-    if compute.store_vector is not None or any(t.axis == axis for t in compute.reduce):
-        return False
-    if any(t.axis == axis and t.step != 1 for t in compute.unroll):
-        return False
-    moved = [a for a in _accesses(compute) if any(axis in i.axes() for i in a.index)]
-    named = (i for e in expressions(compute) for i in walk(e) if isinstance(i, IndexValue))
-    return (
-        all(a.tensor.space is Space.MEMORY and _moves_by_slices(a, axis) for a in moved)
-        and not any(axis in i.index.axes() for i in named)
-    )  # fmt: skip
 
 
 def _computes(body: Sequence[Node]) -> Iterator[Compute]:

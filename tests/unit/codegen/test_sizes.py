@@ -229,17 +229,54 @@ def test_rows_that_may_be_few_are_one_tile_behind_full_ones() -> None:
             assert segment.room == min(r for r in (1, 3, 6, 9) if r >= m % 9)
 
 
-@pytest.mark.parametrize(("fewest", "is_repeated"), [(0, True), (5, True), (6, False)])
-def test_rows_are_repeated_where_no_full_tile_is_certain(fewest: int, is_repeated: bool) -> None:
-    """The weights are read once for all rows there; elsewhere the tail is part of many tiles."""
+def row_tiles(fewest: int) -> LoopNest:
+    """A matrix product of `fewest` to 64 rows, in tiles of 6 of them for each panel."""
     nest = matmul(open_size(Dimension("m", fewest, 64)), 48, 10, 4)
     (outer,) = nest.stages[0].body
     assert isinstance(outer, For)
     (columns,) = outer.body
     assert isinstance(columns, For)
-    nest = replace(nest, stages=(Stage("main", (replace(columns, binding=Binding.PARALLEL),)),))
+    return replace(nest, stages=(Stage("main", (replace(columns, binding=Binding.PARALLEL),)),))
+
+
+@pytest.mark.parametrize(("fewest", "is_repeated"), [(0, True), (5, True), (6, False)])
+def test_rows_are_repeated_where_no_full_tile_is_certain(fewest: int, is_repeated: bool) -> None:
+    """The weights are read once for all rows there; elsewhere the tail is part of many tiles."""
+    nest = row_tiles(fewest)
     assert ("@llvm.smin.i64(i64 5, " in lower_nest(nest, width(128))) is is_repeated
     check(nest, 128, [{"m": m} for m in (fewest, 7, 8, 9, 10, 11, 12, 13, 64)])
+
+
+@pytest.mark.parametrize(("fewest", "is_full"), [(24, True), (23, False)])
+def test_the_last_of_many_tiles_overlaps_the_one_before(fewest: int, is_full: bool) -> None:
+    """There is no code of a tail: 6 rows, two vectors, 4 steps of the sum and then 2."""
+    nest = row_tiles(fewest)
+    rows = 6 if is_full else 6 + 4 + 2 + 1
+    text = lower_nest(nest, width(128))
+    assert text.count("call <4 x float> @llvm.fma") == rows * 2 * (4 + 2)
+    check(nest, 128, [{"m": m} for m in (fewest, 25, 29, 30, 31, 64)])
+
+
+def test_rows_of_what_is_also_read_are_not_computed_twice() -> None:
+    """sums += x along rows: a row that is computed again would be added twice."""
+    n, k = Axis("n", open_size(Dimension("n", 40, 90))), Axis("k", 4)
+    x, y = Tensor("x", (n.extent, 4)), Tensor("y", (n.extent,), role=Role.OUTPUT)
+    sums = Tensor("sums", (n.extent,), role=Role.SCRATCH)
+    tiles = {"reduce": (Tile(k, 1),), "unroll": (Tile(n, 1),)}
+    body = (
+        Compute((Store(sums[n], Accumulator()),), x[n, k], Combiner.SUM, **tiles),  # type: ignore[arg-type]
+        Compute(
+            (Store(sums[n], Accumulator()),),
+            x[n, k],
+            Combiner.SUM,
+            init=sums[n],
+            **tiles,  # type: ignore[arg-type]
+        ),
+        Compute((Store(y[n], Accumulator()),), sums[n] + 0.0, unroll=(Tile(n, 1),)),
+    )
+    loops = tuple(For(n, 7, (compute,)) for compute in body)
+    nest = LoopNest("twice", (x, y), (sums,), (Stage("main", loops),))
+    check(nest, 128, [{"n": n} for n in (40, 41, 48, 49, 90)])
 
 
 def softmax(lanes: int) -> LoopNest:

@@ -1,0 +1,77 @@
+"""Which tiles of rows may start anywhere, and which rows may be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.loops.expr import IndexValue, Load, Space, Tee, walk
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, Node
+
+
+def is_of_rows(loop: For) -> bool:
+    """Whether the loop's tiles may start anywhere: no vector and no block of a layout ends there.
+
+    They may if the axis runs over whole slices of everything that moves with it.
+    """
+
+    def of_rows(node: Node) -> bool:
+        match node:
+            case For():
+                return not node.lets and all(map(of_rows, node.body))
+            case Compute():
+                return loop.axis not in (node.vector, node.store_vector, node.dot) and all(
+                    _moves_by_slices(load, loop.axis) for load in _accesses(node)
+                )
+
+    return not loop.lets and all(map(of_rows, loop.body))
+
+
+def _accesses(compute: Compute) -> Iterator[Load]:
+    """Every element that a compute reads or writes."""
+    expressions = [compute.body, *(store.value for store in compute.stores)]
+    expressions += [compute.init] if compute.init is not None else []
+    yield from (store.target for store in compute.stores)
+    for expression in expressions:
+        for node in walk(expression):
+            match node:
+                case Load():
+                    yield node
+                case Tee():
+                    yield node.target
+                case _:
+                    pass
+
+
+def _moves_by_slices(load: Load, axis: Axis) -> bool:
+    """Whether a step along the axis is a step along dimensions that no layout divides."""
+    factors = load.tensor.layout.resolved(len(load.tensor.shape))
+    moved = [f for f in factors if axis in load.index[f.dim].axes()]
+    return all(f.div == 1 and f.mod is None for f in moved)
+
+
+def may_repeat(compute: Compute, axis: Axis) -> bool:
+    """Whether rows along an axis may be computed again, by whichever thread: a sum that reads and
+    writes memory by rows, and reads nothing that it writes.
+
+    Nothing that it reads is changed by others either: only elementwise kernels work in place.
+    """
+    if compute.combiner is None or compute.store_vector is not None:
+        return False
+    if axis in (compute.vector, compute.dot) or any(t.axis == axis for t in compute.reduce):
+        return False
+    if any(t.axis == axis and t.step != 1 for t in compute.unroll):
+        return False
+    values = [compute.body, *(store.value for store in compute.stores)]
+    values += [compute.init] if compute.init is not None else []
+    parts = [part for value in values for part in walk(value)]
+    if any(isinstance(part, Tee) for part in parts):
+        return False
+    if any(isinstance(part, IndexValue) and axis in part.index.axes() for part in parts):
+        return False
+    written = [store.target for store in compute.stores]
+    read = [part for part in parts if isinstance(part, Load)]
+    if {load.tensor.name for load in read} & {load.tensor.name for load in written}:
+        return False
+    moved = [a for a in (*read, *written) if any(axis in i.axes() for i in a.index)]
+    return all(a.tensor.space is Space.MEMORY and _moves_by_slices(a, axis) for a in moved)
