@@ -77,7 +77,8 @@ class OpenResult:
         return max(ranged / fixed for ranged, fixed, _ in self.apart)
 
 
-def _tokens(sizes: Mapping[str, int]) -> Feeds:
+def tokens(sizes: Mapping[str, int]) -> Feeds:
+    """Ids of `sequence` tokens, drawn, and a mask that hides none."""
     length = sizes["sequence"]
     drawn = np.random.default_rng(length)
     return {
@@ -113,9 +114,9 @@ _SOME_LENGTHS = [{"batch": 1, "sequence": n} for n in (7, 37, 128, 200, 384)]
 CASES: Mapping[str, OpenCase] = {
     "minilm": OpenCase(
         lambda: open_bert(layers=6, hidden=384, heads=12, intermediate=1536),
-        _TOKENS, _tokens, _lengths, _SOME_LENGTHS,
+        _TOKENS, tokens, _lengths, _SOME_LENGTHS,
     ),
-    "bert-base": OpenCase(open_bert, _TOKENS, _tokens, _lengths, _SOME_LENGTHS),
+    "bert-base": OpenCase(open_bert, _TOKENS, tokens, _lengths, _SOME_LENGTHS),
     "resnet50": OpenCase(
         lambda: opened(build("resnet50"), {_RESNET_INPUT: ("batch", 3, 224, 224)}),
         {"batch": "1..32"}, partial(_images, _RESNET_INPUT), _batches,
@@ -129,7 +130,8 @@ CASES: Mapping[str, OpenCase] = {
 }  # fmt: skip
 
 
-def _seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
+    """What a call takes of the process's CPU time, and what it gives."""
     before = time.process_time()
     made = run()
     return time.process_time() - before, made
@@ -143,7 +145,7 @@ def measure(name: str, count: int, samples: int, seed: int = 0) -> OpenResult:
     unlike = next(sizes for sizes in drawn if sizes not in case.compared)
     # Not counted: the first compilation of a process loads LLVM and our own modules.
     compile_model(model, dims={dim: unlike[dim] for dim in case.ranges})
-    compiling, ranged = _seconds(lambda: compile_model(model, dims=case.ranges))
+    compiling, ranged = seconds_of(lambda: compile_model(model, dims=case.ranges))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -153,19 +155,19 @@ def measure(name: str, count: int, samples: int, seed: int = 0) -> OpenResult:
     runs, error = [], 0.0
     for sizes in drawn[:count]:
         feeds = case.feeds(sizes)
-        ours, got = _seconds(partial(ranged.run, feeds))
-        theirs, expected = _seconds(partial(session.run, None, feeds))
+        ours, got = seconds_of(partial(ranged.run, feeds))
+        theirs, expected = seconds_of(partial(session.run, None, feeds))
         runs.append((ours, theirs))
         error = max(error, *map(_error, got, expected))
     apart, compilings = [], []
     for some in case.compared:
         feeds = case.feeds(some)
         stated = {dim: some[dim] for dim in case.ranges}
-        seconds, fixed = _seconds(partial(compile_model, model, dims=stated))
+        seconds, fixed = seconds_of(partial(compile_model, model, dims=stated))
         compilings.append(seconds)
         engines = [ranged.run, fixed.run, _of(session)]
         turns = [
-            [_seconds(partial(engine, feeds))[0] for engine in engines] for _ in range(samples)
+            [seconds_of(partial(engine, feeds))[0] for engine in engines] for _ in range(samples)
         ]
         apart.append(tuple(min(column) for column in zip(*turns, strict=True)))
     reason = str(getattr(ranged, "reason", "") or "")

@@ -25,7 +25,8 @@ def schedule_space(
 
     `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
     more than a digit (Winograd's F(6)). That of a workload with open sizes is the space at its
-    typical sizes; not each of its schedules lowers the open workload, but the default does.
+    typical sizes; not each of its schedules lowers the open workload, but each algorithm's
+    default does.
 
     Raises:
         CompilerError: if no template applies, or nothing lowers an open workload.
@@ -33,10 +34,13 @@ def schedule_space(
     found = [*_applicable(workload, target, threads, numerics)]
     # Templates that take any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
-    space = ScheduleSpace(tuple(serious or [space for _, space in found]))
+    chosen = serious or [space for _, space in found]
     if not workload.dimensions:
-        return space
-    return space.starting_with(untuned_schedule(workload, target, threads, numerics))
+        return ScheduleSpace(tuple(chosen))
+    default = untuned_schedule(workload, target, threads, numerics)
+    # An algorithm that needs to know the sizes (Strassen) is none of the range.
+    able = [space for space in chosen if _lowers(workload, space.default, target, threads)]
+    return ScheduleSpace(tuple(able)).starting_with(default)
 
 
 def untuned_schedule(
@@ -51,11 +55,8 @@ def untuned_schedule(
     if not workload.dimensions:
         return next(tried)
     for schedule in tried:
-        try:
-            lower_schedule(workload, schedule, target, threads)
-        except ScheduleError:
-            continue
-        return schedule
+        if _lowers(workload, schedule, target, threads):
+            return schedule
     operators = ", ".join(workload.operators)
     raise CompilerError(f"nothing serves all sizes of the fused workload of {operators}")
 
@@ -104,6 +105,14 @@ def _applicable(
     if not found:
         operators = ", ".join(workload.operators)
         raise CompilerError(f"no template applies to the fused workload of {operators}")
+
+
+def _lowers(workload: Workload, schedule: Schedule, target: Target, threads: int) -> bool:
+    try:
+        lower_schedule(workload, schedule, target, threads)
+    except ScheduleError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=8192)

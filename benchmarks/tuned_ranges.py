@@ -1,0 +1,192 @@
+"""Is a tuned range as good as tuned sizes? `python -m benchmarks.tuned_ranges tune`, then `race`.
+
+`tune` tunes a model for a range and for several sizes by themselves, with as many trials each, on a
+target that the defaults were not found on, into a folder's database. `race` compiles four programs
+for each size (of the range and of the size alone, untuned and tuned) and runs them in turns on one
+thread. The gain of tuning is the untuned program's time over the tuned one's: the range's gain is
+to be at least 0.8 of the size's own. No size is one that the range was measured at. The clock is
+the process's CPU time, to which other processes do not add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.open_models import open_bert
+from benchmarks.open_sizes import Feeds, seconds_of, tokens
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, geometric_mean, markdown_table
+from compiler.driver import compile_model
+
+TARGET = "x86-64-v3"
+
+ASKED = 0.8
+"""Of a size's own gain, as a share of its logarithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCase:
+    """A model, its range, and the sizes that are tuned by themselves; `others` are fixed."""
+
+    build: Callable[[], Any]
+    dimension: str
+    range: str
+    sizes: Sequence[int]
+    feeds: Callable[[Mapping[str, int]], Feeds]
+    others: Mapping[str, int]
+
+
+CASES: Mapping[str, RangeCase] = {
+    "minilm": RangeCase(
+        lambda: open_bert(layers=2, hidden=384, heads=12, intermediate=1536),
+        "sequence", "1..512", (7, 37, 128, 384), tokens, {"batch": 1},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """Seconds of the fastest run at one size: untuned and tuned, of the range and of the size."""
+
+    size: int
+    range_untuned: float
+    range_tuned: float
+    own_untuned: float
+    own_tuned: float
+
+    @property
+    def range_gain(self) -> float:
+        return self.range_untuned / self.range_tuned
+
+    @property
+    def own_gain(self) -> float:
+        return self.own_untuned / self.own_tuned
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """All sizes of a model."""
+
+    model: str
+    sizes: tuple[SizeResult, ...]
+
+    @property
+    def range_gain(self) -> float:
+        return geometric_mean([each.range_gain for each in self.sizes])
+
+    @property
+    def own_gain(self) -> float:
+        return geometric_mean([each.own_gain for each in self.sizes])
+
+    @property
+    def share(self) -> float:
+        """The range's gain as a share of that of sizes: of logarithms, so that no gain is none."""
+        return math.log(self.range_gain) / math.log(self.own_gain)
+
+
+def tune(name: str, folder: Path, trials: int) -> None:
+    """Tune a model for its range and for each size, into the folder's database."""
+    from service.cli import run
+
+    case = CASES[name]
+    model = folder / f"{name}.onnx"
+    model.write_bytes(case.build().SerializeToString())
+    os.environ["TILEWRIGHT_DATA_FOLDER"] = str(folder)
+    fixed = [part for n, size in case.others.items() for part in ("--dim", f"{n}={size}")]
+    for size in (case.range, *case.sizes):
+        asked = ["--trials", str(trials), "--stop-gain", "0", "--target", TARGET]
+        if run(["tune", str(model), *fixed, "--dim", f"{case.dimension}={size}", *asked]):
+            raise SystemExit(f"{name} at {size} was not tuned")
+
+
+def race(name: str, folder: Path, samples: int) -> RangeResult:
+    """The programs of each size in turns; the fastest of `samples` turns counts."""
+    from service.settings import Settings
+    from service.storage import open_storage
+
+    os.environ["TILEWRIGHT_DATA_FOLDER"] = str(folder)
+    storage = open_storage(Settings())
+    case = CASES[name]
+    model = (folder / f"{name}.onnx").read_bytes()
+
+    def programs(size: int | str) -> list[Any]:
+        dims = {**case.others, case.dimension: size}
+        return [
+            compile_model(model, TARGET, dims=dims, schedules=source)
+            for source in (None, storage.records)
+        ]
+
+    ranged = programs(case.range)
+    results = []
+    for size in case.sizes:
+        feeds = case.feeds({**case.others, case.dimension: size})
+        engines = [partial(each.run, feeds) for each in (*ranged, *programs(size))]
+        turns = [[seconds_of(engine)[0] for engine in engines] for _ in range(samples)]
+        results.append(SizeResult(size, *map(min, zip(*turns, strict=True))))
+    storage.close()
+    return RangeResult(name, tuple(results))
+
+
+def report(origin: Origin, results: Sequence[RangeResult]) -> str:
+    """The results as Markdown."""
+    header = [
+        "model", "size", "range untuned, ms", "tuned, ms", "gain",
+        "size alone untuned, ms", "tuned, ms", "gain", "range tuned over size tuned",
+    ]  # fmt: skip
+    rows = [
+        [
+            result.model,
+            str(each.size),
+            *(f"{1e3 * s:.3f}" for s in (each.range_untuned, each.range_tuned)),
+            f"{each.range_gain:.3f}",
+            *(f"{1e3 * s:.3f}" for s in (each.own_untuned, each.own_tuned)),
+            f"{each.own_gain:.3f}",
+            f"{each.range_tuned / each.own_tuned:.3f}",
+        ]
+        for result in results
+        for each in result.sizes
+    ]
+    sums = [
+        f"{result.model}: the range gains {result.range_gain:.3f}, sizes gain "
+        f"{result.own_gain:.3f} (geometric means): {result.share:.2f} of it, asked {ASKED}."
+        for result in results
+    ]
+    parts = ["# Tuned ranges", "", origin.sentence(), "", __doc__ or "", *sums, "", ""]
+    return "\n".join(parts) + markdown_table(header, rows, 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune, or race what was tuned and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=["tune", "race"])
+    parser.add_argument("--models", nargs="+", choices=CASES, default=["minilm"])
+    parser.add_argument("--folder", type=Path, required=True, help="where the database lies")
+    parser.add_argument("--trials", type=int, default=240, help="of the range, and of each size")
+    parser.add_argument("--samples", type=int, default=20, help="turns of each size")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "tuned-ranges")
+    asked = parser.parse_args(arguments)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.step == "tune":
+        for name in asked.models:
+            tune(name, asked.folder, asked.trials)
+        return 0
+    results = [race(name, asked.folder, asked.samples) for name in asked.models]
+    origin = Origin.of(asked)
+    for result in results:
+        print(f"{result.model}: {result.range_gain:.3f} beside {result.own_gain:.3f}")
+    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
+    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    asked.output.with_suffix(".md").write_text(report(origin, results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
