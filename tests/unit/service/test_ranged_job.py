@@ -1,0 +1,69 @@
+"""A model with an open dimension from HTTP to answers in a process that has NumPy alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from fastapi.testclient import TestClient
+
+from service.archive import unpack
+from service.jobs import run_job
+from service.jobs.tuner_process import TunerProcess
+from tests.unit.service.api_calls import submit, upload
+from tests.unit.service.tuners import loop, model_bytes, work_once
+
+SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 31, 37, 40)
+
+
+def test_a_job_with_a_range_serves_sizes_that_nobody_compiled(
+    client: TestClient, tuner: TunerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load_from_string(model_bytes())
+    proto.ir_version = 9  # as ONNX Runtime reads it
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "rows"
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    digest = upload(client, proto.SerializeToString())
+    job = submit(client, model=digest, dims={"rows": "1..40"}, trials=4)
+    path = f"/v1/jobs/{job['id']}"
+    assert work_once(tuner)
+    done = client.get(path).json()
+    assert (done["state"], done["error"]) == ("succeeded", None)
+    assert done["result"]["verified"] is True
+    (tmp_path / "a.tar").write_bytes(client.get(f"{path}/artifact").content)
+    unpack(tmp_path / "a.tar", tmp_path / "a")
+
+    oracle = onnxruntime.InferenceSession(proto.SerializeToString())
+    (port,) = oracle.get_inputs()
+    random = np.random.default_rng(0)
+    given = {str(n): random.standard_normal((n, *port.shape[1:])).astype(np.float32) for n in SIZES}
+    np.savez(tmp_path / "in.npz", **given)
+    code = f"""
+import sys
+import numpy as np
+for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "fastapi", "pydantic", "ml_dtypes"):
+    sys.modules[name] = None
+import compiler
+loaded = compiler.load_artifact({str(tmp_path / "a")!r})
+given = np.load({str(tmp_path / "in.npz")!r})
+np.savez({str(tmp_path / "out.npz")!r}, **{{n: loaded.run([given[n]])[0] for n in given.files}})
+assert loaded.made == (), loaded.made
+try:
+    loaded.run([np.zeros((41, *given["1"].shape[1:]), np.float32)])
+except compiler.InvalidInputError as error:
+    assert "('rows') is 41, expected 1..40" in str(error), error
+else:
+    raise AssertionError("41 rows were taken")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    made = np.load(tmp_path / "out.npz")
+    for n, array in given.items():
+        (expected,) = oracle.run(None, {port.name: array})
+        np.testing.assert_allclose(made[n], expected, rtol=1e-5, atol=1e-5)
