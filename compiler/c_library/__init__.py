@@ -13,12 +13,15 @@ from compiler.c_library.library import (
     write_executable,
 )
 from compiler.c_library.toolchain import ToolchainError
+from compiler.c_library.wasm import WasmModule, write_wasm_module
 
 __all__ = [
     "CLibrary",
     "ToolchainError",
+    "WasmModule",
     "WeightPlace",
     "library_name",
     "write_c_library",
     "write_executable",
+    "write_wasm_module",
 ]

@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent / "native"
 _RUNTIME = Path(__file__).parents[1] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
-    enter leave size fill order_keys rows_equal select
+    size fill order_keys rows_equal select
 """
 """What the sources of the runtime define. Each library has its own, so that several can be in one
 program."""
@@ -116,7 +116,7 @@ def write_executable(compiled: CompiledProgram, path: str | Path, model: str) ->
     try:
         with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
             folder = Path(work)
-            statement = Statement(model, compiled.target.name, _version(), 0, True)
+            statement = Statement(model, compiled.target.name, package_version(), 0, True)
             folder.joinpath("model.weights").write_bytes(bytes(compiled.weights))
             objects = compile_objects(compiled, interface, statement, folder, tools)
             objects.append(weight_object("model", folder, tools))
@@ -141,7 +141,7 @@ def _write(
     name, inside = interface.name, weights is WeightPlace.SECTION
     folder.joinpath(f"{name}.weights").write_bytes(bytes(compiled.weights))
     target = compiled.target
-    statement = Statement(model, target.name, _version(), 0, inside)
+    statement = Statement(model, target.name, package_version(), 0, inside)
     objects = compile_objects(compiled, interface, statement, folder, tools)
     code = sum(_text_bytes(folder / each) for each in objects)
     folder.joinpath(f"{name}.h").write_text(
@@ -156,7 +156,8 @@ def _write(
         folder.joinpath(each).unlink()
     if inside:
         folder.joinpath(f"{name}.weights").unlink()
-    _describe(interface, folder, target)
+    _packages(interface, folder, target)
+    describe(FORMAT, interface, folder, target)
     return code, compiled.program.weight_bytes, interface.arena_bytes
 
 
@@ -174,7 +175,12 @@ def compile_objects(
         source(interface, weights_inside=statement.weights_inside), "ascii"
     )
     natives = encode(compiled.program).natives
-    options = [*_own_names(interface), *(f"-D{each}={name}_{each}" for each in natives), *_INCLUDE]
+    options = [
+        "-DTW_WITHOUT_PROFILE",
+        *_own_names(interface),
+        *(f"-D{each}={name}_{each}" for each in natives),
+        *_INCLUDE,
+    ]
     sources = [Path(folder, f"{name}.c"), _HERE / "tw_model.c"]
     sources += [_RUNTIME / f"{each}.c" for each in ("program", "sizing")]
     if natives:
@@ -198,15 +204,21 @@ def _own_names(interface: Interface) -> list[str]:
 
 def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
     """An object that holds the file NAME.weights of a folder; its name."""
+    size = folder.joinpath(f"{name}.weights").stat().st_size
+    # WebAssembly has no sections of this kind: the assembler makes a segment of data of it
+    flags, stack = ('"a"', '.section .note.GNU-stack, "", %progbits')
+    if tools.linker:
+        flags, stack = ('"", @', "")
     lines = [
-        '.section .rodata.weights, "a"',
-        ".balign 64",
+        f".section .rodata.weights, {flags}",
+        ".p2align 6",
         f".globl {name}_tw_weights",
-        f".type {name}_tw_weights, %object",
+        f".type {name}_tw_weights, @object",
         f"{name}_tw_weights:",
         f'.incbin "{name}.weights"',
         ".byte 0",
-        '.section .note.GNU-stack, "", %progbits',
+        f".size {name}_tw_weights, {size + 1}",
+        stack,
         "",
     ]
     folder.joinpath("weights.S").write_text("\n".join(lines))
@@ -228,21 +240,22 @@ def _text_bytes(path: Path) -> int:
     return loaded_bytes(path.read_bytes())
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Of this compiler, for people."""
     try:
         return version("tilewright")
     except PackageNotFoundError:
         return "(not installed)"
 
 
-def _describe(interface: Interface, folder: Path, target: Target) -> None:
-    """What builds beside it ask for: pkg-config, CMake, and our own manifest."""
+def _packages(interface: Interface, folder: Path, target: Target) -> None:
+    """What builds beside it ask for: pkg-config and CMake."""
     name = interface.name
     folder.joinpath(f"{name}.pc").write_text(
         "prefix=${pcfiledir}\n\n"
         f"Name: {name}\n"
         f"Description: the model {name}, compiled by Tilewright for {target.name}\n"
-        f"Version: {_version()}\n"
+        f"Version: {package_version()}\n"
         "Cflags: -I${prefix}\n"
         f"Libs: ${{prefix}}/lib{name}.a\n"
     )
@@ -253,10 +266,14 @@ def _describe(interface: Interface, folder: Path, target: Target) -> None:
         f'  IMPORTED_LOCATION "${{CMAKE_CURRENT_LIST_DIR}}/lib{name}.a"\n'
         '  INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}")\n'
     )
+
+
+def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
+    """Write the manifest of a finished folder, and have all of it on the disk."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {
-        "format": FORMAT,
-        "name": name,
+        "format": kind,
+        "name": interface.name,
         "target": target.to_json(),
         "files": {path.name: _digest(path) for path in files},
     }

@@ -17,6 +17,7 @@ from compiler.target import Target
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 _FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)
+_STACK_BYTES = 1 << 20
 _SECONDS = 600.0
 """Longest that a command takes: a first static executable makes zig compile a C library."""
 
@@ -33,11 +34,13 @@ class Toolchain:
         compiler: compiles C and assembly, and links.
         archiver: packs objects into a static library.
         static: what links an executable that needs no other file, for `compiler`.
+        linker: links modules of WebAssembly.
     """
 
     compiler: tuple[str, ...]
     archiver: tuple[str, ...]
-    static: tuple[str, ...]
+    static: tuple[str, ...] = ()
+    linker: tuple[str, ...] = ()
 
     def compile(
         self, folder: Path, source: str | Path, output: str, options: Sequence[str] = ()
@@ -86,6 +89,18 @@ class Toolchain:
         )
         Path(folder, "exported").unlink()
 
+    def link_module(
+        self, folder: Path, objects: Sequence[str], exported: Sequence[str], output: str
+    ) -> None:
+        """A WebAssembly module, whose memory grows.
+
+        Raises:
+            ToolchainError: if it does not link.
+        """
+        shown = [f"--export={name}" for name in exported]
+        options = ["--no-entry", "--gc-sections", "--strip-all", "-z", f"stack-size={_STACK_BYTES}"]
+        _run([*self.linker, *options, *shown, *objects, "-o", output], folder)
+
     def link_executable(self, folder: Path, objects: Sequence[str], output: str) -> None:
         """An executable that runs without other files.
 
@@ -107,12 +122,30 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     archiver = shutil.which("ar")
     here = target.arch == platform.machine() and sys.platform == "linux"
     if compiler and archiver and here and not (executable and has_zig):
-        return Toolchain((compiler,), (archiver,), ())
+        return Toolchain((compiler,), (archiver,))
     if has_zig:
         library = "musl" if executable else "gnu"
         command = (*zig, "cc", "-target", f"{target.arch}-linux-{library}")
         return Toolchain(command, (*zig, "ar"), ("-static",))
-    raise ToolchainError(
+    raise _absent(target)
+
+
+def wasm_toolchain(target: Target) -> Toolchain:
+    """What makes modules for a target of WebAssembly: zig.
+
+    Raises:
+        ToolchainError: if it is not there.
+    """
+    if importlib.util.find_spec("ziglang") is None:
+        raise _absent(target)
+    zig = (sys.executable, "-m", "ziglang")
+    features = "".join(f.replace("-", "_") for f in target.features)
+    command = (*zig, "cc", "-target", f"{target.arch}-wasi", f"-mcpu=generic{features}")
+    return Toolchain(command, (*zig, "ar"), linker=(*zig, "wasm-ld"))
+
+
+def _absent(target: Target) -> ToolchainError:
+    return ToolchainError(
         f"there is no C compiler for '{target.name}' on this machine: install the package "
         "'ziglang' (pip install 'tilewright[linker]'), which compiles for every target"
     )

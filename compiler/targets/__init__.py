@@ -229,6 +229,9 @@ class Family:
         code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
+        pointer_bytes: of an address.
+        modules: whether programs are modules that JavaScript runs, and no process loads a library.
+        fma_intrinsic: what LLVM makes the target's multiply-add of.
     """
 
     name: str
@@ -253,6 +256,9 @@ class Family:
     elf_machine: int = 0
     code_level: int = 2
     relocation: str = "pic"
+    pointer_bytes: int = 8
+    modules: bool = False
+    fma_intrinsic: str = "llvm.fma"
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

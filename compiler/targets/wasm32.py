@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.target import Target
 from compiler.targets import CoreModel, Family
+
+_SIMD = Target(
+    name="wasm32",
+    triple="wasm32-unknown-unknown",
+    cpu="generic",
+    features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
+    vector_bits=128,
+    vector_registers=16,
+    # Only relaxed SIMD has one; without it, llvm.fma becomes a call for every lane.
+    fma=False,
+)
+_RELAXED = replace(
+    _SIMD,
+    name="wasm32-relaxed",
+    features=("+bulk-memory", "+nontrapping-fptoint", "+relaxed-simd", "+simd128"),
+    fma=True,
+)
 
 FAMILY = Family(
     name="wasm32",
     machines=(),
-    targets=(
-        Target(
-            name="wasm32",
-            triple="wasm32-unknown-unknown",
-            cpu="generic",
-            features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
-            vector_bits=128,
-            vector_registers=16,
-            # Only relaxed SIMD has one; without it, llvm.fma becomes a call for every lane.
-            fma=False,
-        ),
-    ),
-    baselines=("wasm32",),
+    targets=(_SIMD, _RELAXED),
+    baselines=("wasm32", "wasm32-relaxed"),
     core=CoreModel(
         # The CPU below is unknown: these are facts of a wide core of today, with 128-bit vectors.
         fma_units=2,
@@ -40,4 +48,8 @@ FAMILY = Family(
     ),
     # Position-independent WebAssembly would import its tables from a dynamic linker.
     relocation="static",
+    pointer_bytes=4,
+    modules=True,
+    # Relaxed SIMD's multiply-add rounds once or twice, as the CPU below likes it.
+    fma_intrinsic="llvm.fmuladd",
 )

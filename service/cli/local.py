@@ -57,6 +57,8 @@ class Format(StrEnum):
     """A folder with a header and libraries for C."""
     EXE = "exe"
     """A program that reads and writes .npy files."""
+    WASM = "wasm"
+    """A folder with a WebAssembly module, and JavaScript that runs it."""
 
 
 class Weights(StrEnum):
@@ -151,16 +153,17 @@ def compile_(
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     format_: Annotated[
-        Format,
+        Format | None,
         typer.Option(
             "--format",
             help="artifact: for Python and NumPy; c: a header and libraries for C; "
-            "exe: a program that reads and writes .npy files",
+            "exe: a program that reads and writes .npy files; wasm: a module and JavaScript, "
+            "what targets of WebAssembly have",
         ),
-    ] = Format.ARTIFACT,
+    ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="With --format c: what its files and functions are called"),
+        typer.Option("--name", help="With c and wasm: what files and functions are called"),
     ] = None,
     weights: Annotated[
         Weights | None,
@@ -170,6 +173,7 @@ def compile_(
     timings: TimingsOption = False,
 ) -> None:
     """Compile to an artifact folder, a C library or a program, with whatever the database knows."""
+    from compiler.target import resolve_target
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import range_lines, settled_line, timings_table
@@ -182,8 +186,14 @@ def compile_(
     request = ModelRequest(
         existing_file(model), target, threads, numerics.value, precision=precision.value
     )
-    if format_ is not Format.C and (name is not None or weights is not None):
-        raise UserError("--name and --weights are for --format c")
+    modules = resolve_target(target).family.modules
+    format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
+    if modules is not (format_ is Format.WASM):
+        raise UserError(f"--format {format_.value} is not for target '{target}'")
+    if name is not None and format_ not in (Format.C, Format.WASM):
+        raise UserError("--name is for --format c and wasm")
+    if weights is not None and format_ is not Format.C:
+        raise UserError("--weights is for --format c")
     if format_ is not Format.ARTIFACT and pad:
         raise UserError(f"--pad is for artifacts, not for --format {format_.value}")
     recorder = Timings()
@@ -233,12 +243,24 @@ def _written_for_c(
     weights: Weights,
 ) -> str:
     """Write a C library or an executable; what to say of it."""
-    from compiler.c_library import WeightPlace, library_name, write_c_library, write_executable
+    from compiler.c_library import (
+        WeightPlace,
+        library_name,
+        write_c_library,
+        write_executable,
+        write_wasm_module,
+    )
     from service.cli.inspect_view import size
 
     if format_ is Format.EXE:
         path = write_executable(compiled, output, model.name)
         return f"program: {output}, {size(path.stat().st_size)}"
+    if format_ is Format.WASM:
+        module = write_wasm_module(compiled, output, name or library_name(model), model.name)
+        return (
+            f"module: {output} ({module.name}.wasm, {size(module.bytes)}; {module.name}.mjs, "
+            f"{module.name}.d.mts)"
+        )
     made = write_c_library(
         compiled, output, name or library_name(model), model.name, WeightPlace(weights.value)
     )

@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#define LARGEST (INT64_C(1) << 61)
+
 struct tw_state {
     const tw_model *model;
     struct tw_sharing sharing;
@@ -51,20 +53,14 @@ static int size_up(const tw_model *model, const int64_t *sizes, int64_t *numbers
 
 /* Bytes of the arena and of all threads' scratch, or -1 where no memory is so large. */
 static int64_t work_bytes(const tw_model *model, const int64_t *numbers, int threads) {
-    int64_t scratch = 0, all = 0;
-    if (__builtin_mul_overflow(scratch_stride(numbers[model->scratch]), threads, &scratch) ||
-        __builtin_add_overflow(aligned(numbers[model->arena]), scratch, &all))
-        return -1;
-    return all;
+    int64_t scratch = scratch_stride(numbers[model->scratch]), arena = aligned(numbers[model->arena]);
+    return scratch > LARGEST / threads || arena > LARGEST ? -1 : arena + scratch * threads;
 }
 
 size_t tw_model_bytes(const tw_model *model, const int64_t *sizes, int threads, int64_t *numbers) {
     if (threads < 1 || size_up(model, sizes, numbers) != TW_MODEL_OK) return 0;
-    int64_t work = work_bytes(model, numbers, threads), all = 0;
-    if (work < 0 || __builtin_add_overflow(work, head_bytes(model), &all) ||
-        (uint64_t)all > SIZE_MAX)
-        return 0;
-    return (size_t)all;
+    int64_t work = work_bytes(model, numbers, threads), all = work + head_bytes(model);
+    return work < 0 || (uint64_t)all > SIZE_MAX ? 0 : (size_t)all;
 }
 
 int tw_model_init(const tw_model *model, void *memory, size_t bytes, const void *weights,
@@ -73,7 +69,7 @@ int tw_model_init(const tw_model *model, void *memory, size_t bytes, const void 
     if (misplaced(memory) || (model->weight_bytes && misplaced(weights))) return TW_MODEL_POINTER;
     if (weight_bytes != (uint64_t)model->weight_bytes) return TW_MODEL_WEIGHTS;
     const int64_t head = head_bytes(model);
-    if (bytes > INT64_MAX || (int64_t)bytes < head) return TW_MODEL_MEMORY;
+    if ((uint64_t)bytes > INT64_MAX || (int64_t)bytes < head) return TW_MODEL_MEMORY;
     if (sharing && (sharing->threads < 1 || !sharing->share)) return TW_MODEL_POINTER;
     /* all of it: what no kernel writes is read as zeros, never as a signalling NaN */
     memset(memory, 0, bytes);
@@ -188,6 +184,3 @@ void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent,
         stage(arguments->buffers, arguments->scratch, arguments->sizes, 0, extent);
     }
 }
-
-void tw_enter(int threads) { (void)threads; }
-void tw_leave(int threads) { (void)threads; }

@@ -264,7 +264,8 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
         # The product is exact in float32; LLVM would go through float64 and a C library.
         wide = (cast(emitter, operand, DType.FLOAT32) for operand in (x, y, z))
         return cast(emitter, _fma(emitter, *wide), dtype)
-    return emitter.call(dtype, z.lanes, f"llvm.fma.{suffix(dtype, z.lanes)}", x, y, z)
+    name = f"{emitter.target.family.fma_intrinsic}.{suffix(dtype, z.lanes)}"
+    return emitter.call(dtype, z.lanes, name, x, y, z)
 
 
 def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:

@@ -57,7 +57,8 @@ class Context:
         if tensor.role is Role.SCRATCH:
             return self.emitter.offset(Value("%scratch", None), self.scratch[tensor.name])
         slot = self.emitter.offset(Value("%buffers", None), self.slots[tensor.name])
-        return self.emitter.emit(None, 1, "load ptr, ptr %s, align 8", slot)
+        aligned = self.emitter.target.family.pointer_bytes
+        return self.emitter.emit(None, 1, f"load ptr, ptr %s, align {aligned}", slot)
 
 
 @dataclass(slots=True)

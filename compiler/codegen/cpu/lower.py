@@ -141,7 +141,10 @@ def _lower_stage(
     """The body of a stage's function."""
     context = Context(
         emitter,
-        slots={buffer.name: 8 * number for number, buffer in enumerate(nest.buffers)},
+        slots={
+            buffer.name: emitter.target.family.pointer_bytes * number
+            for number, buffer in enumerate(nest.buffers)
+        },
         scratch=scratch_layout(nest)[0],
         written=_written(stage.body),
         masks=masks,

@@ -6,6 +6,10 @@
 #include "clock.h"
 #include "tilewright.h"
 
+#ifdef TW_WITHOUT_PROFILE /* in a C library, which asks the system for no clock */
+typedef void tw_profile;
+#define note(profile, code) ((void)(profile))
+#else
 /* Where the time of a run goes, by the first word of each instruction. */
 typedef struct {
     double *seconds;
@@ -21,6 +25,7 @@ static void note(tw_profile *profile, const int64_t *code) {
     profile->seconds[code - profile->code] += (double)(spent > 0 ? spent : 1) * 1e-9;
     profile->before = after;
 }
+#endif
 
 /* Run the instructions from `code` up to `end`, with their times where there is a profile. */
 static int run(const tw_program *program, const int64_t *code, const int64_t *end,
@@ -76,13 +81,11 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
     return status;
 }
 
-static int run_whole(const tw_program *program, tw_profile *profile) {
-    if (profile) profile->before = tw_nanoseconds(profile->clock);
-    return run(program, program->code, program->code + program->words, profile);
+int tw_run_program(const tw_program *program) {
+    return run(program, program->code, program->code + program->words, NULL);
 }
 
-int tw_run_program(const tw_program *program) { return run_whole(program, NULL); }
-
+#ifndef TW_WITHOUT_PROFILE
 /* What two looks at a clock cost: of the thread's CPU time it is a call into the system. */
 static int64_t clock_cost(clockid_t clock) {
     int64_t least = INT64_MAX, before = tw_nanoseconds(clock);
@@ -98,7 +101,9 @@ int tw_profile_program(double *seconds, const tw_program *program) {
     clockid_t clock = program->threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
     tw_profile profile = {seconds, program->code, clock, 0, clock_cost(clock)};
     memset(seconds, 0, (size_t)program->words * sizeof *seconds);
-    return run_whole(program, &profile);
+    profile.before = tw_nanoseconds(clock);
+    return run(program, program->code, program->code + program->words, &profile);
 }
+#endif
 
 int tw_abi_version(void) { return TW_ABI_VERSION; }

@@ -5,11 +5,13 @@
 
 #define LARGEST (INT64_C(1) << 62)
 
-/* Whether a + b * c is in range; then a is that. */
+/* Whether a + b * c is in range; then a is that. All three are, so that a sum of two fits; of a
+ * product the float tells whether it does, which no processor needs a library for. */
 static int add_product(int64_t *a, int64_t b, int64_t c) {
-    int64_t product;
-    return !__builtin_mul_overflow(b, c, &product) && !__builtin_add_overflow(*a, product, a) &&
-           *a < LARGEST && *a > -LARGEST;
+    double estimate = (double)b * (double)c;
+    if (!(estimate < 1.001 * LARGEST && estimate > -1.001 * LARGEST)) return 0;
+    *a += b * c;
+    return *a < LARGEST && *a > -LARGEST;
 }
 
 /* A sum of products, divided and rounded down; `rule` ends behind it. */

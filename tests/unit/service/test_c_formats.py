@@ -44,8 +44,10 @@ def test_an_executable_is_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "exe", "--name", "x"], "--name and --weights are for --format c"),
-        (["--weights", "file"], "--name and --weights are for --format c"),
+        (["--format", "exe", "--name", "x"], "--name is for --format c and wasm"),
+        (["--weights", "file"], "--weights is for --format c"),
+        (["--format", "c", "--target", "wasm32"], "--format c is not for target 'wasm32'"),
+        (["--format", "wasm"], "--format wasm is not for target 'host'"),
         (["--format", "c", "--name", "if"], "'x_if' would be one"),
         (["--format", "c", "--dim", "batch=2"], "not 2 combinations"),
         (["--format", "c", "--pad", "--dim", "batch=2"], "--pad is for artifacts"),

@@ -40,6 +40,8 @@ WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, NAMES))})(?![\w-])")
 ALLOWED = {
     ("compiler/device.py", "rv64"): "how the `isa` line of /proc/cpuinfo begins",
     ("compiler/device.py", "rv32"): "the same",
+    ("compiler/c_library/wasm.py", "wasm"): "how files of modules end",
+    ("service/cli/local.py", "wasm"): "a format of files",
     ("compiler/codegen/cpu/ssa.py", "bf16"): "LLVM's name of an element type",
     # The kernel numbers its calls by architecture. A worker has no compiler to ask.
     **{

@@ -1,0 +1,164 @@
+"""A model as a WebAssembly module, with JavaScript that runs it and its types."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.c_library.header import Interface, Statement, range_of
+from compiler.c_library.library import compile_objects, describe, package_version, weight_object
+from compiler.c_library.toolchain import wasm_toolchain
+from compiler.dtypes import DType
+from compiler.errors import ArtifactError
+from compiler.program_builder import CompiledProgram
+from compiler.runtime.artifact_writer import check_destination, replace_folder
+from compiler.runtime.ports import open_dims
+from compiler.runtime.program import Port
+
+FORMAT = "tilewright-wasm-module"
+_SCRIPT = Path(__file__).parent / "module.mjs"
+_ARRAYS = {
+    DType.FLOAT32: "Float32Array",
+    DType.FLOAT64: "Float64Array",
+    DType.FLOAT16: "Uint16Array",
+    DType.BFLOAT16: "Uint16Array",
+    DType.INT8: "Int8Array",
+    DType.INT16: "Int16Array",
+    DType.INT32: "Int32Array",
+    DType.INT64: "BigInt64Array",
+    DType.UINT8: "Uint8Array",
+    DType.UINT16: "Uint16Array",
+    DType.UINT32: "Uint32Array",
+    DType.UINT64: "BigUint64Array",
+    DType.BOOL: "Uint8Array",
+}
+"""What JavaScript holds elements in, as in module.mjs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WasmModule:
+    """What was written: `bytes` of the module, with its weights."""
+
+    folder: Path
+    name: str
+    bytes: int
+
+
+def write_wasm_module(
+    compiled: CompiledProgram, folder: str | Path, name: str, model: str
+) -> WasmModule:
+    """Write NAME.wasm, NAME.mjs and NAME.d.mts; the folder appears complete or not at all.
+
+    Raises:
+        ArtifactError: if it cannot be written.
+        InvalidArgumentError: if `name` is no identifier.
+        ToolchainError: if zig is not there, or refuses.
+    """
+    interface = Interface.of(compiled.program, name)
+    destination = check_destination(folder)
+    staging = destination.parent / f".{destination.name}.{secrets.token_hex(4)}"
+    tools = wasm_toolchain(compiled.target)
+    try:
+        staging.mkdir()
+        staging.joinpath(f"{name}.weights").write_bytes(bytes(compiled.weights))
+        statement = Statement(model, compiled.target.name, package_version(), 0, True)
+        objects = compile_objects(compiled, interface, statement, staging, tools)
+        objects.append(weight_object(name, staging, tools))
+        tools.link_module(staging, objects, _exported(name), f"{name}.wasm")
+        for each in [*objects, f"{name}.weights", f"{name}.h"]:
+            staging.joinpath(each).unlink()
+        staging.joinpath(f"{name}.mjs").write_text(script(interface), "utf-8")
+        staging.joinpath(f"{name}.d.mts").write_text(declarations(interface), "utf-8")
+        describe(FORMAT, interface, staging, compiled.target)
+        size = staging.joinpath(f"{name}.wasm").stat().st_size
+        replace_folder(staging, destination)
+    except OSError as error:
+        raise ArtifactError(f"cannot write module '{destination}': {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return WasmModule(destination, name, size)
+
+
+def _exported(name: str) -> list[str]:
+    functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
+    return [*(f"{name}_{function}" for function in (*functions, "weights")), "__heap_base"]
+
+
+def script(interface: Interface) -> str:
+    """The text of NAME.mjs."""
+    program = interface.program
+    ranges = []
+    for dimension in program.dimensions:
+        low, high = range_of(dimension)
+        most = math.inf if high is None else high
+        ranges.append(
+            {
+                "name": dimension.name,
+                "least": low,
+                "most": most,
+                "multiple": dimension.multiple,
+            }
+        )
+    described = {
+        "name": interface.name,
+        "weightBytes": program.weight_bytes,
+        "dimensions": ranges,
+        "inputs": [_port(port) for port in program.inputs],
+        "outputs": [_port(port) for port in program.outputs],
+    }
+    # JSON is JavaScript, and `Infinity` as Python writes it is
+    return f"const description = {json.dumps(described, indent=1)};\n\n{_SCRIPT.read_text()}"
+
+
+def _port(port: Port) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": port.name,
+        "type": port.dtype.value,
+        "shape": list(open_dims(port.shape)),
+    }
+    if port.counted is not None:
+        described["counted"] = port.counted
+    return described
+
+
+def declarations(interface: Interface) -> str:
+    """The text of NAME.d.mts: the types of NAME.mjs, for TypeScript."""
+    program = interface.program
+
+    def members(ports: tuple[Port, ...]) -> str:
+        return "".join(f"  {json.dumps(p.name)}: {_ARRAYS[p.dtype]};\n" for p in ports)
+
+    sizes = "".join(f"  {json.dumps(d.name)}: number;\n" for d in program.dimensions)
+    argument = ", sizes: Sizes" if sizes else ""
+    return f"""\
+export interface Inputs {{
+{members(program.inputs)}}}
+
+export interface Outputs {{
+{members(program.outputs)}}}
+
+export interface Sizes {{
+{sizes}}}
+
+export interface Port {{
+  name: string;
+  type: string;
+  shape: (number | string)[];
+  counted?: number;
+}}
+
+export const inputs: Port[];
+export const outputs: Port[];
+export const dimensions: {{name: string; least: number; most: number; multiple: number}}[];
+
+export class Model {{
+  run(inputs: Inputs{argument}): Outputs;
+}}
+
+export function load(source?: URL | string | Response | BufferSource): Promise<Model>;
+"""
