@@ -47,7 +47,7 @@ def test_bytes_are_multiplied_as_an_instruction_takes_them(
         ("znver4", 512, 32, True),
         ("aarch64", 128, 32, True),
         ("riscv64", 128, 32, True),
-        ("wasm32", 128, 16, False),
+        ("wasm32", 128, 12, False),
     ],
 )
 def test_vectors(name: str, bits: int, registers: int, fma: bool) -> None:

@@ -1,0 +1,166 @@
+"""Race in Node: `python -m benchmarks.web --models mobilenetv2 squeezenet`.
+
+Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
+one thread, engines in rotating order within each round. `--packages` is a folder with
+onnxruntime-web in its node_modules (`npm install onnxruntime-web`), `--node` a Node that knows
+relaxed SIMD (24 does without an option). Results go to benchmarks/results/ as JSON and Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.models import build, feeds
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
+from compiler import driver
+from compiler.c_library import write_wasm_module
+from compiler.program_builder import build_program
+from compiler.runtime import verify
+from compiler.target import resolve_target
+
+PEER = "onnxruntime-web"
+TARGETS = ("wasm32", "wasm32-relaxed")
+MODELS = ("mobilenetv2", "squeezenet", "efficientnet-b0", "minilm-l6-128", "resnet50")
+SCRIPT = Path(__file__).with_name("web_race.mjs")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Race models, write the report after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.web", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
+    parser.add_argument("--node", default="node", help="the command of Node")
+    parser.add_argument("--packages", type=Path, default=Path.cwd(), help="where node_modules is")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--name", default="web", help="of the result files")
+    options = parser.parse_args(arguments)
+    origin, rows = Origin.of(options), []
+    for model in options.models:
+        rows += race(model, options)
+        write(origin, rows, options.name)
+        print(markdown_table(*_table(rows[-len(options.targets) - 1 :]), text=2))
+
+
+def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each engine: milliseconds of its rounds, ratio and error against the peer."""
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        proto = build(model)
+        onnx.save(proto, folder / "model.onnx")
+        given = feeds(model, proto)
+        modules = {name: str(_module(folder, name)) for name in options.targets}
+        asked = {
+            "onnx": str(folder / "model.onnx"),
+            "folder": work,
+            "modules": modules,
+            "inputs": {name: _input(folder, name, array) for name, array in given.items()},
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+        }
+        folder.joinpath("asked.json").write_text(json.dumps(asked))
+        done = subprocess.run(
+            [options.node, str(SCRIPT), str(folder / "asked.json")],
+            cwd=options.packages,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{model}: {done.stderr.strip()}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        engines: Mapping[str, Any] = found["engines"]
+        outputs = {name: _outputs(each) for name, each in engines.items()}
+    reference = [median(times) for times in engines[PEER]["rounds"]]
+    return [
+        {
+            "model": model,
+            "engine": name,
+            "version": found["version"] if name == PEER else "",
+            "node": found["node"],
+            "milliseconds": min(min(times) for times in each["rounds"]),
+            "ratio": median(
+                theirs / median(times)
+                for theirs, times in zip(reference, each["rounds"], strict=True)
+            ),
+            "error": verify.compare(outputs[name], outputs[PEER]),
+            "rounds": [[round(time, 4) for time in times] for times in each["rounds"]],
+        }
+        for name, each in engines.items()
+    ]
+
+
+def _module(folder: Path, target_name: str) -> Path:
+    target = resolve_target(target_name)
+    graph = driver.optimise(driver.load_graph(folder / "model.onnx"), target)
+    compiled = build_program(driver.make_plan(graph, target), None, target)
+    write_wasm_module(compiled, folder / target_name, "raced", "model.onnx")
+    return folder / target_name / "raced.mjs"
+
+
+def _input(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
+    path = folder / f"input-{len(list(folder.glob('input-*')))}.bin"
+    array.tofile(path)
+    return {"type": array.dtype.name, "dims": list(array.shape), "file": str(path)}
+
+
+def _outputs(engine: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The first output, flat."""
+    return np.fromfile(next(iter(engine["outputs"].values())), np.float32)
+
+
+def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
+    """NAME.json and NAME.md."""
+    RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
+    ours = sorted({row["engine"] for row in rows} - {PEER})
+    means = {
+        engine: geometric_mean([row["ratio"] for row in rows if row["engine"] == engine])
+        for engine in ours
+    }
+    versions = f"{PEER} {next(r['version'] for r in rows if r['version'])}, Node {rows[0]['node']}"
+    lines = [
+        "# Race in Node, one thread, batch 1",
+        "",
+        f"{origin.sentence()} {versions}.",
+        "",
+        "Untuned. Wall time; engines in rotating order within each round, one process a model. "
+        f"Ratios are to {PEER}: the median over the rounds of the ratio of the round's medians. "
+        "The largest error is against it, over the largest output.",
+        "",
+        f"Geometric means: {', '.join(f'{name} {mean:.2f}' for name, mean in means.items())}.",
+        "",
+        markdown_table(*_table(rows), text=2),
+        "",
+    ]
+    RESULTS_FOLDER.joinpath(f"{name}.md").write_text("\n".join(lines))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    header = ["model", "engine", "fastest ms", "times as fast", "largest error"]
+    return header, [
+        [
+            row["model"],
+            row["engine"],
+            f"{row['milliseconds']:.2f}",
+            f"{row['ratio']:.2f}",
+            "" if row["engine"] == PEER else f"{row['error']:.1e}",
+        ]
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    main()
