@@ -1,0 +1,160 @@
+"""Modules of WebAssembly: what Node gets from them, against an executable of the same model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compiler import driver
+from compiler.c_library import ToolchainError, write_wasm_module
+from compiler.c_library.header import Interface
+from compiler.c_library.wasm import declarations
+from compiler.program_builder import CompiledProgram, ProgramBuilder
+from compiler.ranges import parse_range
+from compiler.target import resolve_target
+from tests.unit.c_library.conftest import MODELS
+
+VIT = MODELS / "vit.onnx"
+NODE = shutil.which("node")
+node = pytest.mark.skipif(
+    NODE is None or importlib.util.find_spec("ziglang") is None,
+    reason="modules are linked by zig and run in Node",
+)
+
+RUN = """\
+import {readFileSync, writeFileSync} from "node:fs";
+import {load, inputs} from "./made/vit.mjs";
+const calls = JSON.parse(readFileSync("calls.json", "utf-8"));
+const model = await load(process.argv[2] === "bytes" ? readFileSync("made/vit.wasm") : undefined);
+for (const [number, {given, sizes}] of calls.entries()) {
+  try {
+    const entries = Object.entries(given).map(([name, list]) => [name, new Float32Array(list)]);
+    const arrays = Object.fromEntries(entries);
+    const results = Object.values(model.run(arrays, sizes)).map((each) => Array.from(each, Number));
+    console.log(JSON.stringify({results}));
+  } catch (error) {
+    console.log(JSON.stringify({error: error.message}));
+  }
+}
+"""
+
+
+def for_wasm(model: Path | onnx.ModelProto, **dims: int | str) -> CompiledProgram:
+    ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
+    target = resolve_target("wasm32")
+    graph = driver.optimise(driver.load_graph(model, ranges), target)
+    builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
+    return builder.build(driver.make_plan(graph, target))
+
+
+Call = tuple[dict[str, np.ndarray], dict[str, int]]
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Callable[..., list[dict[str, object]]]:
+    def answers(
+        made: CompiledProgram, calls: list[Call], source: str = ""
+    ) -> list[dict[str, object]]:
+        write_wasm_module(made, tmp_path / "made", "vit", "a model")
+        listed = [
+            {"given": {k: v.reshape(-1).tolist() for k, v in given.items()}, "sizes": sizes}
+            for given, sizes in calls
+        ]
+        tmp_path.joinpath("calls.json").write_text(json.dumps(listed))
+        tmp_path.joinpath("run.mjs").write_text(RUN)
+        done = subprocess.run(
+            [str(NODE), "run.mjs", source],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return answers
+
+
+def pixels(batch: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(batch)
+    return {"pixels": rng.normal(size=(batch, 3, 32, 32)).astype(np.float32)}
+
+
+@node
+@pytest.mark.parametrize("source", ["file", "bytes"])
+def test_all_sizes_of_a_range(source: str, answers: Callable[..., list[dict[str, object]]]) -> None:
+    batches = (2, 1, 4, 4, 3)
+    found = answers(
+        for_wasm(VIT, batch="1..4"), [(pixels(b), {"batch": b}) for b in batches], source
+    )
+    for batch, answer in zip(batches, found, strict=True):
+        (wanted,) = driver.compile_model(VIT, dims={"batch": batch}).run(pixels(batch))
+        # sums of at most 96 products in another order: 96 x 2^-24 of magnitudes below 10
+        np.testing.assert_allclose(answer["results"][0], wanted.reshape(-1), atol=6e-5)
+
+
+@node
+def test_what_does_not_fit_is_refused(answers: Callable[..., list[dict[str, object]]]) -> None:
+    found = answers(
+        for_wasm(VIT, batch="1..4"),
+        [
+            (pixels(2), {"batch": 3}),
+            (pixels(2), {"batch": 5}),
+            (pixels(2), {}),
+            ({}, {"batch": 2}),
+            (pixels(2), {"batch": 2}),
+        ],
+    )
+    assert [each.get("error") for each in found] == [
+        "input 'pixels' takes a Float32Array of 9216 (3, 3, 32, 32), got Float32Array of 6144",
+        "dimension 'batch' is 5, expected 1 to 4",
+        "dimension 'batch' is undefined, expected 1 to 4",
+        "input 'pixels' takes a Float32Array of 6144 (2, 3, 32, 32), got undefined",
+        None,
+    ]
+
+
+@node
+def test_counted_outputs(answers: Callable[..., list[dict[str, object]]]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["found"]), helper.make_node("Neg", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 5))],
+        [
+            helper.make_tensor_value_info("found", TensorProto.INT64, (2, "n")),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 5)),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    x = np.array([[0, 1, 0, 2, 0], [3, 0, 0, 0, 4]], np.float32)
+    (answer,) = answers(for_wasm(model), [({"x": x}, {})])
+    assert answer["results"] == [
+        np.array(np.nonzero(x)).reshape(-1).tolist(),
+        (-x).reshape(-1).tolist(),
+    ]
+
+
+def test_types_name_what_a_model_takes_and_gives() -> None:
+    text = declarations(Interface.of(for_wasm(VIT, batch="1..4").program, "vit"))
+    assert '  "pixels": Float32Array;' in text
+    assert '  "batch": number;' in text
+    assert "run(inputs: Inputs, sizes: Sizes): Outputs" in text
+
+
+def test_without_zig_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = for_wasm(VIT, batch=1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="install the package 'ziglang'"):
+        write_wasm_module(made, tmp_path / "made", "vit", "vit")
+    assert not list(tmp_path.iterdir())
