@@ -14,9 +14,8 @@ from compiler.target import Target
 from compiler.workload import Workload
 from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tuner.cost_model.protocol import Sample, point_samples
-from tuner.drawn_sizes import points_of
+from tuner.drawn_sizes import points_at, points_of
 from tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
-from tuner.measure.points import SizePoint
 
 
 def samples_of(
@@ -28,7 +27,8 @@ def samples_of(
     With open sizes there is one for each size that was measured.
 
     `workload` and `target` give what a key stands for, None if it is unknown. Trials of unknown
-    keys, of lost workers, and of schedules that no longer lower are left out.
+    keys, of lost workers, of sizes that the workload cannot have, and of schedules that no longer
+    lower are left out.
     """
     best: dict[RecordKey, dict[tuple[Schedule, SizeWeights], Measurement]] = {}
     for trial in trials:
@@ -54,7 +54,9 @@ def samples_of(
         drawn = points_of(problem, threads=key.threads)
         for (schedule, distribution), measurement in measured.items():
             facts = target_facts(code, key.threads, _device(measurement))
-            points = tuple(SizePoint(sizes, weight) for sizes, weight in distribution) or drawn
+            points = drawn if not distribution else points_at(problem, distribution, key.threads)
+            if not points or (measurement.ok and bool(distribution) != bool(problem.dimensions)):
+                continue  # it does not say at which sizes of the workload it is
             if (facts, distribution) not in extractors:
                 extractor = FeatureExtractor(lower, default, facts, points)
                 extractors[facts, distribution] = extractor

@@ -15,6 +15,7 @@ from compiler.workload import Workload
 from tests.differential.workloads import Maker, as_workload
 from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
+from tuner.cost_model.dataset import samples_of
 from tuner.drawn_sizes import draw_sizes, points_at, points_of
 from tuner.floor import least_seconds
 from tuner.measure.measurement import (
@@ -202,3 +203,20 @@ def test_trials_of_other_sizes_are_not_learned_from() -> None:
     assert (row[0] != row[-1]).any(), "the sizes are in the features"
     estimated = state.features.estimated_seconds(schedules[0])
     assert estimated is not None and estimated > task.least_seconds
+
+
+def test_trials_of_ranges_train_models_at_each_of_their_sizes() -> None:
+    target = resolve_target("x86-64-v3")
+    task = make_task(product(), target)
+    default, other = task.space.points[:2]
+    beyond = (((("s0", 4000),), 1.0),)
+    trials = [
+        Trial("a", task.key, default, record_of(task, task.distribution).measurement),
+        Trial("b", task.key, default, record_of(task, beyond).measurement),
+        Trial("c", task.key, default, record_of(task, ()).measurement),
+        Trial("d", task.key, other, Measurement(Status.CRASH)),
+    ]
+    samples = samples_of(trials, lambda key: task.workload, lambda key: target)
+    assert [each.run_seconds for each in samples] == [1e-6] * 4 + [None] * 4
+    assert len({each.task for each in samples}) == 4, "a task at each size, for both trials"
+    assert {each.task.split()[0] for each in samples} == {task.key.workload_key}
