@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import models, peers
+from benchmarks.llama_peer import load_llama_cpp
 from benchmarks.peers import Arrays, Run
 
 
@@ -150,6 +151,13 @@ ENGINES = {
         Engine("inductor", peers.load_inductor, "torch", ("torch",)),
         Engine("iree", peers.load_iree, "iree-base-compiler", ("iree",)),
         Engine("tvm", peers.load_tvm, "apache-tvm", ("tvm",)),
+        Engine(
+            "llama.cpp",
+            load_llama_cpp,
+            "llama-cpp-python",
+            ("llama_cpp", "gguf"),
+            models.INT8_ERROR,
+        ),
         Engine("untuned", load_untuned, "tilewright", ("compiler",)),
         Engine("tuned", load_tuned, "tilewright", ("compiler",)),
         *(
