@@ -18,8 +18,8 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.passes.byte_products import (
     MOST_TERMS,
+    ByteFactor,
     ByteSource,
-    Factor,
     as_factor,
     is_single,
     number_of,
@@ -35,12 +35,14 @@ _GROUP = 4
 """Bytes that are multiplied at a time: an open sum must not end inside of them."""
 
 
-def byte_pairs(graph: Graph, factor: Factor = unsigned) -> Graph:
+def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
     """Multiply computed integers as bytes, not as the int32 that they are widened to."""
     return rewrite(graph, partial(of_two_sources, scaled=False, factor=factor))
 
 
-def of_two_sources(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) -> str | None:
+def of_two_sources(
+    rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
+) -> str | None:
     """The value of a product of two sources of bytes; None where a node is none such."""
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None

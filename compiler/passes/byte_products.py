@@ -40,7 +40,7 @@ _LEAST_CHANNELS = 4
 """Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
 
 
-Factor = Callable[[DType], DType]
+ByteFactor = Callable[[DType], DType]
 """Stored bytes -> the bytes that they are multiplied as."""
 
 
@@ -49,7 +49,7 @@ def unsigned(stored: DType) -> DType:
     return DType.UINT8
 
 
-def byte_products(graph: Graph, factor: Factor = unsigned) -> Graph:
+def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
     """Multiply integers as bytes, not as the int32 that they are widened to."""
     return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
@@ -75,7 +75,7 @@ class _Weight:
     scale: np.ndarray | None
 
 
-def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: Factor) -> str | None:
+def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
     """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
@@ -281,7 +281,7 @@ def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
 
 
 def _multiplied(
-    rewriter: Rewriter, name: str, source: ByteSource, weight: _Weight, factor: Factor
+    rewriter: Rewriter, name: str, source: ByteSource, weight: _Weight, factor: ByteFactor
 ) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
@@ -316,7 +316,7 @@ def _multiplied(
 
 
 def _convolved(
-    rewriter: Rewriter, node: Node, source: ByteSource, weight: _Weight, factor: Factor
+    rewriter: Rewriter, node: Node, source: ByteSource, weight: _Weight, factor: ByteFactor
 ) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
@@ -349,7 +349,7 @@ def _convolved(
     return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
 
 
-def as_factor(rewriter: Rewriter, source: ByteSource, factor: Factor) -> ByteSource:
+def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
     """The same numbers as bytes of the sign that is multiplied: bytes and zero point move by 128.
 
     Moved bytes wrap around; the zero point is an int32, which does not.

@@ -11,7 +11,7 @@ from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
 from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import Factor, byte_products, unsigned
+from compiler.passes.byte_products import ByteFactor, byte_products, unsigned
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
@@ -75,7 +75,7 @@ def optimise(
     observer: Observer | None = None,
     timings: Timings | None = None,
     without: Collection[str] = (),
-    factor: Factor = unsigned,
+    factor: ByteFactor = unsigned,
 ) -> Graph:
     """Run the passes that are not in `without` until nothing changes, then the same on bodies.
 

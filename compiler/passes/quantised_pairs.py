@@ -15,10 +15,10 @@ from functools import partial
 
 from compiler.graph.ir import Graph
 from compiler.passes.byte_pairs import of_two_sources
-from compiler.passes.byte_products import Factor, unsigned
+from compiler.passes.byte_products import ByteFactor, unsigned
 from compiler.passes.rewrite import rewrite
 
 
-def quantised_pairs(graph: Graph, factor: Factor = unsigned) -> Graph:
+def quantised_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
     """Multiply computed quantised values as bytes, not as the floats that they stand for."""
     return rewrite(graph, partial(of_two_sources, scaled=True, factor=factor))

@@ -16,10 +16,10 @@ from __future__ import annotations
 from functools import partial
 
 from compiler.graph.ir import Graph
-from compiler.passes.byte_products import Factor, of_bytes, unsigned
+from compiler.passes.byte_products import ByteFactor, of_bytes, unsigned
 from compiler.passes.rewrite import rewrite
 
 
-def quantised_products(graph: Graph, factor: Factor = unsigned) -> Graph:
+def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
     """Multiply quantised values as bytes, not as the floats that they stand for."""
     return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))

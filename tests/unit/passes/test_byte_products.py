@@ -12,7 +12,7 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
 from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import Factor, byte_products, unsigned
+from compiler.passes.byte_products import ByteFactor, byte_products, unsigned
 from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.schedule.select import lower_schedule, schedule_space
@@ -109,7 +109,7 @@ FACTORS = {DType.UINT8: unsigned, DType.INT8: as_signed, None: as_stored}
 """What first factors become; None leaves them as they are."""
 
 
-def after(before: Graph, scaled: bool = False, factor: Factor = unsigned) -> Graph:
+def after(before: Graph, scaled: bool = False, factor: ByteFactor = unsigned) -> Graph:
     """The graph after the passes, which computes the same for bytes of the whole range."""
     steps = (quantised_products, quantised_pairs) if scaled else (byte_products, byte_pairs)
     made = steps[1](steps[0](before, factor), factor)
