@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from db.changes import lookups_change
 from db.models import RecordRow
 from db.standing import Backing, Standing
-from db.stores.records import key_of, record_values, served_rows
+from db.stores.records import key_of, record_of, record_values, served_rows
 from db.stores.statements import chunks, table_of
 from tuner.measure.measurement import Measurement, RecordKey, TuningRecord
 
@@ -24,17 +24,18 @@ def adopt(
     connection: sa.Connection, new: Sequence[Foreign], now: float
 ) -> Sequence[Standing | None]:
     """Keep records, each served unless a faster one is known, in as many statements for many as for
-    one. The transaction is one of `changing`.
+    one. The transaction is one of `changing`. Times of a range at other sizes than those of the
+    record that is served cannot be compared with it, which stays.
 
     What became of each in its turn; None if it was here before, and stays as it is.
     """
     rows = [_values(record, confirmation, now) for record, confirmation in new]
     known = _known(connection, [row["id"] for row in rows])
-    fastest: dict[RecordKey, float] = {}
+    fastest: dict[RecordKey, Measurement] = {}
     before: dict[RecordKey, list[int]] = {}
     for row in served_rows(connection, [record.key for record, _ in new]):
         key = key_of(row)
-        fastest[key] = row.run_seconds  # of the newest: it comes last
+        fastest[key] = record_of(row).measurement  # of the newest: it comes last
         before.setdefault(key, []).append(row.serial)
     states: list[Standing | None] = []
     added: list[dict[str, Any]] = []
@@ -45,12 +46,12 @@ def adopt(
             continue
         known.add(values["id"])
         added.append(values)
-        if record.key in fastest and fastest[record.key] <= record.run_seconds:
+        if record.key in fastest and not _beats(record.measurement, fastest[record.key]):
             values["state"] = Standing.SUPERSEDED.value
         else:
             if record.key in served:
                 served[record.key]["state"] = Standing.SUPERSEDED.value
-            served[record.key], fastest[record.key] = values, record.run_seconds
+            served[record.key], fastest[record.key] = values, record.measurement
         states.append(Standing(values["state"]))
     for some in chunks([serial for key in served for serial in before.get(key, ())]):
         update = sa.update(_records).where(_records.c.serial.in_(some))
@@ -59,6 +60,12 @@ def adopt(
         connection.execute(sa.insert(_records), added)
     lookups_change(connection, {key.workload_key for key in served})
     return states
+
+
+def _beats(new: Measurement, old: Measurement) -> bool:
+    if new.distribution != old.distribution or new.run_seconds is None:
+        return False
+    return old.run_seconds is None or new.run_seconds < old.run_seconds
 
 
 def _values(record: TuningRecord, confirmation: Measurement | None, now: float) -> dict[str, Any]:

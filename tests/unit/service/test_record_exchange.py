@@ -391,15 +391,17 @@ def test_on_the_command_line(
         assert entry.detail == expected
 
 
-def line_of_a_range(site: Site, distribution: SizeWeights) -> str:
+def line_of_a_range(
+    site: Site, distribution: SizeWeights, trial: str = "t", seconds: float = 1e-6
+) -> str:
     make = Maker()
     rows = open_size(parse_range("s0", "1..64"))
     workload = as_workload(make.graph(make("relu", make.input("x", rows, 8))))
-    at_sizes = tuple(TimesAt(sizes, weight, (1e-6,)) for sizes, weight in distribution)
-    total = sum(weight for _, weight in distribution) * 1e-6 or 1e-6
+    at_sizes = tuple(TimesAt(sizes, weight, (seconds,)) for sizes, weight in distribution)
+    total = sum(weight for _, weight in distribution) * seconds or seconds
     measured = Measurement(Status.OK, samples_seconds=(total,), checks=99, at_sizes=at_sizes)
     key = RecordKey(workload.key, TARGET.key, 1, "fast")
-    record = TuningRecord(key, Schedule.of("map", unroll=4), measured, "t", "4", "0.1")
+    record = TuningRecord(key, Schedule.of("map", unroll=4), measured, trial, "4", "0.1")
     return write_line(RecordLine(record, workload.text(), TARGET, None, 1.7e9), site.key)
 
 
@@ -410,3 +412,15 @@ def test_records_of_ranges_travel_with_their_times_at_each_size(here: Site) -> N
     for wrong in ((), (((("s0", 65),), 1.0),), (((("s1", 7),), 1.0),), (((("s0", 7),), -1.0),)):
         with pytest.raises(RecordLineError):
             read_line(line_of_a_range(here, wrong))
+
+
+def test_a_record_at_smaller_sizes_is_not_the_faster_one(here: Site, there: Site) -> None:
+    """Its times are of other work."""
+    trusted = {there.key.public}
+    first = line_of_a_range(there, (((("s0", 60),), 2.0),))
+    small = line_of_a_range(there, (((("s0", 1),), 0.1),), "u")
+    same = line_of_a_range(there, (((("s0", 60),), 2.0),), "v", 5e-7)
+    for line, served in ((first, 1), (small, 0), (same, 1)):
+        assert import_records([line], here.storage, trusted).served == served
+    (best,) = here.storage.ledger.list(state=Standing.CONFIRMED)
+    assert best.record.trial_id == "v"
