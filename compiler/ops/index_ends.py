@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 from compiler.ops.attributes import axis_of, integer, ints
@@ -21,15 +23,61 @@ _ENDS = 64
 def check_positions(builder: GraphBuilder, indices: str, extent: int) -> None:
     """Refuse positions that lie beyond `extent` elements at some sizes.
 
-    Positions that depend on data are not known here, and clamped when they are read.
+    Positions that depend on data are not known here, and clamped when they are read. So are those
+    that a condition chooses: it may be what keeps them within.
 
     Raises:
         OpenSizeError: if whether one lies within depends on the run.
     """
-    for item in _ends(builder, indices, _DEPTH) or ():
-        within = not (is_open(item) or is_open(extent)) or -extent <= item < extent
-        if not within:
-            raise OpenSizeError(f"position {item} is out of range for {extent} elements")
+    for ask, enough in ((lambda item: item < extent, "min"), (lambda item: -extent <= item, "max")):
+        found = _holds(_Question(builder, extent, ask, enough), indices, _DEPTH)
+        if isinstance(found, OpenSizeError):
+            raise found
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Whether positions lie on the right side of one end of `extent` elements.
+
+    Of the operands of `enough`, one that does is enough.
+    """
+
+    builder: GraphBuilder
+    extent: int
+    ask: Callable[[int], bool]
+    enough: str
+
+    def of(self, item: int) -> _Answer:
+        try:
+            if self.ask(item):
+                return True
+        except OpenSizeError as error:
+            return error
+        if not is_open(item) and not is_open(self.extent):
+            return False
+        return OpenSizeError(f"position {item} is out of range for {self.extent} elements")
+
+
+_Answer = bool | OpenSizeError | None
+"""Whether it is so for all elements: an error is about one for which it is not at some sizes. None
+is not known, and False what numbers alone say, which is none of ours."""
+
+
+def _holds(question: _Question, value: str, depth: int) -> _Answer:
+    ends = _ends(question.builder, value, depth)
+    node = question.builder.maker(value)
+    if ends is not None:
+        found = [question.of(item) for item in ends]
+    elif node is not None and depth and node.op in (*_SAME, "min", "max"):
+        found = [_holds(question, operand, depth - 1) for operand in node.inputs]
+        if node.op == question.enough:
+            for known in (True, None):
+                if any(each is known for each in found):
+                    return known
+    else:
+        return None
+    errors = [each for each in found if isinstance(each, OpenSizeError)]
+    return errors[0] if errors else next((each for each in found if each is not True), True)
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:

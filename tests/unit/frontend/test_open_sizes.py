@@ -413,6 +413,8 @@ BEYOND = {
     "a size": (counted(("Gather", ["table", "n"], "y", {}), table=np.float32(range(21))), 20),
     "moved on": (positions(("Add", ["places", "five"], "later", {}), five=INT(5)), 15),
     "from the end": (positions(("Sub", ["places", "count"], "before", {})), 20),
+    "the larger": (positions(("Max", ["places", "five"], "kept", {}), five=INT(5)), 20),
+    "the smaller": (positions(("Min", ["places", "many"], "kept", {}), many=INT(25)), 20),
 }
 
 
@@ -424,3 +426,16 @@ def test_positions_beyond_a_table_are_refused(name: str) -> None:
         agrees(proto, graph, {"n": n})
     with pytest.raises(OpenSizeError, match="Gather 'y': whether"):
         import_model(proto, {"n": Dimension("n", 1, last + 1)})
+
+
+def test_positions_that_are_kept_within_a_table_are_taken() -> None:
+    """Clipped to its last row, as buckets of distances are."""
+    proto = positions(
+        ("Add", ["places", "five"], "later", {}),
+        ("Min", ["later", "last"], "kept", {}),
+        five=INT(5),
+        last=INT(19),
+    )
+    graph = import_model(proto, {"n": Dimension("n", 1, 99)})
+    for n in (1, 14, 15, 16, 99):
+        agrees(proto, graph, {"n": n})
