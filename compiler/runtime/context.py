@@ -127,7 +127,6 @@ class RunContext:
     Attributes:
         values: the sizes that it is made for, as `resize` takes them; None before the first.
         ready: whether code and memory are those of the sizes.
-        inputs, outputs: for each port its dtype, shape and bytes, and which pointers are its own.
         pointers: what the arguments of the code point to.
         counts: how many elements counted outputs have.
         program: address of what the interpreter takes.
@@ -169,8 +168,22 @@ class RunContext:
         self._staged: dict[int, tuple[Array, int]] = {}
         self.values: tuple[int, ...] | None = None
         self.ready = False
-        self.inputs: tuple[SizedPort, ...] = ()
-        self.outputs: tuple[SizedPort, ...] = ()
+        self._inputs: tuple[SizedPort, ...] | None = None
+        self._outputs: tuple[SizedPort, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[SizedPort, ...]:
+        """Each input at the sizes at hand."""
+        if self._inputs is None:
+            self._inputs = tuple([_sized(port, self._numbers) for port in self._form.inputs])
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[SizedPort, ...]:
+        """Each output at the sizes at hand."""
+        if self._outputs is None:
+            self._outputs = tuple([_sized(port, self._numbers) for port in self._form.outputs])
+        return self._outputs
 
     def resize(self, values: tuple[int, ...]) -> None:
         """Make all numbers for sizes: those of the dimensions in order, divided by `multiple`, and
@@ -184,8 +197,7 @@ class RunContext:
         numbers[: form.given] = list(values)
         if self._size(addressof(self._sizing)):
             raise OutOfMemoryError(f"the sizes {values} of '{form.name}' are beyond all memory")
-        self.inputs = tuple([_sized(port, numbers) for port in form.inputs])
-        self.outputs = tuple([_sized(port, numbers) for port in form.outputs])
+        self._inputs = self._outputs = None
         self._staged.clear()
         self.values = values
 

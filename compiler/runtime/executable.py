@@ -202,25 +202,27 @@ class Executable:
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
 
     def ports_for(
-        self, arrays: Sequence[Array]
+        self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Inputs and outputs with the sizes that they have for these inputs, given in order, in a
-        run that is told of no room.
+        """Inputs and outputs with the sizes that they have for these inputs, given in order, and
+        with rooms as `run_into` is told of. A run of the same sizes and rooms finds them made.
 
         Raises:
             InvalidInputError: if a dimension is outside of its range.
             OutOfMemoryError: if a size is beyond all memory.
         """
-        context = self._context((*self._sizes.of(arrays), *self._no_rooms))
+        context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         self._idle.append(context)
         return context.inputs, context.outputs
 
     def takes(self, arrays: Sequence[Array]) -> bool:
         """Whether these inputs, given in order, have sizes that the program is for."""
         try:
-            ports, _ = self.ports_for(arrays)
+            context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
             return False
+        self._idle.append(context)
+        ports = context.inputs
         shapes = [getattr(array, "shape", None) for array in arrays]
         return shapes == [port.shape for port in ports]
 

@@ -97,6 +97,8 @@ class Session:
         self.input_names = tuple(name for name in order if name not in taken)
         self.output_names = tuple(name for k, name in enumerate(outputs) if k not in kept)
         self._steps: dict[object, SessionStep] = {}
+        self._checked: set[Executable] = set()
+        self._expected: tuple[int, ...] = ()  # how much room the next step will have
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array] | Sequence[Array] = ()) -> list[Array]:
@@ -131,6 +133,9 @@ class Session:
             outputs = step.executable.run_into(arrays, written, rooms)
             for state in self._states:
                 state.advance()
+            self._expected = tuple(
+                [room.left(now) for room, now in zip(step.rooms, rooms, strict=True)]
+            )
             shown = step.executable.labelled(outputs)
             return [array for k, array in enumerate(shown) if k not in written]
 
@@ -174,8 +179,11 @@ class Session:
             for state in self._states:
                 arrays.insert(state.input, state.value())
             executable = self._fitting(arrays)
-            self.check(executable)
-            taken, made = executable.ports_for(arrays)
+            if executable not in self._checked:
+                self.check(executable)
+                self._checked.add(executable)
+            rooms = self._expected if len(self._expected) == len(executable.rooms) else ()
+            taken, made = executable.ports_for(arrays, rooms)
             moves = [
                 StateMove(
                     state,

@@ -225,6 +225,11 @@ class StateRoom(NamedTuple):
             state.have_room(port, axis, extent)
         return extent - self.rows
 
+    def left(self, room: int) -> int:
+        """How much is left after a further step of as many rows, if that is known to be enough."""
+        _, port, axis = self.members[0]
+        return max(room - (self.rows - port.shape[axis]), 0)
+
 
 class SessionStep(NamedTuple):
     """What runs, what becomes of the states, and the rooms that it is told of."""

@@ -20,6 +20,7 @@ from compiler.driver import compile_model
 from compiler.frontend.dimensions import model_ports
 from compiler.plan import GraphPlan
 from compiler.ranges import parse_range
+from compiler.runtime.context import RunContext
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import (
@@ -177,9 +178,20 @@ def test_a_cache_that_grows_stays_where_it_is(name: str, monkeypatch: pytest.Mon
         return original(self, arrays, given, rooms)
 
     monkeypatch.setattr(Executable, "run_into", run_into)
+    made: list[tuple[int, ...]] = []
+    resize = RunContext.resize
+
+    def counted(self: RunContext, values: tuple[int, ...]) -> None:
+        made.append(values)
+        resize(self, values)
+
+    monkeypatch.setattr(RunContext, "resize", counted)
     session = executable.bind(state_names(model), first_states(model))
     for past in range(20):
         session.run(feeds(1, past, "growing"))
+    # whether the program takes the inputs is asked without room; then the session knows how much
+    # there is, but where the buffers move
+    assert len(made) <= 2 * 20 + 4
     assert list(dict.fromkeys(capacity for _, capacity in places)) == [2, 6, 14, 30]
     assert len(set(places)) == 4
     session.reset()
