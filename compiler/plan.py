@@ -293,9 +293,12 @@ class GraphPlan:
         axis = node.attr("axis") if node is not None and node.op == "trim" else None
         return int(axis) if isinstance(axis, int) else None
 
-    def labels(self, output: str) -> Labels | None:
-        """What a graph output stands for; None where it is plain numbers."""
-        return labels_of(self.graph.producer(output))
+    def labels(self, port: str) -> Labels | None:
+        """What a graph input or output stands for; None where it is plain numbers."""
+        if port in self.graph.inputs:
+            readers = (labels_of(node) for node in self.graph.nodes if port in node.inputs)
+            return next((labels for labels in readers if labels is not None), None)
+        return labels_of(self.graph.producer(port))
 
     def tasks(self) -> list[tuple[Workload, int]]:
         """Each distinct workload and how often a run needs it, in order of first use.

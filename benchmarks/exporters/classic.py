@@ -12,9 +12,11 @@ from lightgbm import LGBMClassifier, LGBMRegressor
 from numpy.typing import NDArray
 from onnxmltools import convert_lightgbm, convert_xgboost
 from onnxmltools.convert.common import data_types as onnxmltools_types
-from skl2onnx import to_onnx
+from skl2onnx import convert_sklearn, to_onnx
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn import (
     cluster,
+    compose,
     cross_decomposition,
     decomposition,
     discriminant_analysis,
@@ -109,6 +111,27 @@ def categories(path: Path) -> Sequence[Feeds]:
     return [{"X": random.integers(0, 6, (rows, 4))} for rows in (100, 1)]
 
 
+def texts(classifier: Callable[[], Any], encoder: Any, path: Path) -> Sequence[Feeds]:
+    """Columns of text, encoded, beside numbers; a category that was not fitted comes up too."""
+    random = np.random.default_rng(0)
+
+    def drawn(rows: int, kinds: Sequence[str]) -> Feeds:
+        columns = np.array(kinds)[random.integers(0, len(kinds), (rows, 2))]
+        return {"kind": columns, "X": random.standard_normal((rows, 3)).astype(np.float32)}
+
+    trees = ["ash", "birch", "cedar", "douglas fir"]
+    fitted_to = drawn(400, trees)
+    labels = (fitted_to["kind"][:, 0] == "birch") + 2 * (fitted_to["X"][:, 0] > 0)
+    whole = np.concatenate([fitted_to["kind"].astype(object), fitted_to["X"]], axis=1)
+    both = compose.ColumnTransformer(
+        [("texts", encoder, [0, 1]), ("numbers", preprocessing.StandardScaler(), [2, 3, 4])]
+    )
+    model = pipeline.make_pipeline(both, classifier()).fit(whole, np.array(trees)[labels])
+    types = [("kind", StringTensorType([None, 2])), ("X", FloatTensorType([None, 3]))]
+    path.write_bytes(convert_sklearn(model, initial_types=types).SerializeToString())
+    return [drawn(100, [*trees, "elm"]), drawn(1, trees)]
+
+
 def increasing(path: Path) -> Sequence[Feeds]:
     """An isotonic calibration of a classifier."""
     from sklearn.calibration import CalibratedClassifierCV
@@ -181,6 +204,16 @@ MAKERS: dict[str, Maker] = {
     "sk-pipeline": mixed,
     "sk-categories": categories,
     "sk-calibrated": increasing,
+    "sk-text-logistic": partial(
+        texts,
+        partial(linear_model.LogisticRegression, max_iter=500),
+        preprocessing.OneHotEncoder(handle_unknown="ignore"),
+    ),
+    "sk-text-ordinal-forest": partial(
+        texts,
+        _forest,
+        preprocessing.OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
+    ),
     "lightgbm-classifier": partial(
         boosted, LGBMClassifier(n_estimators=40, verbose=-1), convert_lightgbm
     ),

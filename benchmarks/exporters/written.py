@@ -18,8 +18,10 @@ Maker = Callable[[Path], Sequence[Feeds]]
 
 def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
     """The inputs of runs as one file; read by `benchmarks.real_child`."""
-    arrays = {f"{n}/{name}": array for n, run in enumerate(runs) for name, array in run.items()}
-    np.savez(path, allow_pickle=False, **arrays)
+    arrays: dict[str, Any] = {
+        f"{n}/{name}": array for n, run in enumerate(runs) for name, array in run.items()
+    }
+    np.savez(path, **arrays)  # NumPy 1 has no `allow_pickle` here: it would be an array
 
 
 def make_all(makers: Mapping[str, Maker], arguments: Sequence[str] | None = None) -> None:

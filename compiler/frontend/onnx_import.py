@@ -13,16 +13,24 @@ from typing import TypeVar
 
 from onnx import TensorProto, ValueInfoProto
 
-from compiler.errors import InvalidModelError, ModelWarning
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError, ModelWarning, UnsupportedOperatorError
 from compiler.frontend.dimensions import check_dims, dim_name, fixed_size, stated_size
 from compiler.frontend.functions import inline_functions
-from compiler.frontend.model_file import ModelSource, ReadModel, check_header, read_model
+from compiler.frontend.model_file import (
+    NEWEST_OPSET,
+    ModelSource,
+    ReadModel,
+    check_header,
+    read_model,
+)
 from compiler.frontend.nodes import NameScope, NodeImporter
 from compiler.frontend.stages import Rest, Waiting, rest_of
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
+from compiler.frontend.texts import input_labels
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
-from compiler.labels import Labels
+from compiler.labels import OTHER, Labels
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
 from compiler.ops.labels import LABELLED, labels_text
@@ -183,7 +191,13 @@ class ModelImport:
                 constants.remove(info.name)
                 continue
             self._define(info.name, info.name, f"input '{info.name}'")
-            self._builder.input(info.name, self._input_type(info))
+            value = self._builder.input(info.name, self._input_type(info))
+            if info.type.tensor_type.elem_type == TensorProto.STRING:
+                labels = input_labels(self.read.proto)
+                attrs = {"labels": labels_text(labels)}
+                value = self._builder.emit(LABELLED, [value], attrs, info.name, keep=True)
+                self._builder.labels[value] = labels
+                self._values[info.name] = value
 
     def _input_type(self, info: ValueInfoProto) -> TensorType:
         what = f"input '{info.name}'"
@@ -192,7 +206,8 @@ class ModelImport:
         tensor = info.type.tensor_type
         if not tensor.HasField("shape"):
             raise InvalidModelError(f"{what} has no shape")
-        dtype = element_type(tensor.elem_type, what)
+        text = tensor.elem_type == TensorProto.STRING
+        dtype = DType.INT64 if text else element_type(tensor.elem_type, what)
         shape = []
         for position, dim in enumerate(tensor.shape.dim):
             key = f"{info.name}[{position}]"
@@ -247,7 +262,12 @@ class ModelImport:
 
         Raises:
             InvalidModelError: if the file states that texts are numbers.
+            UnsupportedOperatorError: if they are texts of an input.
         """
+        if OTHER in labels.keys:
+            opset = self._opsets.get("", NEWEST_OPSET)
+            reason = "texts of an input are an output, of which the program knows positions alone"
+            raise UnsupportedOperatorError(info.name, "Identity", "", opset, reason)
         stated = info.type.tensor_type.elem_type
         if not labels.columns and stated not in (TensorProto.UNDEFINED, TensorProto.STRING):
             raise InvalidModelError(f"output '{info.name}': texts, stated another type")

@@ -1,7 +1,8 @@
 """Text in models: positions of labels, which operators that move elements take for texts.
 
 A node's texts have one table of labels: where operands have others, their positions are looked up
-in that of all.
+in that of all. The table of an input holds all texts of the model, and one that stands for any
+other: no node can tell those apart.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-from compiler.labels import Labels
+from compiler.labels import OTHER, Labels
 from compiler.ops.onnx_node import OnnxNode
 
 _ML = "ai.onnx.ml"
@@ -31,6 +33,38 @@ _READS = frozenset(
 """Operators that make something else of texts, by their positions or by themselves."""
 
 
+def input_labels(model: ModelProto) -> Labels:
+    """What positions of an input of text stand for."""
+    found: dict[str, None] = {}
+
+    def collect(graph: GraphProto) -> None:
+        for tensor in graph.initializer:
+            add(tensor)
+        for node in graph.node:
+            for attribute in node.attribute:
+                match attribute.type:
+                    case AttributeProto.STRINGS:
+                        found.update(dict.fromkeys(_decoded(attribute.strings)))
+                    case AttributeProto.STRING:
+                        found.update(dict.fromkeys(_decoded([attribute.s])))
+                    case AttributeProto.TENSOR:
+                        add(attribute.t)
+                    case AttributeProto.GRAPH:
+                        collect(attribute.g)
+
+    def add(tensor: TensorProto) -> None:
+        if tensor.data_type == TensorProto.STRING:
+            found.update(dict.fromkeys(_decoded(tensor.string_data)))
+
+    collect(model.graph)
+    found.pop(OTHER, None)
+    return Labels((*found, OTHER))
+
+
+def _decoded(items: Sequence[bytes]) -> list[str]:
+    return [item.decode(errors="replace") for item in items]
+
+
 def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
     """The node with its operands of text in one table; and that table, if its results are texts.
 
@@ -46,6 +80,8 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
         raise node.unsupported("an operand of dictionaries")
     if operator not in _MOVES | _READS:
         raise node.unsupported("an operand of text")
+    if operator == ("", "Equal") and all(OTHER in labels.keys for labels in found.values()):
+        raise node.unsupported("two texts of inputs, which may both be unknown to the model")
     tables = dict.fromkeys(found.values())
     if len(tables) > 1:
         whole = Labels(tuple(dict.fromkeys(key for each in tables for key in each.keys)))

@@ -86,6 +86,11 @@ class Executable:
             for index, port in enumerate(program.outputs)
             if port.labels is not None
         )
+        self._texts = tuple(
+            (index, port.labels)
+            for index, port in enumerate(program.inputs)
+            if port.labels is not None
+        )
         self._idle: list[RunContext] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
@@ -138,7 +143,8 @@ class Executable:
         copied. The outputs are new arrays, each as large as the run found it to be.
 
         Args:
-            inputs: arrays by input name, or in the order of `inputs`.
+            inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
+                or of their positions in the labels of the port.
             labels: whether texts are given as such, and dictionaries as objects; else as the
                 numbers that `outputs` describes.
 
@@ -151,8 +157,20 @@ class Executable:
                 itself.
             OutOfMemoryError: if there is no room for the values between inputs and outputs.
         """
-        outputs = self.run_into(arrays_in_order(inputs, self._input_names), {})
+        arrays = arrays_in_order(inputs, self._input_names)
+        if self._texts:
+            arrays = self._positions(arrays)
+        outputs = self.run_into(arrays, {})
         return self.labelled(outputs) if labels and self._labelled else outputs
+
+    def _positions(self, arrays: Sequence[Array]) -> list[Array]:
+        """The inputs with positions of labels for texts."""
+        made = list(arrays)
+        for index, labels in self._texts:
+            array = made[index]
+            if isinstance(array, np.ndarray) and array.dtype.kind in "OUT":
+                made[index] = labels.positions(array)
+        return made
 
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None

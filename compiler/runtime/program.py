@@ -96,7 +96,7 @@ class Port:
     """An input or output of a program: a row-major array.
 
     `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
-    most that it can be. `labels` are what the numbers of an output stand for. `room` is a dimension
+    most that it can be. `labels` are what its numbers stand for. `room` is a dimension
     and its extent in memory where the array lies at the start of that dimension of a larger one.
     """
 

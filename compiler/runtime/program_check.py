@@ -44,9 +44,10 @@ def check_program(program: Program) -> None:
     _check_sizes(program)
     where = f"program '{program.name}'"
     written, counted = _Instructions(program).check(program.instructions, where, 0)
-    for index, port in enumerate(program.outputs):
+    for port in (*program.inputs, *program.outputs):
         if port.labels is not None:
             port.labels.check(port.dtype.numpy, port.shape)
+    for index, port in enumerate(program.outputs):
         if index not in written and port.bytes:
             raise ValueError(f"program '{program.name}': nothing writes output '{port.name}'")
         if port.counted is not None and index not in counted and port.bytes:

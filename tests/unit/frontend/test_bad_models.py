@@ -77,7 +77,7 @@ RELU = [("Relu", "x", "y")]
         (model(RELU, [value("x", (10**12,) * 6)]), "input 'x': a value of type"),
         (model(RELU, [value("x", (-3,))]), "input 'x': dimension 0 is -3"),
         (model(RELU, [value("x", None)]), "input 'x' has no shape"),
-        (model(RELU, [value("x", (2,), TensorProto.STRING)]), "input 'x': .* STRING"),
+        (model(RELU, [value("x", (2,), TensorProto.COMPLEX64)]), "input 'x': .* COMPLEX64"),
         (model(RELU, [helper.make_tensor_sequence_value_info("x", FLOAT, (2,))]), "not a tensor"),
         (model([("MatMul", "x w", "y")], constants=[tensor("w", 3, 1)]), "MatMul 'n0': K differs"),
         (model([("Add", "x w", "y")], constants=[tensor("w", 3)]), "Add 'n0': shapes"),

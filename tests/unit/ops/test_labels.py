@@ -16,9 +16,10 @@ from compiler import driver
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.text import parse_graph, print_graph
-from compiler.labels import Labels
+from compiler.labels import OTHER, WIDEST_DISPLAY, Labels
 from compiler.program_builder import ProgramBuilder
 from compiler.runtime.artifact import load_artifact
+from compiler.runtime.executable import Executable
 from compiler.runtime.program_json import program_from_json, program_to_json
 from compiler.target import host_target
 
@@ -294,3 +295,73 @@ def test_a_position_of_no_label_is_an_error() -> None:
         with pytest.raises(IndexError):
             Labels(tuple(TREES)).applied(np.array([0, place]))
     assert Labels(()).applied(np.zeros((2, 0), np.int64)).shape == (2, 0)
+
+
+def categories() -> ModelProto:
+    """Columns of text: their numbers, their rows, a column's comparison, and other texts."""
+    nodes = [
+        ml("LabelEncoder", ["c"], ["k"], keys_strings=TREES, values_int64s=[5, 6, 7]),
+        ml("OneHotEncoder", ["c"], ["h"], cats_strings=TREES[::-1]),
+        helper.make_node("Gather", ["c", "one"], ["column"], axis=1),
+        helper.make_node("Equal", ["column", "oak"], ["e"]),
+        ml("LabelEncoder", ["c"], ["t"], keys_strings=["oak"], values_strings=["hard"]),
+    ]
+    return model(
+        nodes,
+        {"k": TensorProto.INT64, "h": TensorProto.FLOAT, "e": TensorProto.BOOL, "t": 8},
+        [helper.make_tensor("one", TensorProto.INT64, [1], [1]), texts("oak", "oak")],
+        {"c": (TensorProto.STRING, ["rows", 2])},
+    )
+
+
+SPECIES = np.array([["ash", "oak"], ["cedar", "elm"], ["", "birch"], ["\0", "oak"]], object)
+
+
+@pytest.mark.parametrize("dims", [None, {"rows": 4}])
+def test_inputs_of_text_are_positions_of_what_the_model_knows(dims: dict[str, int] | None) -> None:
+    executable = compiler.compile_model(categories(), dims=dims)
+    expected = of_onnxruntime(categories(), {"c": SPECIES})
+    for given in (
+        (SPECIES, SPECIES[:3].astype(np.str_), SPECIES[:1]) if dims is None else (SPECIES,)
+    ):
+        for ours, theirs in zip(executable.run({"c": given}), expected, strict=True):
+            assert ours.tolist() == theirs[: len(given)].tolist()
+
+
+def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
+    target = host_target()
+    graph = driver.optimise(import_model(categories(), {"rows": 4}), target)
+    builder = ProgramBuilder(None, target)
+    driver.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
+    loaded = load_artifact(tmp_path / "a")
+    assert isinstance(loaded, Executable)
+    (port,) = loaded.inputs
+    assert port.labels is not None and set(port.labels.keys) >= {*TREES, "oak", OTHER}
+    places = port.labels.positions(SPECIES)
+    assert places[1].tolist() == [port.labels.keys.index("cedar"), len(port.labels.keys) - 1]
+    for ours, theirs in zip(loaded.run([SPECIES]), loaded.run([places]), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (helper.make_node("Identity", ["c"], ["y"]), "texts of an input are an output"),
+        (helper.make_node("Equal", ["c", "d"], ["y"]), "two texts of inputs"),
+    ],
+)
+def test_texts_that_the_model_does_not_know_are_not_told_apart(node: Any, reason: str) -> None:
+    text = (TensorProto.STRING, [2])
+    proto = model([node], {"y": 0}, inputs={"c": text, "d": text})
+    with pytest.raises(UnsupportedOperatorError, match=reason):
+        import_model(proto)
+
+
+@pytest.mark.parametrize("count", [1, 2, WIDEST_DISPLAY, WIDEST_DISPLAY + 1])
+def test_dictionaries_have_the_keys_in_order(count: int) -> None:
+    keys = tuple(f"}}: {n}" for n in range(count))
+    array = np.random.default_rng(0).standard_normal((3, count)).astype(np.float32)
+    rows = Labels(keys, columns=True).applied(array)
+    assert [list(row.items()) for row in rows] == [
+        list(zip(keys, row, strict=True)) for row in array.tolist()
+    ]
