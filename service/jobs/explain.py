@@ -11,11 +11,13 @@ from compiler import costs
 from compiler.build import LoweredKernel, lower_workload
 from compiler.codegen.statistics import InnerLoop, inner_loops
 from compiler.graph.text import print_graph
-from compiler.loops.nest import dot_operands
+from compiler.loops.expr import Op, Operation, walk
+from compiler.loops.nest import LoopNest, dot_operands
 from compiler.loops.text import print_nest
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
 from compiler.roofline import Speeds, TimeBound, bound
 from compiler.runtime.kernel import BufferRole
+from compiler.runtime.speeds import DOTS
 from compiler.runtime.program import KernelCall
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
@@ -159,7 +161,7 @@ def explain(
         weights, values = _bytes(lowered)
         limit = None
         if speeds is not None:
-            all_weights, dot = compiled.program.weight_bytes, _dot(lowered)
+            all_weights, dot = compiled.program.weight_bytes, products_in_groups(lowered.nest)
             limit = bound(speeds, executed, weights, values, all_weights, threads, dot)
         kernels.append(
             KernelReport(
@@ -193,9 +195,15 @@ def explain(
     )
 
 
-def _dot(lowered: LoweredKernel) -> tuple[str, int]:
-    """The narrow type whose products a kernel adds in groups, and of how many."""
-    widest = max(lowered.nest.computes, key=lambda compute: compute.group, default=None)
+def products_in_groups(nest: LoopNest) -> tuple[str, int]:
+    """The narrow type whose products a kernel adds in groups, and of how many: "" and 1 of none.
+
+    Weights of 4 bits are multiplied as groups of bytes where the activations are bytes, too.
+    """
+    nodes = (node for compute in nest.computes for node in walk(compute.body))
+    if any(isinstance(node, Op) and node.operation is Operation.DOT for node in nodes):
+        return "int8", DOTS["int8"]
+    widest = max(nest.computes, key=lambda compute: compute.group, default=None)
     operands = dot_operands(widest.body) if widest is not None and widest.group > 1 else None
     if widest is None or operands is None:
         return "", 1

@@ -25,6 +25,37 @@ def product(op: str) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 
+def nibbles(level: int) -> bytes:
+    """(16, 64) by 4-bit weights (32, 64) in blocks of 32; at level 4 of activations of int8."""
+    weight = np.full((32, 2, 16), 0x9A, np.uint8)
+    sizes = {"K": 64, "N": 32, "bits": 4, "block_size": 32, "accuracy_level": level}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulNBits", ["a", "w", "s"], ["y"], domain="com.microsoft", **sizes)],
+        "product",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, [16, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 32])],
+        [
+            numpy_helper.from_array(weight, "w"),
+            numpy_helper.from_array(np.ones((32, 2), np.float32), "s"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+@pytest.mark.parametrize(("level", "at_once"), [(0, 1), (4, 4)])
+def test_weights_of_four_bits_take_as_long_as_what_they_are_multiplied_as(
+    level: int, at_once: int
+) -> None:
+    planned = plan_model(ModelRequest(nibbles(level), "cascadelake"))
+    kernels = explain(planned, None, FakeDevice()).kernels
+    (kernel,) = (k for k in kernels if k.schedule.algorithm == "blocks")
+    assert kernel.executed_flops == 2 * 16 * 64 * 32
+    assert kernel.bound is not None
+    expected = kernel.executed_flops / at_once / SPEEDS.flops_per_second
+    assert kernel.bound.compute_seconds == pytest.approx(expected)
+
+
 def kind_of(op: str) -> int:
     return int(TensorProto.FLOAT if op == "MatMul" else TensorProto.INT32)
 
