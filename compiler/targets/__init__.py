@@ -221,6 +221,8 @@ class Family:
         conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
             float32 and back ("": every target has them); others are converted by integer
             arithmetic.
+        fused: 16-bit floats -> the feature that multiplies and adds vectors of them with one
+            rounding; others take that way through float32.
         masked: features that load and store vectors under a mask made at run time, with the fewest
             bytes of an element.
         syntax: of assembly text.
@@ -249,6 +251,7 @@ class Family:
     matrix: tuple[MatrixInstruction, ...] = ()
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
+    fused: Mapping[DType, str] = field(default_factory=dict)
     lookup: tuple[ByteLookup, ...] = ()
     masked: tuple[tuple[str, int], ...] = ()
     syntax: AssemblySyntax = AssemblySyntax()

@@ -239,6 +239,7 @@ FAMILY = Family(
     detect=_detect,
     dot=_DOT,
     matrix=_MATRIX,
+    fused={DType.FLOAT16: "fullfp16"},
     conversions={DType.FLOAT16: "", DType.BFLOAT16: "bf16"},
     syntax=_SYNTAX,
     scan_stack=_scan_stack,

@@ -330,6 +330,7 @@ FAMILY = Family(
     detect=_detect,
     dot=_DOT,
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
+    fused={DType.FLOAT16: "avx512fp16"},
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
     lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),

@@ -17,8 +17,8 @@ from compiler.loops.text import print_nest
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
 from compiler.roofline import Speeds, TimeBound, bound
 from compiler.runtime.kernel import BufferRole
-from compiler.runtime.speeds import DOTS
 from compiler.runtime.program import KernelCall
+from compiler.runtime.speeds import DOTS
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
 from compiler.workload import Workload

@@ -15,7 +15,9 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.nest import LoopNest
+from compiler.loops.expr import Accumulator, Operation, Role, Tensor, op
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
@@ -157,6 +159,48 @@ def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
         expected.append(buffers[-1])
     for found, meaning in zip(run(cases, tmp_path), expected, strict=True):
         np.testing.assert_array_equal(found.reshape(-1), meaning)
+
+
+def halves_nest(lanes: int = 8, count: int = 512) -> LoopNest:
+    """y[i] = a[i] * b[i] + c[i] in float16."""
+    i = Axis("i", count)
+    a, b, c = (Tensor(name, (count,), DType.FLOAT16) for name in "abc")
+    y = Tensor("y", (count,), DType.FLOAT16, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[i], Accumulator(DType.FLOAT16)),),
+        op(Operation.FMA, a[i], b[i], c[i]),
+        unroll=(Tile(i, lanes),),
+        vector=i,
+    )
+    return LoopNest("k", (a, b, c, y), (), (Stage("main", (For(i, lanes, (compute,)),)),))
+
+
+def test_halves_are_multiplied_and_added_with_one_rounding(tmp_path: Path) -> None:
+    nest, random = halves_nest(), np.random.default_rng(0)
+    inputs = tuple(
+        (random.integers(-2047, 2048, 512) * 2.0 ** random.integers(-12, -8, 512)).astype(
+            np.float16
+        )
+        for _ in "abc"
+    )
+    a, b, c = (part.astype(np.float64) for part in inputs)  # which hold products and sums exactly
+    (found,) = run([Case(nest, resolve_target("armv8.2-a"), inputs)], tmp_path)
+    np.testing.assert_array_equal(found, (a * b + c).astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("armv8.2-a", r"fmla\tv\d+\.8h"),
+        ("aarch64", r"fmla\tv\d+\.4s"),
+        ("sapphirerapids", r"vfmadd\d+ph"),
+        ("znver4", r"vfmadd\d+ps"),
+    ],
+)
+def test_halves_are_fused_where_the_target_does_so(name: str, instruction: str) -> None:
+    target = resolve_target(name)
+    assembly = emit_assembly(lower_nest(halves_nest(), target), target)
+    assert re.search(instruction, assembly)
 
 
 @pytest.mark.parametrize(("types", "instruction"), MATRICES.items())

@@ -260,7 +260,7 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
     if not emitter.target.fma:
         # Without the instruction, llvm.fma is a call into a C library.
         return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
-    if dtype.bytes == 2:
+    if dtype.bytes == 2 and not emitter.target.has(emitter.target.family.fused.get(dtype, "")):
         # The product is exact in float32; LLVM would go through float64 and a C library.
         wide = (cast(emitter, operand, DType.FLOAT32) for operand in (x, y, z))
         return cast(emitter, _fma(emitter, *wide), dtype)
