@@ -19,6 +19,7 @@ from tuner.measure.measurement import (
     Phase,
     RecordKey,
     Status,
+    TimesAt,
     Trial,
     TuningRecord,
     trial_id,
@@ -73,9 +74,11 @@ class TestConformance:
         other = replace(KEY, threads=1)
         first = [trial(3), trial(1, replace(GOOD, samples_seconds=()))]
         then = [trial(2, Measurement(Status.WORKER_LOST, error="gone")), trial(1, key=other)]
+        small, large = TimesAt((("s0", 2),), 1.5, (1e-6,)), TimesAt((("s0", 235),), 0.1, (1e-4,))
+        ranged = trial(4, replace(GOOD, samples_seconds=(1.15e-5,), at_sizes=(small, large)))
         store.add_trials(first)
-        store.add_trials(then)
-        assert store.trials(KEY) == [*first, then[0]]
+        store.add_trials([*then, ranged])
+        assert store.trials(KEY) == [*first, then[0], ranged]
         assert store.trials(other) == [then[1]]
 
     def test_a_repeated_trial_is_left_as_it_is(self, store: RecordStore) -> None:
