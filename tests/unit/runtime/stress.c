@@ -35,7 +35,7 @@ static void stress(unsigned seed, int rounds) {
     int *marks = malloc(LONGEST * sizeof *marks);
     void *buffers[] = {marks};
     char *scratch = aligned_alloc(64, 64 * WIDEST);
-    tw_arguments arguments = {buffers, scratch, 64, NULL};
+    tw_arguments arguments = {.buffers = buffers, .scratch = scratch, .scratch_stride = 64};
     for (int round = 0; round < rounds; round++) {
         int threads = 1 + (int)(next(&seed) % WIDEST);
         int extent = (int)(next(&seed) % (round % 8 ? 50 : LONGEST));
