@@ -270,6 +270,50 @@ np.savez(found, *logits)
 """
 
 
+def test_caches_grow_in_place_along_any_dimension() -> None:
+    """Keys lie transposed, so that their new rows are columns, and the batch is open, too."""
+    nodes = [
+        helper.make_node("Concat", ["past_k", "k"], ["all_k"], axis=3),
+        helper.make_node("Concat", ["past_v", "v"], ["all_v"], axis=2),
+        helper.make_node("MatMul", ["q", "all_k"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "all_v"], ["y"]),
+    ]
+    info, float32 = helper.make_tensor_value_info, TensorProto.FLOAT
+    rows, columns = ["batch", 4, "new", 8], ["batch", 4, 8, "new"]
+    inputs = {"q": rows, "k": columns, "v": rows}
+    inputs |= {"past_k": ["batch", 4, 8, "past"], "past_v": ["batch", 4, "past", 8]}
+    outputs = {"all_k": ["batch", 4, 8, "all"], "all_v": ["batch", 4, "all", 8], "y": rows}
+    graph = helper.make_graph(
+        nodes,
+        "step",
+        [info(name, float32, shape) for name, shape in inputs.items()],
+        [info(name, float32, shape) for name, shape in outputs.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    executable = compile_model(model, dims={"past": "0..100", "new": "1..20", "batch": "1..4"})
+    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert executable.ranged.rooms == ((0, 1),)
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    random = np.random.default_rng(0)
+    for batch in (1, 3):
+        states = {
+            "past_k": np.zeros((batch, 4, 8, 0), np.float32),
+            "past_v": np.zeros((batch, 4, 0, 8), np.float32),
+        }
+        session = executable.bind({"all_k": "past_k", "all_v": "past_v"}, states)
+        for new in (3, 1, 1, 7, 1, 20, 1):
+            q, v = random.standard_normal((2, batch, 4, new, 8)).astype(np.float32)
+            given = {"q": q, "v": v, "k": random.standard_normal((batch, 4, 8, new))}
+            given["k"] = given["k"].astype(np.float32)
+            keys, values, expected = reference.run(None, {**given, **states})
+            states = {"past_k": keys, "past_v": values}
+            (found,) = session.run(given)
+            close(found, expected)
+            for name, array in states.items():
+                np.testing.assert_array_equal(session.state(name), array)
+
+
 GROWING = """
 import sys
 for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
