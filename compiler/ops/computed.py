@@ -156,6 +156,13 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
     return node.constant(to_memory(np.asarray(array), dtype), dtype)
 
 
+def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> str:
+    """The same number everywhere, as a value of the graph."""
+    if any(map(is_open, shape)):
+        return node.emit("expand", [node.scalar(value, dtype)], shape=tuple(shape))
+    return node.constant(to_memory(np.full(shape, value), dtype), dtype)
+
+
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
     """For each place of `shape`, the sum of its coordinates times their steps.
 

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.ops.computed import filled
 from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
@@ -111,7 +112,7 @@ def _embed_layer_norm(node: OnnxNode) -> list[str]:
     if len(node.outputs) > 1:
         mask = node.optional(7)
         made.append(
-            node.constant(np.zeros(shape[0], np.int32))
+            filled(node, 0, shape[:1], DType.INT32)
             if mask is None
             else node.call("ReduceSum", mask, node.constant(np.array([1], np.int64)), keepdims=0)
         )

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import sqrt
 
-import numpy as np
-
 from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
+from compiler.ops.computed import filled
 from compiler.ops.moves import transposed, window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import show
@@ -61,7 +59,7 @@ class MaskedAttention:
         column = node.reshape(sink, (1, node.type(sink).elements, 1, 1))
         mask = window(node, column, {3: (0, self.keys + 1)})
         zeros = (
-            node.constant(to_memory(np.zeros((batch, heads, 1, width)), dtype), dtype)
+            filled(node, 0, (batch, heads, 1, width), dtype)
             for width in (size, node.shape(self.value)[3])
         )
         key, value = (

@@ -19,7 +19,7 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer
 from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, grid, table
+from compiler.ops.computed import counting, filled, grid, table
 from compiler.ops.gather import row_strides, wrapped
 from compiler.ops.moves import transposed, window
 from compiler.ops.native import native
@@ -294,7 +294,7 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
         raise node.invalid(f"axis {axis}, update {show(given)} for a cache of {show(shape)}")
     starts = node.optional(2)
     if starts is None:
-        starts = node.constant(np.zeros(shape[0], np.int64))
+        starts = filled(node, 0, shape[:1], DType.INT64)
     elif node.type(starts).elements != shape[0]:
         raise node.invalid(f"write_indices {show(node.shape(starts))} for a cache of {show(shape)}")
     starts = cast_to(node, starts, DType.INT64)
