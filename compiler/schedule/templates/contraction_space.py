@@ -161,9 +161,18 @@ def _in_groups(found: Contraction) -> bool:
 
 
 def default_schedule(
-    found: Contraction, target: Target, algorithm: str, knobs: Sequence[Knob], threads: int
+    found: Contraction,
+    target: Target,
+    algorithm: str,
+    knobs: Sequence[Knob],
+    threads: int,
+    *,
+    panels_alone: bool = False,
 ) -> Schedule:
-    """The valid point with the least waste in tails and over threads, and the most work a load."""
+    """The valid point with the least waste in tails and over threads, and the most work a load.
+
+    With `panels_alone` threads share the outermost loop and none inside it.
+    """
     values = {knob.name: knob.values for knob in knobs}
     lanes = target.lanes(DType.FLOAT32)
     extent = found.tile.extent if found.tile else 1
@@ -208,7 +217,7 @@ def default_schedule(
         if int(split) > 1:
             loops = [LoopSpec(Axis("part", int(split)))]
             score *= _JOINING
-        score *= parallel_balance(loops, threads)
+        score *= parallel_balance(loops[:1] if panels_alone else loops, threads)
         score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         if crowded:
             score *= min(1.0, int(tile) / _CROWDED_ROWS)

@@ -22,6 +22,7 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.sharing import parallel_balance
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     STAGGER,
@@ -42,6 +43,7 @@ from compiler.schedule.templates.strassen_analysis import (
     Strassen,
     analyse,
 )
+from compiler.sizes import is_open
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -95,7 +97,9 @@ class _Template:
         def machine(choice: Mapping[str, Choice]) -> bool:
             return fits(quarter, target, choice)
 
-        plain = default_schedule(quarter, target, "strassen", knobs, threads)
+        plain = default_schedule(
+            quarter, target, "strassen", knobs, threads, panels_alone=found.may_have_last
+        )
         choices = dict(plain.choices) | {"order": _ORDERS[not _sums_are_near(found, target)]}
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
@@ -105,7 +109,7 @@ class _Template:
         found = analyse(workload)
         if found is None:
             raise ScheduleError("'strassen' does not apply to this workload")
-        return _lower(found, schedule, target)
+        return _lower(found, schedule, target, threads)
 
 
 TEMPLATE = _Template()
@@ -117,7 +121,7 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
-def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
+def _lower(found: Strassen, schedule: Schedule, target: Target, threads: int) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
     sums, weight = _sums_tensor(found), _combined_weight(found, width)
@@ -132,7 +136,8 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
     panels = LoopSpec(found.columns, width)
     if schedule.text("order") == "products-inner":
         every = (node for nodes in products for node in nodes)
-        stages = [parallel_stage("products", [panels], *every)]
+        rows = _parts_of_rows(found, panels, schedule.integer("tile"), threads)
+        stages = [parallel_stage("products", [panels, *rows], *every)]
     else:
         stages = [
             parallel_stage(f"product{number}", [panels], *nodes)
@@ -150,6 +155,20 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
         tuple((t.name, i) for i, t in enumerate(problem.inputs)),
         ((weight.tensor.name, _combinations(found)),),
     )
+
+
+def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -> list[LoopSpec]:
+    """A loop over parts of the rows, where threads do not share the panels evenly.
+
+    A last row would be added once in every part.
+    """
+    if parallel_balance([panels], threads) == 1 or found.may_have_last:
+        return []
+    if is_open(found.rows.extent):
+        return []
+    step = tile if found.rows == found.tile else 1
+    tiles = -(-found.rows.extent // step)
+    return [LoopSpec(found.rows, -(-tiles // threads) * step)]
 
 
 # ---- the combinations of B

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.codegen.cpu.lower import stage_extent
 from compiler.dtypes import DType
 from compiler.loops.layout import blocked
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import compare
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from compiler.schedule.templates.strassen import TEMPLATE
 from compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
 from compiler.target import resolve_target
@@ -197,3 +198,24 @@ def test_half_precision_is_left_alone() -> None:
     y = make("matmul", a, make.input("b", 256, 256, dtype=DType.FLOAT16))
     workload = as_workload(make.graph(y), ("b",))
     assert TEMPLATE.space(workload, V4, threads=1, numerics="fast") is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "threads", "tiles"),
+    [
+        (rows_times_weights(22, 192, 64), 1, 3),
+        (rows_times_weights(22, 192, 64), 2, 6),
+        (rows_times_weights(22, 192, 64), 3, 3),  # as many panels as threads
+        (rows_times_weights(23, 192, 64), 2, 3),  # the last row would be added twice
+        (pointwise(16, 64, 192, 6), 2, 6),
+    ],
+)
+def test_threads_share_rows_where_they_cannot_share_panels_evenly(
+    workload: Workload, threads: int, tiles: int
+) -> None:
+    schedule = Schedule.of(
+        "strassen", order="products-inner", tile=4, vectors=2, unroll=1, prefetch=0
+    )
+    kernel = lower_schedule(workload, schedule, V4, threads)
+    assert stage_extent(kernel.nest.stages[1]) == tiles
+    check_exactly(workload, schedule, 512, threads)
