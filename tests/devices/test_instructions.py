@@ -33,6 +33,7 @@ from tests.unit.codegen.test_dot import (
     narrow,
     packed_product,
 )
+from tests.unit.schedule.problems import block_matmul
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 
@@ -159,6 +160,30 @@ def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
         expected.append(buffers[-1])
     for found, meaning in zip(run(cases, tmp_path), expected, strict=True):
         np.testing.assert_array_equal(found.reshape(-1), meaning)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
+    """By the meaning of the nest; where bytes must have a sign, one instruction is enough."""
+    target, random = resolve_target(name), np.random.default_rng(0)
+    workload = block_matmul(3, 12, 64, 4, 32, zero=False, quantised=True)
+    schedule = schedule_space(workload, target).default()
+    nest = lower_schedule(workload, schedule, target).nest
+    buffers = [
+        pack_tensor(
+            tensor,
+            random.integers(-(2**31), 2**31, tensor.shape).astype(np.int32)
+            if tensor.dtype is DType.INT32
+            else random.integers(0, 2**32, tensor.shape).astype(np.uint32)
+            if tensor.dtype is DType.UINT32
+            else random.integers(1, 5, tensor.shape).astype(np.float32),
+        )
+        for tensor in nest.buffers
+    ]
+    (found,) = run([Case(nest, target, tuple(buffers[:-1]))], tmp_path)
+    run_nest(nest, buffers)
+    np.testing.assert_allclose(found.reshape(-1), buffers[-1], rtol=1e-6, atol=1e-1)
+    assert str(~0x7F7F7F7F) not in lower_nest(nest, target)  # no eighth bits are looked at
 
 
 def halves_nest(lanes: int = 8, count: int = 512) -> LoopNest:

@@ -87,7 +87,11 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.LT | Operation.LE | Operation.EQ | Operation.NE:
             return _compare(emitter, operation, *values)
         case Operation.AND | Operation.OR | Operation.XOR:
-            return emitter.emit(dtype, lanes, f"{operation.value} {text} %s, %s", *values)
+            result = emitter.emit(dtype, lanes, f"{operation.value} {text} %s, %s", *values)
+            masks = [int(v.const) for v in values if v.const is not None]
+            if operation is Operation.AND and masks:
+                emitter.masks[result.name] = masks[0]
+            return result
         case Operation.NOT:
             ones = emitter.const(1 if dtype is DType.BOOL else -1, dtype, lanes)
             return emitter.emit(dtype, lanes, f"xor {text} %s, %s", values[0], ones)

@@ -76,8 +76,13 @@ def _direct(
 def _other_sign(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """By an instruction in which the left operand has the other sign."""
+    """By an instruction in which the left operand has the other sign.
+
+    Bytes whose eighth bit is known to be clear, such as weights of four bits, are the same in both.
+    """
     other = _BYTES[types[0] is DType.UINT8], types[1]
+    if not emitter.masks.get(left.name, _EIGHTH_BITS) & _EIGHTH_BITS:
+        return _direct(emitter, other, accumulator, left, right)
     whole = emitter.splat(left, accumulator.lanes)
     low, high = (
         apply(emitter, Operation.AND, whole, emitter.const(bits, DType.INT32))

@@ -108,6 +108,8 @@ class Emitter:
         self._constants: dict[tuple[float | str, DType, int], Value] = {}
         self._calls: dict[tuple[str, ...], str] = {}
         self._splats: dict[tuple[str, int, int], Value] = {}
+        self.masks: dict[str, int] = {}
+        """Values by name -> the bits that may be set in each of their integers, where known."""
 
     @property
     def depth(self) -> int:
