@@ -33,7 +33,17 @@ from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Tri
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
 OF_THE_MODEL = {
-    *("model", "target", "threads", "numerics", "precision", "dims", "pad", "weight_limit"),
+    *(
+        "model",
+        "target",
+        "threads",
+        "numerics",
+        "precision",
+        "dims",
+        "pad",
+        "shares",
+        "weight_limit",
+    ),
 }
 OF_THE_QUEUE = {"priority", "wait_seconds"}
 """What a job says of its model and of its turn, not of its tuning."""
@@ -63,6 +73,7 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
     job = JobRequest(
         model="0" * 64,
         dims={"n": 3, "m": [4, 5]},
+        shares={"n": {32: 0.5, 7: 1.0}},
         pad=True,
         weight_limit=1 << 20,
         precision="bfloat16",
@@ -71,6 +82,7 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
     spec = JobSpec.of_options(ModelRequest(b""), job.options())
     assert _reached(spec.budget) == pytest.approx(CHOSEN)
     assert spec.sizes == {"n": (3,), "m": (4, 5)}
+    assert spec.shares == {"n": {32: 0.5, 7: 1.0}}
     assert (spec.pad, spec.weight_limit_bytes) == (True, 1 << 20)
     assert spec.precision == spec.request.precision == "bfloat16"
 
@@ -82,7 +94,7 @@ def test_an_option_that_nobody_knows_fails_the_job() -> None:
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
     for command in (tune, submit):
-        options = set(CHOSEN) | {"dim", "pad", "weight_limit", "precision"}
+        options = set(CHOSEN) | {"dim", "sizes", "pad", "weight_limit", "precision"}
         assert options <= set(inspect.signature(command).parameters)
 
 
