@@ -206,14 +206,14 @@ def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
     """An object that holds the file NAME.weights of a folder; its name."""
     size = folder.joinpath(f"{name}.weights").stat().st_size
     # WebAssembly has no sections of this kind: the assembler makes a segment of data of it
-    flags, stack = ('"a"', '.section .note.GNU-stack, "", %progbits')
+    flags, kind, stack = '"a"', "%object", '.section .note.GNU-stack, "", %progbits'
     if tools.linker:
-        flags, stack = ('"", @', "")
+        flags, kind, stack = '"", @', "@object", ""
     lines = [
         f".section .rodata.weights, {flags}",
         ".p2align 6",
         f".globl {name}_tw_weights",
-        f".type {name}_tw_weights, @object",
+        f".type {name}_tw_weights, {kind}",
         f"{name}_tw_weights:",
         f'.incbin "{name}.weights"',
         ".byte 0",

@@ -125,7 +125,8 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
         return Toolchain((compiler,), (archiver,))
     if has_zig:
         library = "musl" if executable else "gnu"
-        command = (*zig, "cc", "-target", f"{target.arch}-linux-{library}")
+        named = target.family.c_target or f"{target.arch}-linux-{{library}}"
+        command = (*zig, "cc", "-target", named.format(library=library))
         return Toolchain(command, (*zig, "ar"), ("-static",))
     raise _absent(target)
 

@@ -1,25 +1,43 @@
-"""Reads the symbol table of a relocatable ELF object, 64 bits, little-endian."""
+"""Reads the symbol table of a relocatable ELF object, little-endian, of 32 or 64 bits."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
-_MAGIC = b"\x7fELF\x02\x01"
+_MAGIC = b"\x7fELF"
 _SYMBOL_TABLE = 2
-_HEADER = struct.Struct("<40xQ10xHH")
-"""Offset of the section headers, size of one, their number."""
-_SECTION = struct.Struct("<4xIQ8xQQI")
-"""Kind, flags, offset, size, linked section."""
 _LOADED = 2
 """The flag of sections that lie in memory when a program runs."""
-_SYMBOL = struct.Struct("<IBBH16x")
-"""Offset of the name, binding and type, visibility, section (0: undefined)."""
+
+
+class _Form(NamedTuple):
+    """Where an object of a class has what is read here.
+
+    `header`: offset of the section headers, size of one, their number. `section`: kind, flags,
+    offset, size, linked section. `symbol`: offset of the name, section (0: undefined).
+    """
+
+    header: struct.Struct
+    section: struct.Struct
+    symbol: struct.Struct
+
+
+_FORMS = {
+    b"\1\1": _Form(
+        struct.Struct("<32xI10xHH"), struct.Struct("<4xII4xIII"), struct.Struct("<I10xH")
+    ),
+    b"\2\1": _Form(
+        struct.Struct("<40xQ10xHH"), struct.Struct("<4xIQ8xQQI"), struct.Struct("<I2xH16x")
+    ),
+}
+"""By class and byte order, as they stand behind the magic number."""
 
 
 def is_elf(data: bytes) -> bool:
     """Whether this is an object of the kind that the other functions read."""
-    return data.startswith(_MAGIC)
+    return data.startswith(_MAGIC) and data[4:6] in _FORMS
 
 
 def undefined_symbols(data: bytes) -> frozenset[str]:
@@ -33,17 +51,18 @@ def loaded_bytes(data: bytes) -> int:
 
 
 def _sections(data: bytes) -> list[tuple[int, int, int, int, int]]:
-    headers, header_size, count = _HEADER.unpack_from(data)
-    return [_SECTION.unpack_from(data, headers + i * header_size) for i in range(count)]
+    form = _FORMS[data[4:6]]
+    headers, header_size, count = form.header.unpack_from(data)
+    return [form.section.unpack_from(data, headers + i * header_size) for i in range(count)]
 
 
 def _undefined(data: bytes) -> Iterator[str]:
-    sections = _sections(data)
+    sections, form = _sections(data), _FORMS[data[4:6]]
     for kind, _, start, size, linked in sections:
         if kind != _SYMBOL_TABLE:
             continue
         names = sections[linked][2]
-        for name_offset, _, _, section in _SYMBOL.iter_unpack(data[start : start + size]):
+        for name_offset, section in form.symbol.iter_unpack(data[start : start + size]):
             begin = names + name_offset
             if section == 0 and data[begin]:  # the first symbol of a table has no name
                 yield data[begin : data.index(b"\0", begin)].decode()

@@ -46,7 +46,8 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
 
 def _checked(data: bytes, target: Target) -> bytes:
     """An object that calls no library; that of WebAssembly is left to its linker."""
-    foreign = undefined_symbols(data) - set(LIBRARY_SYMBOLS) if is_elf(data) else frozenset()
+    known = target.family.helpers.union(LIBRARY_SYMBOLS)
+    foreign = undefined_symbols(data) - known if is_elf(data) else frozenset()
     if foreign:
         raise CompilerError(
             f"a kernel for target '{target.name}' would call {', '.join(sorted(foreign))}"

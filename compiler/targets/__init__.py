@@ -232,6 +232,9 @@ class Family:
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
         pointer_bytes: of an address.
+        rounds: whether instructions round floats to integers.
+        helpers: functions that the architecture's ABI promises for what has no instructions.
+        c_target: what zig calls it, for a C library that it names.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: what LLVM makes the target's multiply-add of.
     """
@@ -260,6 +263,9 @@ class Family:
     code_level: int = 2
     relocation: str = "pic"
     pointer_bytes: int = 8
+    rounds: bool = True
+    helpers: frozenset[str] = frozenset()
+    c_target: str = ""
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
 

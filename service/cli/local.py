@@ -61,7 +61,7 @@ class Format(StrEnum):
     """A folder with a WebAssembly module, and JavaScript that runs it."""
 
 
-class Weights(StrEnum):
+class WeightsIn(StrEnum):
     """Where the weights of a C library are."""
 
     SECTION = "section"
@@ -166,7 +166,7 @@ def compile_(
         typer.Option("--name", help="With c and wasm: what files and functions are called"),
     ] = None,
     weights: Annotated[
-        Weights | None,
+        WeightsIn | None,
         typer.Option("--weights", help="With --format c: in the library, or in a file beside it"),
     ] = None,
     dump_after: DumpOption = None,
@@ -220,7 +220,7 @@ def compile_(
     else:
         one = build_for_c(plans[0], settled.schedules, weight_limit, recorder)
         packed = one.program.weight_bytes
-        made = _written_for_c(one, output, model, format_, name, weights or Weights.SECTION)
+        made = _written_for_c(one, output, model, format_, name, weights or WeightsIn.SECTION)
     out = console()
     out.print(
         f"{made} (packed weights take {size(packed)}, the model's {size(plain)})",
@@ -240,7 +240,7 @@ def _written_for_c(
     model: Path,
     format_: Format,
     name: str | None,
-    weights: Weights,
+    weights: WeightsIn,
 ) -> str:
     """Write a C library or an executable; what to say of it."""
     from compiler.c_library import (

@@ -13,6 +13,7 @@ from typing import assert_never
 import numpy as np
 
 from compiler.codegen.cpu import halves
+from compiler.codegen.cpu.rounding import rounded
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.loops import semantics
@@ -78,6 +79,9 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT:
             if not dtype.is_float:
                 return values[0]
+            rounds = operation not in (Operation.ABS, Operation.SQRT)
+            if rounds and not emitter.target.family.rounds:
+                return rounded(emitter, operation, values[0], apply)
             name = "fabs" if operation is Operation.ABS else operation.value
             return emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
         case Operation.SCALE:

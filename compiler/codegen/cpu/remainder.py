@@ -9,7 +9,7 @@ from typing import Protocol
 
 from compiler.codegen.cpu.arithmetic import apply, cast, cast_unchecked
 from compiler.codegen.cpu.combining import combine, join_lanes
-from compiler.codegen.cpu.ssa import Emitter, Value, suffix
+from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.loops.expr import Combiner, Operation
 
@@ -55,10 +55,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
 
     def reduced(rest: Value) -> Value:
         """rest mod b_part, where the quotient has at most `_STEP` bits: every step is exact."""
-        whole = do(Operation.DIV, rest, b_part)
-        whole = emitter.call(
-            DType.FLOAT64, lanes, f"llvm.trunc.{suffix(DType.FLOAT64, lanes)}", whole
-        )
+        whole = do(Operation.FLOOR, do(Operation.DIV, rest, b_part))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))
         # The quotient may have been rounded up to a whole number.

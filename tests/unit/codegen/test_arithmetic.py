@@ -17,6 +17,7 @@ from compiler.loops import semantics
 from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from compiler.targets import Family
 from tests.kernels import HOST, WIDTHS, run_nest_code, width
 
 Array = np.ndarray[Any, Any]
@@ -310,3 +311,21 @@ def test_scalars_are_splatted_beside_vectors() -> None:
     total = emit_operation(emitter, Operation.ADD, emitter.const(1.0, DType.FLOAT32), vector)
     assert total.lanes == 4
     assert emit_cast(emitter, total, DType.FLOAT32) is total
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+@pytest.mark.parametrize("vector", [True, False])
+def test_floats_are_rounded_without_instructions(
+    dtype: DType, vector: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Family, "rounds", False)
+    least = 2.0 ** (23 if dtype is DType.FLOAT32 else 52)
+    near = [least - 0.5, least, least + 1, 2 * least, 0.4999999701976776, 8388607.5, 1e-40, 3e38]
+    special = np.array([0.0, 0.3, 0.5, 0.7, 1.0, 1.5, 2.5, np.inf, np.nan, *near], dtype.numpy)
+    x = np.concatenate([special, -special, values(dtype, 1)])
+
+    def make(x: Expr) -> list[Expr]:
+        return [op(o, x) for o in (Operation.RINT, Operation.FLOOR, Operation.CEIL)]
+
+    for got, expected in run(128, [(dtype, x)], make, vector=vector):
+        assert_same(got, expected, dtype.name)

@@ -27,7 +27,7 @@ from compiler.target import Target, resolve_target
 
 HOST = resolve_target("host")
 NATIVE_TARGETS = [
-    "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "rv64gc", "wasm32",
+    "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "armv7-vfpv4", "riscv64", "rv64gc", "wasm32",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def axpy(lanes: int, name: str = "axpy") -> str:
     factors = ", ".join(f"float {3.0 + i}" for i in range(lanes))
     return f"""
 declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})
-define void @{name}(ptr %x, ptr %y) {{
+define void @{name}(ptr %x, ptr %y) nounwind {{
   %a = load {vector}, ptr %x, align 4
   %b = load {vector}, ptr %y, align 4
   %c = call {vector} @llvm.fma.v{lanes}f32({vector} %a, {vector} <{factors}>, {vector} %b)

@@ -28,6 +28,8 @@ MACHINES = {
     "zen3": ("x86_64", "znver3", 256, 16),
     "zen4": ("x86_64", "znver4", 512, 32),
     "zen5": ("x86_64", "znver5", 512, 32),
+    "cortex-a7": ("armv7l", "cortex-a7", 128, 16),
+    "cortex-a9": ("armv7l", "cortex-a9", 128, 16),
     "cortex-a53": ("aarch64", "cortex-a53", 128, 32),
     "cortex-a72": ("aarch64", "cortex-a72", 128, 32),
     "cortex-a76": ("aarch64", "cortex-a76", 128, 32),
