@@ -230,8 +230,9 @@ class Executable:
             OutOfMemoryError: if a size is beyond all memory.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
+        ports = context.inputs, context.outputs
         self._idle.append(context)
-        return context.inputs, context.outputs
+        return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
         """Whether these inputs, given in order, have sizes that the program is for."""
@@ -239,8 +240,8 @@ class Executable:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
             return False
-        self._idle.append(context)
         ports = context.inputs
+        self._idle.append(context)
         shapes = [getattr(array, "shape", None) for array in arrays]
         return shapes == [port.shape for port in ports]
 

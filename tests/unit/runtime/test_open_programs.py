@@ -13,6 +13,7 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.runtime.context import RunContext
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.program import Copy, Instruction, KernelCall, Port, Program, Slot, slot_start
@@ -79,6 +80,20 @@ def test_several_threads_run_with_sizes_of_their_own(executable: Executable) -> 
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(8)))
+
+
+def test_a_context_is_not_looked_at_once_another_thread_may_have_it(executable: Executable) -> None:
+    class Idle(list[RunContext]):
+        def append(self, context: RunContext) -> None:
+            super().append(context)
+            context.resize((1, 0))  # the other thread
+
+    executable._idle = Idle()
+    arrays = list(feeds(7, 8, 0).values())
+    inputs, outputs = executable.ports_for(arrays)
+    assert [port.shape for port in inputs] == [array.shape for array in arrays]
+    assert [port.shape for port in outputs] == [array.shape for array in executable.run(arrays)]
+    assert executable.takes(arrays)
 
 
 def test_inputs_that_lie_anyhow_are_copied(executable: Executable) -> None:
