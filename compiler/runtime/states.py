@@ -144,7 +144,7 @@ class SessionState:
 
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
         """Lie in a buffer for so many rows."""
-        if self.room(axis) == extent:
+        if self._now is not None and self._now.room == (axis, extent):
             return
         old = self.value()
         stored = (*port.shape[:axis], extent, *port.shape[axis + 1 :])

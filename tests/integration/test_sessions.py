@@ -314,6 +314,25 @@ def test_caches_grow_in_place_along_any_dimension() -> None:
                 np.testing.assert_array_equal(session.state(name), array)
 
 
+def test_steps_may_add_no_rows() -> None:
+    """Also before there are any."""
+    rows = {name: ["batch", name, 4] for name in ("past", "new", "all")}
+    info = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, rows[n]) for n in rows}
+    concat = helper.make_node("Concat", ["past", "new"], ["all"], axis=1)
+    graph = helper.make_graph([concat], "step", [info["past"], info["new"]], [info["all"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    executable = compile_model(model, dims={"past": "0..20", "new": "0..5", "batch": "1..3"})
+    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert executable.ranged.rooms == ((0,),)
+    expected = np.zeros((2, 0, 4), np.float32)
+    session = executable.bind({"all": "past"}, {"past": expected})
+    for step, new in enumerate((0, 0, 2, 0, 1, 0)):
+        given = np.full((2, new, 4), step, np.float32)
+        assert session.run([given]) == []
+        expected = np.concatenate([expected, given], axis=1)
+        np.testing.assert_array_equal(session.state("past"), expected)
+
+
 GROWING = """
 import sys
 for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
