@@ -201,8 +201,12 @@ class Executable:
     @cached_property
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each room of the program (`Program.rooms`), the outputs that have it. Of programs in
-        which one such output cannot lie on its input, none: no run may be told of rooms."""
+        which one such output cannot lie on its input, or an input under no output, none: no run may
+        be told of rooms."""
         program, continued = self.program, self._continued.values()
+        with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
+        if with_room != self._continued.keys():
+            return ()
         found = []
         for room in program.rooms:
             ports = [

@@ -115,6 +115,13 @@ class Port:
         axis, extent = self.room
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
+    def is_longer_by(self, room: Dimension) -> bool:
+        """Whether it has as many more rows in memory as a room says."""
+        if self.room is None:
+            return False
+        axis, extent = self.room
+        return extent == self.shape[axis] + open_size(room)
+
     @property
     def bytes(self) -> int:
         """Size in memory, at most."""

@@ -164,11 +164,13 @@ class Session:
 
         Raises:
             InvalidArgumentError: if an output cannot become its input: they differ in dtype or
-                shape, or the data decide how many elements there are.
+                shape, the data decide how many elements there are, or it is longer in memory by
+                something else than a room.
             InvalidInputError: if a first value has another dtype.
         """
+        rooms = executable.program.rooms
         for state in self._states:
-            state.check(executable.inputs[state.input], executable.outputs[state.output])
+            state.check(executable.inputs[state.input], executable.outputs[state.output], rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep:
         """What runs for inputs of these shapes, and what becomes of the states."""

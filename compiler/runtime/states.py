@@ -14,7 +14,7 @@ from compiler.runtime.inputs import Placed
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.ports import Dims, dims_text
-from compiler.sizes import is_open
+from compiler.sizes import Dimension, is_open
 
 if TYPE_CHECKING:
     from compiler.runtime.context import SizedPort
@@ -109,7 +109,7 @@ class SessionState:
             raise InvalidArgumentError(f"state '{self.name}' has no type before the first step")
         return self.value().copy()
 
-    def check(self, port: Port, output: Port) -> None:
+    def check(self, port: Port, output: Port, rooms: Collection[Dimension]) -> None:
         """See `Session.check`."""
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
@@ -120,6 +120,8 @@ class SessionState:
             raise InvalidArgumentError(
                 f"{what}: it has shape {output.shape}, not {dims_text(self._dims)}"
             )
+        if output.stored != output.shape and not any(map(output.is_longer_by, rooms)):
+            raise InvalidArgumentError(f"{what}: it lies in an array that is larger by no room")
         if self._first is not None and self._first.dtype != port.dtype.numpy:
             raise InvalidInputError(
                 f"the first value of '{self.name}' has dtype {self._first.dtype}, "

@@ -12,14 +12,25 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
 from compiler.runtime.context import RunContext
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import Copy, Instruction, KernelCall, Port, Program, Slot, slot_start
+from compiler.runtime.ports import Dims
+from compiler.runtime.program import (
+    Copy,
+    Instruction,
+    KernelCall,
+    NativeCall,
+    Port,
+    Program,
+    Slot,
+    slot_start,
+)
 from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.runtime.session import Session
 from compiler.sizes import Dimension, OpenSizeError, open_size
 from tests.unit.runtime.open_programs import (
     PAST,
@@ -324,6 +335,40 @@ def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
     (found,) = closed.run([np.ones((3, 4), np.float32)])
     assert found.shape == (4, 4) and (found[:3] == 1).all()
     assert model.rooms == ()  # a copy is no change in place
+
+
+def changed_in_place(more: int = 0) -> Program:
+    """A row is put into a buffer that is longer by a room, and by so many rows `more`."""
+    whole = past + 1 + open_size(Dimension("left", 0)) + more
+    x = Port("x", DType.FLOAT32, (past, 4), room=(0, whole))
+    y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, whole))
+    others = Port("place", DType.INT64, (1,)), Port("new", DType.FLOAT32, (1, 4))
+    places = at("input"), at("input", 1), at("input", 2), at("output")
+    call = NativeCall("scatter", (whole, 16, 1), places)
+    return Program("room", (x, *others), (y,), (), (call,), 0, 0)
+
+
+@pytest.mark.parametrize("more", [0, 7])
+def test_a_state_is_longer_in_memory_by_its_room_alone(more: int) -> None:
+    """A session has memory for the room: the program would write behind that."""
+    model = Executable(changed_in_place(more), aligned_empty(0), {}.__getitem__)
+    empty = np.zeros((0, 4), np.float32)
+    given = [np.zeros(1, np.int64), np.ones((1, 4), np.float32)]
+    assert (model.run([empty, *given])[0] == 1).all()
+    dims: dict[str, Dims] = {"x": ("past", 4), "place": (1,), "new": (1, 4)}
+    session = Session(dims, model.output_names, lambda _: model, {"y": "x"}, {"x": empty})
+    if more:
+        with pytest.raises(InvalidArgumentError, match="in an array that is larger by no room"):
+            session.run(given)
+    else:
+        assert session.run(given) == [] and (session.state("x") == 1).all()
+
+
+def test_no_run_is_told_of_room_for_an_input_that_no_output_lies_on() -> None:
+    made = changed_in_place()
+    assert Executable(made, aligned_empty(0), {}.__getitem__).rooms == ((0,),)
+    made = replace(made, inputs=(*made.inputs, replace(made.inputs[0], name="z")))
+    assert Executable(made, aligned_empty(0), {}.__getitem__).rooms == ()
 
 
 def test_profiles_are_of_the_sizes_at_hand(executable: Executable) -> None:
