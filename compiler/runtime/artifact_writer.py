@@ -130,15 +130,16 @@ class ArtifactWriter:
 
 
 def check_destination(path: str | Path) -> Path:
-    """The absolute path, if an artifact may be saved there: nothing, an artifact, an empty folder.
+    """The absolute path, if an artifact may be saved there: nothing, an artifact with no file of
+    others beside it, an empty folder.
 
     Raises:
         ArtifactError: if something else is there, or no folder can be made on the way.
     """
     path = Path(path).absolute()
     try:
-        if path.exists() and not _replaceable(path):
-            raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
+        if path.exists() and (reason := _hindrance(path)):
+            raise ArtifactError(f"'{path}' {reason}, it is not replaced")
         path.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise _not_written(path, error) from error
@@ -169,9 +170,28 @@ def _fixed_ports(program: Program) -> OpenPorts:
     return OpenPorts(inputs, outputs)
 
 
-def _replaceable(path: Path) -> bool:
-    """Whether a folder may be replaced: an artifact, or empty."""
-    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+def _hindrance(path: Path) -> str:
+    """Why what is at a path may not be replaced; empty for an artifact, or an empty folder.
+
+    Others have a manifest.json too, web pages among them, and people put files beside ours.
+    """
+    names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
+    own = _own_files(path / MANIFEST) if MANIFEST in names else set()
+    if not own and names:
+        return "exists and is no artifact"
+    others = sorted(names - own)
+    return f"holds '{others[0]}' beside an artifact" if others else ""
+
+
+def _own_files(manifest: Path) -> set[str]:
+    """What a manifest that we wrote says to lie in its folder; nothing for one of others."""
+    try:
+        said = json.loads(manifest.read_bytes())
+        if str(said["format"]).startswith("tilewright-"):
+            return {MANIFEST, *said["files"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    return set()
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:

@@ -211,6 +211,26 @@ def test_what_is_no_artifact_is_not_replaced(tmp_path: Path, save: Callable[...,
     assert load_artifact(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("manifest", ['{"name": "a page"}', "[]", "no JSON", '{"format": 1}'])
+def test_a_manifest_of_others_makes_no_artifact(
+    manifest: str, tmp_path: Path, save: Callable[..., None]
+) -> None:
+    page = tmp_path / "public"
+    page.mkdir()
+    (page / module.MANIFEST).write_text(manifest)
+    with pytest.raises(ArtifactError, match="exists and is no artifact"):
+        save(page)
+    assert (page / module.MANIFEST).read_text() == manifest
+
+
+def test_a_file_beside_an_artifact_is_not_lost(saved: Path, save: Callable[..., None]) -> None:
+    save(saved)
+    (saved / "index.html").write_text("a page")
+    with pytest.raises(ArtifactError, match=r"holds 'index.html' .* it is not replaced"):
+        save(saved)
+    assert (saved / "index.html").read_text() == "a page"
+
+
 @pytest.mark.parametrize("name", [module.LIBRARY, module.WEIGHTS, module.MANIFEST])
 def test_a_missing_file(saved: Path, name: str) -> None:
     (saved / name).unlink()
