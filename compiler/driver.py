@@ -149,8 +149,12 @@ def make_plan(
     numerics: str = "fast",
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
+    *,
+    in_place: bool = True,
 ) -> GraphPlan:
     """Cut an optimised graph into workloads, with layouts and halos between them.
+
+    `in_place`: whether caches that grow are buffers with room, which a session knows to fill.
 
     Raises:
         CompilerError: if `numerics` is none of NUMERICS, or `choice` does not fit the graph.
@@ -158,7 +162,7 @@ def make_plan(
     check_numerics(numerics)
     with timed(timings, "partition"):
         assign = partial(assign_layouts, weight_macs=target.core.weight_macs)
-        graph, growing = growing_caches(graph)
+        graph, growing = growing_caches(graph) if in_place else (graph, ())
         plan = plan_graph(graph, target.lanes(DType.FLOAT32), assign, choice)
         return replace(plan, growing=growing)
 

@@ -55,11 +55,15 @@ class Interface:
         """The interface of a program.
 
         Raises:
-            InvalidArgumentError: if `name` is no identifier of C.
+            InvalidArgumentError: if `name` is no identifier of C, or ports have room behind them.
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
                 f"'{name}' is no name for a C library: '{identifier(name)}' would be one"
+            )
+        if program.rooms:
+            raise InvalidArgumentError(
+                "caches that grow in place are for sessions: plan without (`in_place=False`)"
             )
         return Interface(
             name,

@@ -183,11 +183,16 @@ def compile_(
     from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage
 
-    request = ModelRequest(
-        existing_file(model), target, threads, numerics.value, precision=precision.value
-    )
     modules = resolve_target(target).family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
+    request = ModelRequest(
+        existing_file(model),
+        target,
+        threads,
+        numerics.value,
+        precision=precision.value,
+        in_place=format_ is Format.ARTIFACT,  # callers of C have arrays without room
+    )
     if modules is not (format_ is Format.WASM):
         raise UserError(f"--format {format_.value} is not for target '{target}'")
     if name is not None and format_ not in (Format.C, Format.WASM):

@@ -51,7 +51,8 @@ class ModelRequest:
     """A model, and the target, sizes, threads, numerics and precision that it is wanted for.
 
     `target` is a name, or a target that was resolved before, since "host" means something else in
-    each process. `digest` is the SHA-256 of the model's bytes, if known.
+    each process. `digest` is the SHA-256 of the model's bytes, if known. `in_place` is for what
+    runs in sessions (`driver.make_plan`).
     """
 
     model: Path | bytes
@@ -61,6 +62,7 @@ class ModelRequest:
     dims: Mapping[str, int] | None = None
     digest: str = ""
     precision: str = DType.FLOAT32
+    in_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,10 @@ def _plan_ranges(
     def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
         graph = driver.load_graph(request.model, {**dims, **ranges}, timings)
         optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
-        return graph, driver.make_plan(optimised.graph, target, request.numerics, timings)
+        plan = driver.make_plan(
+            optimised.graph, target, request.numerics, timings, in_place=request.in_place
+        )
+        return graph, plan
 
     try:
         graph, made = within_defaults(defaults, plan)

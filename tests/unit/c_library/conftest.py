@@ -28,7 +28,7 @@ def compiled(model: str | Path | onnx.ModelProto, **dims: int | str) -> Compiled
     target = host_target()
     graph = driver.optimise(driver.load_graph(model, ranges), target)
     builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
-    return builder.build(driver.make_plan(graph, target))
+    return builder.build(driver.make_plan(graph, target, in_place=False))
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

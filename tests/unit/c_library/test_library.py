@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from compiler import driver
 from compiler.c_library import ToolchainError, WeightPlace, write_c_library, write_executable
+from compiler.c_library.header import Interface
 from compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from compiler.driver import compile_model, load_program
 from compiler.errors import ArtifactError, InvalidArgumentError
-from compiler.program_builder import CompiledProgram
-from compiler.target import resolve_target
+from compiler.program_builder import CompiledProgram, ProgramBuilder
+from compiler.ranges import parse_range
+from compiler.target import host_target, resolve_target
 from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled
 
 Load = Callable[..., Loaded]
@@ -189,6 +192,23 @@ def test_what_is_there_is_replaced_only_if_it_is_ours(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is no artifact"):
         write_c_library(made, other, "vit", "vit")
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_caches_with_room_are_refused() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["past", "new"], ["present"], axis=0)],
+        "g",
+        [
+            helper.make_tensor_value_info("past", TensorProto.FLOAT, ("past", 4)),
+            helper.make_tensor_value_info("new", TensorProto.FLOAT, (1, 4)),
+        ],
+        [helper.make_tensor_value_info("present", TensorProto.FLOAT, ("all", 4))],
+    )
+    target, past = host_target(), parse_range("past", "0..8")
+    graph_ = driver.optimise(driver.load_graph(helper.make_model(graph), {"past": past}), target)
+    plan = driver.make_plan(graph_, target)
+    with pytest.raises(InvalidArgumentError, match="grow in place are for sessions"):
+        Interface.of(ProgramBuilder(None, target, any_rows=True).build(plan).program, "cache")
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

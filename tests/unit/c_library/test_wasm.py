@@ -53,7 +53,7 @@ def for_wasm(model: Path | onnx.ModelProto, **dims: int | str) -> CompiledProgra
     target = resolve_target("wasm32")
     graph = driver.optimise(driver.load_graph(model, ranges), target)
     builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
-    return builder.build(driver.make_plan(graph, target))
+    return builder.build(driver.make_plan(graph, target, in_place=False))
 
 
 Call = tuple[dict[str, np.ndarray], dict[str, int]]

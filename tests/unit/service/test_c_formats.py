@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from service.cli import run as run_cli
 
@@ -39,6 +41,30 @@ def test_an_executable_is_one_file(tmp_path: Path) -> None:
     run = [program, f"pixels={tmp_path}/x.npy", "-o", f"y={tmp_path}/y.npy"]
     assert subprocess.run(run, check=False, capture_output=True).returncode == 0
     assert np.load(tmp_path / "y.npy").shape == (1, 17, 24)
+
+
+def test_caches_that_grow_have_no_room_that_a_caller_knows_nothing_of(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["past", "new"], ["present"], axis=1)],
+        "g",
+        [
+            helper.make_tensor_value_info("past", TensorProto.FLOAT, (2, "past", 4)),
+            helper.make_tensor_value_info("new", TensorProto.FLOAT, (2, 1, 4)),
+        ],
+        [helper.make_tensor_value_info("present", TensorProto.FLOAT, (2, "all", 4))],
+    )
+    model, program = tmp_path / "cache.onnx", tmp_path / "cache"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), model)
+    made = ["compile", str(model), "--dim", "past=0..8", "-o", str(program), "--format", "exe"]
+    assert run_cli(made) == 0
+    for rows in (0, 3):
+        arrays = [np.random.default_rng(rows).random((2, n, 4), np.float32) for n in (rows, 1)]
+        command = [program, "--size", f"past={rows}", "-o", f"present={tmp_path}/y.npy"]
+        for name, array in zip(("past", "new"), arrays, strict=True):
+            np.save(tmp_path / f"{name}.npy", array)
+            command.append(f"{name}={tmp_path}/{name}.npy")
+        subprocess.run(command, check=True, capture_output=True)
+        np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.concatenate(arrays, 1))
 
 
 @pytest.mark.parametrize(
