@@ -22,6 +22,9 @@ _TYPES = {
 }
 """C's types where they are not named as ours are; 16-bit floats are given as their bits."""
 
+_PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
+"""What stands behind the name of a port in further names."""
+
 
 class Statement(NamedTuple):
     """What a header says that the program does not."""
@@ -69,8 +72,8 @@ class Interface:
             name,
             program,
             identifiers(dimension.name for dimension in program.dimensions),
-            identifiers(port.name for port in program.inputs),
-            identifiers(port.name for port in program.outputs),
+            identifiers((port.name for port in program.inputs), _PORT_SUFFIXES),
+            identifiers((port.name for port in program.outputs), _PORT_SUFFIXES),
         )
 
     @property

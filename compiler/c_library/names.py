@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import count
 
 _KEYWORDS_TEXT = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t
@@ -13,9 +14,10 @@ _KEYWORDS_TEXT = """
     register reinterpret_cast restrict return short signed sizeof static static_assert
     static_cast struct switch template this thread_local throw true try typedef typeid typename
     typeof union unsigned using virtual void volatile wchar_t while xor xor_eq main
+    NULL linux unix
 """
 _KEYWORDS = frozenset(_KEYWORDS_TEXT.split())
-"""Of C and C++, and what no library may define."""
+"""Of C and C++, what no library may define, and macros that compilers or our headers define."""
 
 _HEADERS_TEXT = """
     assert complex ctype errno fenv iso646 inttypes limits locale math setjmp signal stdalign
@@ -41,13 +43,22 @@ def identifier(name: str) -> str:
     return made
 
 
-def identifiers(names: Iterable[str]) -> tuple[str, ...]:
-    """An identifier for each name, all different: later ones get a number."""
+def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
+    """An identifier for each name, all different: later ones get a number.
+
+    They differ as macros do, in capitals, also where one of `suffixes` stands behind them.
+    """
     made: list[str] = []
+    taken: set[str] = set()
+    endings = ["", *suffixes]
     for name in names:
         base = identifier(name)
-        tries = (base if i == 1 else f"{base}_{i}" for i in range(1, len(made) + 2))
-        made.append(next(each for each in tries if each not in made))
+        for each in (base if i == 1 else f"{base}_{i}" for i in count(1)):
+            forms = {f"{each}{ending}".upper() for ending in endings}
+            if taken.isdisjoint(forms):
+                break
+        made.append(each)
+        taken |= forms
     return tuple(made)
 
 

@@ -194,6 +194,25 @@ def test_what_is_there_is_replaced_only_if_it_is_ours(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_names_that_differ_in_case_or_are_macros(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    names = ["x", "X", "x_rank", "NULL", "linux"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Sum", names, ["f_count"]),
+            helper.make_node("NonZero", ["f_count"], ["f"]),
+        ],
+        "g",
+        [value(name, TensorProto.FLOAT, ("n", "N")) for name in names],
+        [value("f", TensorProto.INT64, (2, "k")), value("f_count", TensorProto.FLOAT, ("n", "N"))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    write_c_library(compiled(model, n="2..4", N="1..3"), tmp_path / "made", "made", "m")
+    tmp_path.joinpath("user.c").write_text('#include "made.h"\n')
+    command = ["cc", "-std=gnu11", "-Werror", "-I", "made", "-c", "user.c"]  # where `linux` is 1
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+
+
 def test_caches_with_room_are_refused() -> None:
     graph = helper.make_graph(
         [helper.make_node("Concat", ["past", "new"], ["present"], axis=0)],

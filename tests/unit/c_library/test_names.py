@@ -48,3 +48,9 @@ def test_texts_end_neither_strings_nor_comments(text: str) -> None:
 def test_quoted_texts_keep_their_bytes() -> None:
     text = 'a"b\\c??/é\n'
     assert eval("b" + quoted(text)).decode() == text  # Python reads these escapes as C does
+
+
+def test_names_differ_as_macros_do() -> None:
+    assert identifiers(["x", "X", "x_2"]) == ("x", "X_2", "x_2_2")
+    assert identifiers(["f", "f_count", "f_2"], ["_count"]) == ("f", "f_count_2", "f_2")
+    assert identifiers(["f_count", "f"], ["_count"]) == ("f_count", "f_2")
