@@ -34,12 +34,15 @@ class Toolchain:
         compiler: compiles C and assembly, and links.
         archiver: packs objects into a static library.
         static: what links an executable that needs no other file, for `compiler`.
+        helpers: what links the functions that a family's ABI promises. A shared library has its
+            own: those of the program that loads it are hidden.
         linker: links modules of WebAssembly.
     """
 
     compiler: tuple[str, ...]
     archiver: tuple[str, ...]
     static: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
     linker: tuple[str, ...] = ()
 
     def compile(
@@ -82,6 +85,7 @@ class Toolchain:
                 "-Wl,--whole-archive",
                 archive,
                 "-Wl,--no-whole-archive",
+                *self.helpers,
                 "-o",
                 output,
             ],
@@ -121,13 +125,14 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     archiver = shutil.which("ar")
     here = target.arch == platform.machine() and sys.platform == "linux"
+    helpers = ("-lgcc",) if target.family.helpers else ()
     if compiler and archiver and here and not (executable and has_zig):
-        return Toolchain((compiler,), (archiver,))
+        return Toolchain((compiler,), (archiver,), helpers=helpers)
     if has_zig:
         library = "musl" if executable else "gnu"
         named = target.family.c_target or f"{target.arch}-linux-{{library}}"
         command = (*zig, "cc", "-target", named.format(library=library))
-        return Toolchain(command, (*zig, "ar"), ("-static",))
+        return Toolchain(command, (*zig, "ar"), ("-static",), helpers)
     raise _absent(target)
 
 

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import compiler
 from tests.devices.emulators import SOURCE, emulator, sysroot, zig_environment
@@ -71,3 +73,37 @@ def test_a_library_runs_on_its_architecture(machine: Machine, tmp_path: Path) ->
     (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
     # sums of at most 96 products in another order: 96 x 2^-24 of their magnitudes, below 10
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, atol=6e-5)
+
+
+def test_32_bits(tmp_path: Path) -> None:
+    """A program says that there is no memory, and a library needs none but the C library."""
+    try:
+        qemu, environment = emulator("arm"), zig_environment()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    environment["TILEWRIGHT_DATA_FOLDER"] = str(tmp_path / "data")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n",)) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ports[:1], ports[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset), tmp_path / "neg.onnx")
+    for form in ("exe", "c"):
+        command = [sys.executable, "-c", COMPILE, "neg.onnx", "--target", "armv7", "-o", form]
+        command += ["--dim", "n=1..", "--format", form]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    rows = (1 << 30) + 1  # 4 bytes each: 4, to 32 bits
+    with (tmp_path / "x.npy").open("wb") as file:
+        described = {"descr": "<f4", "fortran_order": False, "shape": (rows,)}
+        np.lib.format.write_array_header_1_0(file, described)
+        file.write(bytes(4))
+    run = [*qemu, "./exe", "--size", f"n={rows}", "x=x.npy"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: there is no memory for 'x': {4 * rows} bytes\n",
+    )
+    library = tmp_path / "c/libneg.so"
+    listed = subprocess.run(["nm", "-D", "-u", library], capture_output=True, text=True, check=True)
+    assert set(listed.stdout.split()) <= {"U", "w", "memcpy", "memmove", "memset"}

@@ -154,6 +154,13 @@ static size_t bytes_of(const tw_port *port, const int64_t *shape) {
     return bytes;
 }
 
+/* Bytes of a whole array; an address space of 32 bits can be too small for them. */
+static size_t port_bytes(const tw_port *port, const int64_t *numbers) {
+    if ((uint64_t)numbers[port->bytes] > SIZE_MAX / 2)
+        fail("there is no memory for '%s': %" PRId64 " bytes", port->name, numbers[port->bytes]);
+    return (size_t)numbers[port->bytes];
+}
+
 int main(int count, char **texts) {
     const tw_model *model = TW_MODEL();
     const char **paths = aligned_memory((size_t)(model->input_count + 1) * sizeof *paths, "paths");
@@ -210,13 +217,13 @@ int main(int count, char **texts) {
         if (!paths[i]) fail("input '%s' has no file", p->name);
         if (p->rank > RANK || tw_model_shape(model, p, sizes, numbers, shape))
             fail("input '%s' has no shape", p->name);
-        inputs[i] = read_array(paths[i], p, shape, bytes_of(p, shape));
+        inputs[i] = read_array(paths[i], p, shape, port_bytes(p, numbers));
     }
     for (int64_t i = 0; i < model->output_count; i++) {
         const tw_port *p = &model->output_ports[i];
         if (p->rank > RANK || tw_model_shape(model, p, sizes, numbers, shape))
             fail("output '%s' has no shape", p->name);
-        outputs[i] = aligned_memory(bytes_of(p, shape), p->name);
+        outputs[i] = aligned_memory(port_bytes(p, numbers), p->name);
     }
     tw_state *state;
     int status = tw_model_init(model, aligned_memory(memory_bytes, "the model"), memory_bytes,
