@@ -32,6 +32,9 @@ DRAWN = 4
 LONG = 512
 """The last size that is drawn of a range without an end."""
 
+LEAST_SHARE = 1e-6
+"""Of all runs: a size that fewer have would hardly count, or not at all where shares are huge."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrawnSizes:
@@ -143,6 +146,12 @@ def _check(name: str, shares: Mapping[int, float], known: Mapping[str, Dimension
             check_values([known[name]], {name: size})
         except ValueError as error:
             raise InvalidArgumentError(f"sizes are stated of {error}") from error
+    least, total = min(shares, key=lambda size: shares[size]), sum(shares.values())
+    if shares[least] < LEAST_SHARE * total:
+        raise InvalidArgumentError(
+            f"dimension '{name}': the share of size {least} is {shares[least]} of {total}, "
+            f"expected at least a millionth of all"
+        )
 
 
 def _quantiles(dimension: Dimension, count: int) -> list[int]:

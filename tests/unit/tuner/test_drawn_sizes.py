@@ -94,6 +94,8 @@ def test_stated_sizes_are_measured_with_their_shares() -> None:
         ({"a": {1: -2.0}}, "the share of size 1 is -2.0"),
         ({"a": {1: math.nan}}, "the share of size 1 is nan"),
         ({"a": {1: math.inf}}, "the share of size 1 is inf"),
+        ({"a": {1: 1e308, 2: 1e308}}, "the share of size 1 is 1e[+]308 of inf, expected at least"),
+        ({"a": {1: 1.0, 7: 1e-9}}, "the share of size 7 is 1e-09 of 1.0"),
         ({"a": {}}, "dimension 'a' has 0 sizes stated, expected 1 to 8"),
         ({"a": dict.fromkeys(range(1, 10), 1.0)}, "dimension 'a' has 9 sizes stated"),
     ],
