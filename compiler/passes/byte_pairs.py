@@ -17,7 +17,6 @@ from functools import partial
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.passes.byte_products import (
-    MOST_TERMS,
     ByteFactor,
     ByteSource,
     as_factor,
@@ -33,6 +32,9 @@ from compiler.sizes import always_less, exact_quotient, is_open
 
 _GROUP = 4
 """Bytes that are multiplied at a time: an open sum must not end inside of them."""
+
+_MOST_TERMS = (2**31 - 1) // (255 * 255)
+"""So many products of bytes less zero points at their ends never leave int32."""
 
 
 def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
@@ -57,7 +59,7 @@ def of_two_sources(
     both = None
     if left.scale is not None and right.scale is not None:
         both = scale_of(right.scale, left.scale)
-        if both is None or not always_less(depth, MOST_TERMS + 1):
+        if both is None or not always_less(depth, _MOST_TERMS + 1):
             return None
     left, right = as_factor(rewriter, left, factor), as_factor(rewriter, right, _signed)
     total = rewriter.emit("matmul", [left.value, right.value], {"accumulator": DType.INT32.value})

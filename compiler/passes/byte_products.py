@@ -287,7 +287,11 @@ def _multiplied(
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
         return None
-    if weight.scale is not None and (values.shape[-2] > MOST_TERMS or weight.scale.shape[-2] > 1):
+    if weight.scale is not None and (
+        values.shape[-2] > MOST_TERMS
+        or 255 * np.abs(values).sum(axis=-2).max() >= 2**31  # a zero point may be at either end
+        or weight.scale.shape[-2] > 1
+    ):
         return None
     low, high = values.min(axis=-2, keepdims=True), values.max(axis=-2, keepdims=True)
     inside = low.min() >= -128 and high.max() <= 127

@@ -206,6 +206,7 @@ def test_integers_that_stay_int32(graph: Graph) -> None:
         matmul(scaled=True, each=(6, 5)),
         matmul(scaled=True, scale=[[1], [2], [3], [4]]),
         matmul(scaled=True, depth=70_000),  # a sum may leave int32
+        matmul(scaled=True, depth=33_026, columns=2, values=np.full((33_026, 2), 255, np.uint8)),
         matmul(scaled=True, gemm={"alpha": 2.0}),
         matmul(scaled=True, gemm={"beta": 0.5}),
         conv(scaled=True, each=(1, 8, 1, 1)),
@@ -304,6 +305,7 @@ HALF: Choices = {"scale": 0.5}
         (pair(HALF, HALF), False),
         (pair({}, {}), True),
         (pair(HALF, HALF, depth=70_000), True),  # a sum may leave int32
+        (pair(HALF, HALF, depth=33_026), True),  # 255 * 255 times so many
         (pair({"scale": 1e-30}, {"scale": 1e-14}), True),
     ],
 )
