@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Key = int | str
 
+LABELLED = "labelled"
+"""The operator that says what its operand stands for."""
+
 OTHER = "\0"
 """Stands for all texts of an input that are no other key."""
 

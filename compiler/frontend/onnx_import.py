@@ -30,10 +30,10 @@ from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.frontend.texts import input_labels
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
-from compiler.labels import OTHER, Labels
+from compiler.labels import LABELLED, OTHER, Labels
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
-from compiler.ops.labels import LABELLED, labels_text
+from compiler.ops.labels import labels_text
 from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
 from compiler.sizes import (

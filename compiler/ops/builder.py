@@ -13,7 +13,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
-from compiler.labels import Labels
+from compiler.labels import LABELLED, Labels
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops import size_arithmetic
 from compiler.ops.attributes import axis_of
@@ -293,6 +293,8 @@ class GraphBuilder:
         alive = set(outputs)
         kept: list[Node] = []
         for node in reversed(self._nodes):
+            if node.op == LABELLED and node.inputs[0] in self._inputs:
+                alive.add(final(node.output))  # an input of text stays one if nothing reads it
             if final(node.output) in alive:
                 alive.update(map(final, node.inputs))
                 kept.append(node)
@@ -327,7 +329,7 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
             return None  # a body may run for any time, or never end
-        if prod(kind.shape) == 0 and operator.name != "trim":
+        if prod(kind.shape) == 0 and operator.name not in ("trim", LABELLED):
             return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
         if is_open(kind.elements):
             return None

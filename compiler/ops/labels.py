@@ -18,14 +18,12 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs, Node
 from compiler.graph.types import TensorType
-from compiler.labels import Key, Labels
+from compiler.labels import LABELLED, Key, Labels
 from compiler.ops.attributes import word
 from compiler.ops.native import no_expression
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule, Operator, OpKind
 from compiler.ops.shapes import operand_count, show
-
-LABELLED = "labelled"
 
 
 def labels_of(node: Node | None) -> Labels | None:
@@ -33,6 +31,11 @@ def labels_of(node: Node | None) -> Labels | None:
     if node is None or node.op != LABELLED:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
+
+
+def is_of_input(node: Node, inputs: Sequence[str]) -> bool:
+    """Whether a node says that one of a graph's inputs is text, be it read or not."""
+    return node.op == LABELLED and node.inputs[0] in inputs
 
 
 def labels_text(labels: Labels) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.ops.labels import LABELLED
+from compiler.labels import LABELLED
 from compiler.passes.rewrite import Rewriter, rewrite
 
 GROWTH_LIMIT_BYTES = 1 << 22

@@ -4,11 +4,14 @@ Before:                         After:
     %1 = exp(%0)                    %2 = relu(%0)
     %2 = relu(%0)                   return %2
     return %2
+
+What says that an input is text stays, though no output may need the input.
 """
 
 from __future__ import annotations
 
 from compiler.graph.ir import Graph
+from compiler.ops.labels import is_of_input
 
 
 def dead_code(graph: Graph) -> Graph:
@@ -19,7 +22,7 @@ def dead_code(graph: Graph) -> Graph:
     alive = set(graph.outputs)
     kept = []
     for node in reversed(graph.nodes):
-        if not alive.isdisjoint(node.outputs):
+        if is_of_input(node, graph.inputs) or not alive.isdisjoint(node.outputs):
             alive.update(node.inputs)
             alive.update(node.outputs)
             kept.append(node)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
+from compiler.labels import LABELLED
 from compiler.loops.expr import Const, Expr
 from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.registry import Effort, OpKind
@@ -79,7 +80,8 @@ def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Every node of the graph in exactly one group; groups in topological order.
 
     `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
-    no elements are in no group, because there is nothing to compute; `trim` is, since it counts.
+    no elements are in no group, because there is nothing to compute; `trim` is, since it counts,
+    and so is what says that they would be text.
     """
     return _Fusion(graph, kept).groups()
 
@@ -91,7 +93,7 @@ class _Fusion:
         self._taken = {
             node.name
             for node in graph.nodes
-            if graph.types[node.output].elements == 0 and node.op != "trim"
+            if graph.types[node.output].elements == 0 and node.op not in ("trim", LABELLED)
         }
         self._outputs = {*graph.outputs, *kept}
         self._alone = turns(graph)

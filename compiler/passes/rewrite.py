@@ -17,6 +17,7 @@ from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.ops.labels import is_of_input
 from compiler.sizes import OpenSizeError
 
 Rule = Callable[["Rewriter", Node], str | None]
@@ -134,6 +135,8 @@ class Rewriter:
         self._name_outputs()
         alive = set(self.source.outputs)
         for node in reversed(self._nodes.values()):
+            if is_of_input(node, self.source.inputs):
+                alive.add(node.outputs[0])
             if node.outputs[0] in alive:
                 alive.update(node.inputs)
         nodes = tuple(node for node in self._nodes.values() if node.outputs[0] in alive)

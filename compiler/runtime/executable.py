@@ -169,7 +169,11 @@ class Executable:
         for index, labels in self._texts:
             array = made[index]
             if isinstance(array, np.ndarray) and array.dtype.kind in "OUT":
-                made[index] = labels.positions(array)
+                try:
+                    made[index] = labels.positions(array)
+                except TypeError as error:
+                    name = self._input_names[index]
+                    raise InvalidInputError(f"input '{name}' holds no texts: {error}") from error
         return made
 
     def bind(

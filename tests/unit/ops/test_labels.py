@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import compiler
 from compiler import driver
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
+from compiler.errors import InvalidInputError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.text import parse_graph, print_graph
 from compiler.labels import OTHER, WIDEST_DISPLAY, Labels
@@ -365,3 +365,27 @@ def test_dictionaries_have_the_keys_in_order(count: int) -> None:
     assert [list(row.items()) for row in rows] == [
         list(zip(keys, row, strict=True)) for row in array.tolist()
     ]
+
+
+@pytest.mark.parametrize("dims", [None, {"rows": 0}, {"rows": 2}])
+def test_an_input_of_text_that_nothing_reads_takes_texts(dims: dict[str, int] | None) -> None:
+    text = (TensorProto.STRING, ["rows"])
+    proto = model(
+        [ml("LabelEncoder", ["c"], ["k"], keys_strings=["oak"], values_int64s=[5])],
+        {"k": TensorProto.INT64},
+        [],
+        {"c": text, "unread": text},
+    )
+    executable = compiler.compile_model(proto, dims=dims)
+    for rows in (0, 2) if dims is None else dims.values():
+        given = np.array(["oak", "ash"][:rows], np.str_)
+        (found,) = executable.run({"c": given, "unread": given})
+        assert found.tolist() == [5, -1][:rows]
+
+
+def test_what_is_no_text_is_refused() -> None:
+    executable = compiler.compile_model(categories())
+    given = np.empty((1, 2), object)
+    given[0, :] = ["oak"], {}
+    with pytest.raises(InvalidInputError, match="input 'c' holds no texts: unhashable type"):
+        executable.run({"c": given})
