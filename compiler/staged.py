@@ -48,9 +48,14 @@ program for the range alone, since each size compiles without."""
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A program between two cuts, None where nothing is to be computed, and what is behind it."""
+    """A program between two cuts, None where nothing is to be computed, and what is behind it.
+
+    `makes` are the names of its outputs in the model; the program's own differ where an output is
+    an input or a constant.
+    """
 
     executable: Executable | None
+    makes: tuple[str, ...]
     behind: _Cut | None
 
 
@@ -146,7 +151,7 @@ class StagedExecutable:
             stage, given = self._stage(cut, values)
             if stage.executable is not None:
                 found = stage.executable.run(given, labels=labels)
-                values |= dict(zip(stage.executable.output_names, found, strict=True))
+                values |= dict(zip(stage.makes, found, strict=True))
             cut = stage.behind
         return [values[name] for name in self.output_names]
 
@@ -160,16 +165,20 @@ class StagedExecutable:
 
     def _check(self, arrays: Sequence[Array]) -> None:
         shapes = shapes_of(arrays, self._names)
+        sizes: dict[str, int] = {}
         for crossing, array, shape in zip(self._first.rest.crossings, arrays, shapes, strict=True):
-            dims = crossing.dims
-            fits = len(shape) == len(dims) and all(
-                size == dim or (isinstance(dim, str) and size in self.ranges.get(dim, (size,)))
-                for size, dim in zip(shape, dims, strict=True)
-            )
+            # those of inputs before this one, so that no program is made for a contradiction
+            dims = [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in crossing.dims]
+            fits = len(shape) == len(dims)
+            for size, dim, known in zip(shape, crossing.dims, dims, strict=False):
+                if isinstance(dim, str):
+                    fits = fits and size in self.ranges.get(dim, (size,))
+                    known = sizes.setdefault(dim, size)
+                fits = fits and size == known
             if not fits or array.dtype != crossing.dtype.numpy:
                 raise InvalidInputError(
                     f"input '{crossing.name}' is {array.dtype} of {shape}, expected "
-                    f"{crossing.dtype} of {dims_text(dims)}"
+                    f"{crossing.dtype} of {dims_text(tuple(dims))}"
                 )
 
     def _stage(self, cut: _Cut, values: Mapping[str, Array]) -> tuple[_Stage, dict[str, Array]]:
@@ -179,6 +188,8 @@ class StagedExecutable:
             stage = cut.made.get(facts)
             if stage is None:
                 with self._lock:
+                    if facts != cut.rest.facts(values, None if cut.reason else cut.ends):
+                        continue  # what another thread has found out meanwhile
                     stage = cut.made.get(facts) or self._made(cut, facts, values)
             if stage is None:
                 continue  # with other ends, or with a reason
@@ -226,13 +237,14 @@ class StagedExecutable:
         model = cut.rest.at(facts, values)
         before = None if cut is self._first else cut.rest
 
-        def stage(found: ModelImport) -> tuple[Graph | None, Rest | None]:
+        def stage(found: ModelImport) -> tuple[Graph | None, tuple[str, ...], Rest | None]:
             return found.stage(before)
 
         with enough_memory_for("to compile the model"):
-            graph, rest = importing(model, {d.name: d for d in facts.open}, stage)
+            graph, makes, rest = importing(model, {d.name: d for d in facts.open}, stage)
             executable = None if graph is None else cut.compile(graph)
-            return _Stage(executable, None if rest is None else _Cut(rest, self._compiling()))
+            behind = None if rest is None else _Cut(rest, self._compiling())
+            return _Stage(executable, makes, behind)
 
 
 def _whole(model: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension]) -> Rest:

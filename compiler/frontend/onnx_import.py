@@ -118,11 +118,12 @@ class ModelImport:
         """The whole model as a graph."""
         return self._finished(self._nodes(None), self._graph.output, ())
 
-    def stage(self, before: Rest | None) -> tuple[Graph | None, Rest | None]:
+    def stage(self, before: Rest | None) -> tuple[Graph | None, tuple[str, ...], Rest | None]:
         """What can be imported before the data decide a size, and what is left.
 
-        The graph gives the model's outputs that it makes, and then what the rest reads. It is None
-        if nothing is to be computed before the rest, which is `before` if the model is one.
+        The graph gives the model's outputs that it makes, and then what the rest reads; their names
+        in the model are given, too. It is None if nothing is to be computed before the rest, which
+        is `before` if the model is one.
 
         Raises:
             UnsupportedOperatorError: if a node cannot be imported later either.
@@ -130,14 +131,16 @@ class ModelImport:
         waiting = Waiting()
         nodes = self._nodes(waiting)
         if waiting.first is None:
-            return self._finished(nodes, self._graph.output, ()), None
+            made = tuple(info.name for info in self._graph.output)
+            return self._finished(nodes, self._graph.output, ()), made, None
         rest = rest_of(self.read, waiting, self._builder, self._values, before)
         outputs = [info for info in self._graph.output if info.name in self._values]
         given = {info.name for info in self._graph.input} | {info.name for info in outputs}
         passed = [c.name for c in rest.crossings if c.name not in given]
         if not outputs and not passed:
-            return None, rest
-        return self._finished(nodes, outputs, passed), rest
+            return None, (), rest
+        made = (*(info.name for info in outputs), *passed)
+        return self._finished(nodes, outputs, passed), made, rest
 
     def _nodes(self, waiting: Waiting | None) -> NodeImporter:
         self._constants()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -32,6 +32,12 @@ from compiler.sizes import Dimension, bounds, is_open
 
 DECIDING_ELEMENTS = 64
 """Values with more elements decide no sizes."""
+
+LARGEST_SIZE = 1 << 30
+"""Larger numbers are no sizes: the ends of slices that reach to the last element."""
+
+MOST_OPEN = 16
+"""So many elements of one value stay open: they are the extents of one array."""
 
 NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 """ONNX's numbers of element types."""
@@ -135,11 +141,24 @@ class Rest:
                 sizes |= dict(zip(_elements(crossing, array), array.flat, strict=True))
             else:
                 known.append((crossing.name, array.tobytes(), array.shape))
-        opened = {name for name, size in sizes.items() if ends is not None and size > 0}
+        opened = set() if ends is None else self._open(sizes)
         fixed = tuple((name, int(s)) for name, s in sizes.items() if name not in opened)
         ranges = (self._around(n, int(s), (ends or {}).get(n, ())) for n, s in sizes.items()
                   if n in opened)  # fmt: skip
         return Facts(fixed, tuple(known), tuple(ranges))
+
+    def _open(self, sizes: Mapping[str, int]) -> set[str]:
+        """The sizes that a range of them can stand for, by name."""
+        found = {name for name, size in sizes.items() if size > 0}
+        for crossing in self.crossings:
+            if crossing.deciding:
+                elements = {n for n in found if n.startswith(f"{crossing.label}_")}
+                few = {n for n in elements if sizes[n] <= LARGEST_SIZE}
+                # NumPy has no array of more elements, even if one of its extents is 0
+                if len(few) > MOST_OPEN or prod(int(sizes[n]) for n in few) > LARGEST_SIZE**2:
+                    few = set()
+                found -= elements - few
+        return found
 
     def _around(self, name: str, size: int, ends: Sequence[int]) -> Dimension:
         """The largest range that holds a size and does not reach across the ends."""

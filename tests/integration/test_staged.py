@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from compiler.driver import compile_model, compile_whole
 from compiler.errors import (
+    CompilerError,
     InvalidArgumentError,
     InvalidInputError,
     ModelWarning,
@@ -289,3 +292,82 @@ def test_a_loop_whose_shapes_depend_on_the_step_runs_as_often_as_the_data_say() 
     assert y.tolist() == [0, 1] * 8
     with pytest.raises(InvalidInputError, match="more than the limit"):
         made.run({"x": np.zeros(2, np.float32), "trips": np.array(10_000)})
+
+
+def test_threads_that_wait_for_the_same_program_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = StagedExecutable._compiled
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.02)
+        return compiled(*given)
+
+    made = staged(chosen_rows())
+    monkeypatch.setattr(StagedExecutable, "_compiled", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(made.run, [marked(count) for count in (7, 40, 9, 23)]))
+    assert made.reasons == ()
+    assert made.programs == 2
+
+
+def test_inputs_that_contradict_each_other_cost_no_program() -> None:
+    node = helper.make_node
+    proto = model(
+        [
+            node("Mul", ["x", "z"], ["values"]),
+            node("NonZero", ["values"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["values", "places"], ["chosen"], axis=0),
+            node("Softmax", ["chosen"], ["y"], axis=0),
+        ],
+        [("x", FLOAT, ("n",)), ("z", FLOAT, ("n",))],
+        ["y"],
+        first=np.array([0]),
+    )
+    made = staged(proto)
+    x = np.ones(5, np.float32)
+    with pytest.raises(InvalidInputError, match=r"input 'z' is float32 of \(4,\), expected .*5"):
+        made.run({"x": x, "z": x[:4]})
+    agrees(made, proto, x=x, z=x)
+    assert made.reasons == ()
+
+
+def test_huge_elements_are_no_sizes() -> None:
+    proto = model(
+        [helper.make_node("Slice", ["x", "from", "to"], ["y"])],
+        [("x", FLOAT, (4, 6)), ("from", INT, (2,)), ("to", INT, (2,))],
+        ["y"],
+    )
+    made = staged(proto)
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for to in ([3, 2**63 - 1], [2**40, 2**40], [2**31 - 1, 2**31 - 1]):
+        agrees(made, proto, x=x, **{"from": np.array([1, 2]), "to": np.array(to)})
+
+
+def test_shapes_too_large_for_any_array_are_refused() -> None:
+    made = staged(
+        model(
+            [
+                helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
+                helper.make_node("Identity", ["x"], ["y"]),
+            ],
+            [("x", FLOAT, (1,)), ("s", INT, (4,))],
+            ["zeros", "y"],
+        )
+    )
+    with pytest.raises(CompilerError):
+        made.run({"x": np.ones(1, np.float32), "s": np.array([70_000] * 4)})
+
+
+def test_outputs_may_be_inputs_and_constants() -> None:
+    proto = model(
+        [
+            helper.make_node("NonZero", ["x"], ["found"]),
+            helper.make_node("Transpose", ["found"], ["rows"]),
+            helper.make_node("GatherND", ["x", "rows"], ["values"]),
+            helper.make_node("Softmax", ["values"], ["y"], axis=0),
+        ],
+        [("x", FLOAT, (4, 6))],
+        ["y", "x", "k", "rows"],
+        k=np.float32(2),
+    )
+    agrees(staged(proto), proto, x=np.eye(4, 6, dtype=np.float32))
