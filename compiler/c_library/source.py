@@ -193,7 +193,7 @@ def _wrappers(interface: Interface) -> list[str]:
         values,
         f"    const void *const given[] = {{{inputs or 0}}};",
         f"    void *const made[] = {{{outputs or 0}}};",
-        f"    int64_t counts[{max(1, len(interface.outputs))}];",
+        f"    int64_t counts[{max(1, len(interface.outputs))}] = {{0}};",
         "    int status = tw_model_run((tw_state *)state, values, given, made, counts);",
         *counts,
         "    return status;",

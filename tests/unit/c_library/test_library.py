@@ -194,6 +194,48 @@ def test_what_is_there_is_replaced_only_if_it_is_ours(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_a_run_that_is_refused_counts_nothing(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["found"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (64,))],
+        [helper.make_tensor_value_info("found", TensorProto.INT64, (1, "n"))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    write_c_library(compiled(model), tmp_path / "count", "count", "m")
+    tmp_path.joinpath("user.c").write_text(USED_STACK)
+    for command in (
+        ["cc", "-O1", "user.c", "-Icount", "count/libcount.a", "-o", "user"],
+        ["./user"],
+    ):
+        assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+
+
+USED_STACK = """\
+#include "count.h"
+
+static _Alignas(64) char memory[1 << 16];
+static _Alignas(64) float x[64];
+
+static __attribute__((noinline)) void use(void) {
+    volatile char used[4096];
+    for (int i = 0; i < 4096; i++) used[i] = 90;
+}
+
+int main(void) {
+    size_t bytes;
+    const void *weights = count_weights(&bytes);
+    count *model;
+    if (count_init(memory, sizeof memory, weights, bytes, NULL, &model)) return 1;
+    count_inputs inputs = {x};
+    count_outputs outputs = {NULL, -1};
+    use();
+    if (count_run(model, &inputs, &outputs) != COUNT_BAD_POINTER) return 2;
+    return outputs.found_count != 0;
+}
+"""
+
+
 def test_names_that_differ_in_case_or_are_macros(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info
     names = ["x", "X", "x_rank", "NULL", "linux"]
