@@ -64,6 +64,7 @@ static struct {
     int found; /* processors that this process may use */
     _Alignas(CACHE_LINE) atomic_int started;
     atomic_int processors;
+    atomic_bool sees_forks;
 } pool = {.busy = ATOMIC_FLAG_INIT};
 
 static struct {
@@ -184,10 +185,17 @@ static void after_fork(void) {
     atomic_flag_clear(&pool.busy);
 }
 
+/* Before anybody takes `busy`: a child that is made meanwhile would find it taken for good. Two
+ * threads may do it at once; `after_fork` may run twice. */
+static void see_forks(void) {
+    if (atomic_load_explicit(&pool.sees_forks, memory_order_acquire)) return;
+    pthread_atfork(NULL, NULL, after_fork);
+    atomic_store_explicit(&pool.sees_forks, true, memory_order_release);
+}
+
 /* Once; the caller holds `busy`. */
 static void prepare(void) {
     if (pool.prepared) return;
-    pthread_atfork(NULL, NULL, after_fork);
     pool.found = tw_placement_prepare();
     atomic_store(&pool.processors, pool.found);
     pool.prepared = true;
@@ -246,6 +254,7 @@ static void wait_for_pending(void) {
 void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent, int threads) {
     if (threads > TW_MAX_THREADS) threads = TW_MAX_THREADS;
     if (threads > extent) threads = (int)extent;
+    if (threads > 1) see_forks();
     if (threads <= 1 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
         if (extent > 0) stage(arguments->buffers, arguments->scratch, arguments->sizes, 0, extent);
         return;
@@ -268,6 +277,7 @@ void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent,
 int tw_pool_bind(const int *processors, int count) {
     for (int i = 0; i < count; i++)
         if (!tw_may_run_on(processors[i])) return i + 1;
+    see_forks();
     while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) sched_yield();
     prepare();
     int status = tw_bind(processors, count);

@@ -202,15 +202,26 @@ def test_binding_while_stages_run(make_spec: MakeSpec, address_of: AddressOf) ->
         assert all(result.result() for result in results)
 
 
+def built(folder: Path, name: str, *flags: str) -> Path:
+    """A program of this folder with the pool in it."""
+    options = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", *flags, f"-I{NATIVE}"]
+    sources = [HERE / f"{name}.c", *sorted(NATIVE.glob("*.c"))]
+    subprocess.run(["cc", *options, "-o", folder / name, *sources], check=True)
+    return folder / name
+
+
 @pytest.mark.parametrize("flags", [(), ("-DTW_NO_FUTEX",)], ids=["futex", "condition-variable"])
 def test_stress(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    program = tmp_path / "stress"
-    options = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", *flags, f"-I{NATIVE}"]
-    sources = [HERE / "stress.c", *sorted(NATIVE.glob("*.c"))]
-    subprocess.run(["cc", *options, "-o", program, *sources], check=True)
+    program = built(tmp_path, "stress", *flags)
     for callers in ("1", "4"):
         done = subprocess.run(
             [program, callers], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout == "8 workers\n"
+
+
+def test_a_fork_while_a_first_stage_begins(tmp_path: Path) -> None:
+    program = built(tmp_path, "early_fork", "-Wl,--wrap=pthread_atfork")
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
