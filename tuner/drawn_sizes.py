@@ -118,7 +118,10 @@ def points_at(
     Empty where it says nothing, or sizes that the workload cannot have.
     """
     points = []
+    names = {dimension.name for dimension in workload.dimensions}
     for sizes, weight in distribution:
+        if dict(sizes).keys() != names:
+            return ()
         try:
             check_values(workload.dimensions, dict(sizes))
         except (KeyError, ValueError):

@@ -123,6 +123,7 @@ def _check_candidate(
     _check_comparison(request, candidate, found.comparison, require)
     if status is not Status.OK:
         require(not found.samples_seconds, "samples_seconds", "a candidate that failed has none")
+        require(not found.at_sizes, "at_sizes", "a candidate that failed has none")
         require(0 <= found.checks <= len(request.cases), "checks", "are more than the cases")
         return
     require(found.checks == len(request.cases), "checks", "are not those of all cases")

@@ -156,6 +156,7 @@ def test_points_of_what_was_measured() -> None:
     assert points_at(workload, ()) == ()
     assert points_at(workload, (((("s0", 513),), 1.0),)) == ()
     assert points_at(workload, (((("s1", 5),), 1.0),)) == ()
+    assert points_at(workload, (((("s0", 3), ("s1", 4)), 1.0),)) == (), "it has no such dimension"
 
 
 def record_of(task: Task, distribution: SizeWeights) -> TuningRecord:

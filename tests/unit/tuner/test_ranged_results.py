@@ -126,6 +126,13 @@ def test_what_cannot_be_is_refused(
         check(change(measured()))
 
 
+def test_a_candidate_that_failed_has_no_times_at_sizes() -> None:
+    failed = replace(measured(), status=Status.CRASH, samples_seconds=(), checks=0)
+    with pytest.raises(ImplausibleError, match="at_sizes: a candidate that failed has none"):
+        check(failed)
+    check(replace(failed, at_sizes=()))
+
+
 def test_fixed_sizes_have_no_times_at_sizes() -> None:
     cases = (replace(REQUEST.cases[0], sizes=(), weight=1.0),)
     request = replace(REQUEST, cases=cases)
