@@ -215,7 +215,7 @@ def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
     inputs = {"x": np.zeros((2, 3), np.float32), "shape": np.array([4])}
     proto = model([loop], inputs, ["y"], {"n": np.array(10_000)})
     with pytest.raises(UnsupportedOperatorError) as caught:
-        compiler.compile_model(proto)
+        driver.compile_whole(proto)
     assert caught.value.depends_on == ("shape",)
 
 
