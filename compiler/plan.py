@@ -296,7 +296,7 @@ class GraphPlan:
     def labels(self, port: str) -> Labels | None:
         """What a graph input or output stands for; None where it is plain numbers."""
         if port in self.graph.inputs:
-            readers = (labels_of(node) for node in self.graph.nodes if port in node.inputs)
+            readers = map(labels_of, self.graph.consumers(port))
             return next((labels for labels in readers if labels is not None), None)
         return labels_of(self.graph.producer(port))
 

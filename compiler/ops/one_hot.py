@@ -24,7 +24,9 @@ def _onnx_one_hot(node: OnnxNode) -> str:
         raise node.invalid("depth (input 1) is no positive number")
     if node.shape(values) != (2,):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
-    depth, shape = depths.item(), node.shape(indices)
+    # ONNX lets the depth be a float, too; an open one is no number to convert
+    depth = depths.item() if is_open(depths.item()) else int(depths.item())
+    shape = node.shape(indices)
     rank = len(shape) + 1
     axis = node.integer("axis", -1)
     if not -rank <= axis < rank:

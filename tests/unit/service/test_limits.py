@@ -71,6 +71,15 @@ TARGET = text(200, 1)
 THREADS = number(1, 256)
 ID = ((DIGEST,), ("", DIGEST[1:], DIGEST + "0", DIGEST.replace("0", "G")))
 
+
+def shares() -> tuple[Taken, Refused]:
+    """By dimension, up to eight sizes, each with a share of all runs."""
+    most = {"n": {str(size): 1.0 for size in range(1, 9)}}
+    wrong = ({}, {"0": 1.0}, {"1": 0.0}, {"1": nan}, {"1": inf}, {"one": 1.0}, [1])
+    beyond = {"n": {str(size): 1.0 for size in range(1, 10)}}
+    return ({}, {"n": {"1": 1e-9}}, most), (*({"n": each} for each in wrong), beyond)
+
+
 BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
     JobRequest: (
         {"model": DIGEST},
@@ -82,6 +91,7 @@ BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
             "trials": number(0, 10_000_000),
             "seconds": positive(MONTH),
             "dims": sizes(1 << 40, [], [0], [1] * 65),
+            "shares": shares(),
             "weight_limit": number(1, 1 << 62),
             "seed": number(0, (1 << 63) - 1),
             "stop_gain": ((0, 0.99), (-0.01, 1, nan)),
