@@ -111,10 +111,10 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
 ) -> None:
     plan = driver.make_plan
 
-    def refusing(graph: Graph, *rest: Any) -> GraphPlan:
+    def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         if graph.dimensions:
             raise error
-        return plan(graph, *rest)
+        return plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)
     executable = compiler.compile_model(model)

@@ -295,7 +295,7 @@ def test_why_no_program_serves_a_range_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refusing(graph: Graph, *rest: Any) -> GraphPlan:
+    def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         raise OpenSizeError("whether sequence is even is known at run time only")
 
     monkeypatch.setattr(driver, "make_plan", refusing)
