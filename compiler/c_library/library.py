@@ -7,6 +7,8 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +19,7 @@ from compiler.c_library.header import Interface, Statement, header
 from compiler.c_library.names import identifier
 from compiler.c_library.source import source
 from compiler.c_library.toolchain import Toolchain, toolchain
+from compiler.codegen.elf import loaded_bytes
 from compiler.errors import ArtifactError
 from compiler.program_builder import CompiledProgram
 from compiler.runtime.artifact_writer import check_destination, replace_folder
@@ -90,17 +93,28 @@ def write_c_library(
     """
     interface = Interface.of(compiled.program, name)
     destination = check_destination(folder)
-    staging = destination.parent / f".{destination.name}.{secrets.token_hex(4)}"
     tools = toolchain(compiled.target)
+    with staged(destination, "C library") as staging:
+        made = _write(compiled, interface, staging, model, weights, tools)
+    return CLibrary(destination, name, *made)
+
+
+@contextmanager
+def staged(destination: Path, what: str) -> Iterator[Path]:
+    """A folder to fill, which is put at its place if the context ends without an error.
+
+    Raises:
+        ArtifactError: from the context, if a file cannot be written.
+    """
+    staging = destination.parent / f".{destination.name}.{secrets.token_hex(4)}"
     try:
         staging.mkdir()
-        made = _write(compiled, interface, staging, model, weights, tools)
+        yield staging
         replace_folder(staging, destination)
     except OSError as error:
-        raise ArtifactError(f"cannot write C library '{destination}': {error}") from error
+        raise ArtifactError(f"cannot write {what} '{destination}': {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return CLibrary(destination, name, *made)
 
 
 def write_executable(compiled: CompiledProgram, path: str | Path, model: str) -> Path:
@@ -143,7 +157,7 @@ def _write(
     target = compiled.target
     statement = Statement(model, target.name, package_version(), 0, inside)
     objects = compile_objects(compiled, interface, statement, folder, tools)
-    code = sum(_text_bytes(folder / each) for each in objects)
+    code = sum(loaded_bytes(folder.joinpath(each).read_bytes()) for each in objects)
     folder.joinpath(f"{name}.h").write_text(
         header(interface, statement._replace(code_bytes=code)), "ascii"
     )
@@ -232,12 +246,6 @@ def exported_names(interface: Interface, *, weights_inside: bool) -> list[str]:
     functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
     names = [f"{interface.name}_{function}" for function in functions]
     return [*names, *([f"{interface.name}_weights"] if weights_inside else [])]
-
-
-def _text_bytes(path: Path) -> int:
-    from compiler.codegen.elf import loaded_bytes
-
-    return loaded_bytes(path.read_bytes())
 
 
 def package_version() -> str:

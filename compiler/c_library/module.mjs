@@ -1,4 +1,4 @@
-// Runs a model that was compiled to WebAssembly: in browsers, Node, Deno and Bun.
+// Runs a model that was compiled to WebAssembly, in Node or a browser.
 //
 //   import {load} from "./NAME.mjs";
 //   const model = await load();

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compiler.c_library.header import Interface, Statement, range_of
-from compiler.c_library.library import compile_objects, describe, package_version, weight_object
+from compiler.c_library.library import (
+    compile_objects,
+    describe,
+    exported_names,
+    package_version,
+    staged,
+    weight_object,
+)
 from compiler.c_library.toolchain import wasm_toolchain
 from compiler.dtypes import DType
-from compiler.errors import ArtifactError
 from compiler.program_builder import CompiledProgram
-from compiler.runtime.artifact_writer import check_destination, replace_folder
+from compiler.runtime.artifact_writer import check_destination
 from compiler.runtime.ports import open_dims
 from compiler.runtime.program import Port
 
@@ -61,32 +65,21 @@ def write_wasm_module(
     """
     interface = Interface.of(compiled.program, name)
     destination = check_destination(folder)
-    staging = destination.parent / f".{destination.name}.{secrets.token_hex(4)}"
     tools = wasm_toolchain(compiled.target)
-    try:
-        staging.mkdir()
+    with staged(destination, "module") as staging:
         staging.joinpath(f"{name}.weights").write_bytes(bytes(compiled.weights))
         statement = Statement(model, compiled.target.name, package_version(), 0, True)
         objects = compile_objects(compiled, interface, statement, staging, tools)
         objects.append(weight_object(name, staging, tools))
-        tools.link_module(staging, objects, _exported(name), f"{name}.wasm")
+        exported = [*exported_names(interface, weights_inside=True), "__heap_base"]
+        tools.link_module(staging, objects, exported, f"{name}.wasm")
         for each in [*objects, f"{name}.weights", f"{name}.h"]:
             staging.joinpath(each).unlink()
         staging.joinpath(f"{name}.mjs").write_text(script(interface), "utf-8")
         staging.joinpath(f"{name}.d.mts").write_text(declarations(interface), "utf-8")
         describe(FORMAT, interface, staging, compiled.target)
         size = staging.joinpath(f"{name}.wasm").stat().st_size
-        replace_folder(staging, destination)
-    except OSError as error:
-        raise ArtifactError(f"cannot write module '{destination}': {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return WasmModule(destination, name, size)
-
-
-def _exported(name: str) -> list[str]:
-    functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
-    return [*(f"{name}_{function}" for function in (*functions, "weights")), "__heap_base"]
 
 
 def script(interface: Interface) -> str:
