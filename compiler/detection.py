@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
-from compiler.device import DeviceFacts, find_device
+from compiler.core_kinds import CoreKind, find_kinds, read_processors
+from compiler.device import DeviceFacts, available_cores, find_device
 from compiler.errors import UnknownTargetError
 from compiler.target import Target
-from compiler.targets import family_of
+from compiler.targets import families, family_of
 
 
 @cache
 def this_device() -> DeviceFacts:
     """The facts of this machine, read once."""
-    return find_device()
+    return named_device()
+
+
+def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
+    """As `find_device`, with the name of the cores."""
+    kinds = core_kinds(root, cores)
+    return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")
+
+
+def core_kinds(
+    root: Path = Path("/"), cores: Collection[int] | None = None
+) -> tuple[CoreKind, ...]:
+    """The kinds of these cores, or of those that this process may use, the fastest first."""
+    usable = available_cores() if cores is None else cores
+    return find_kinds(root, read_processors(root), usable)
+
+
+def core_name(processor: str) -> str:
+    """What people call a core (`cortex-a78`): else the target that describes it, else what the
+    operating system says of it."""
+    for family in families():
+        name = family.core_names.get(processor) or family.named(processor)
+        if name:
+            return name
+    return processor
+
+
+def core_label(kind: CoreKind) -> str:
+    """`cortex-a76@2.4`: the name of a kind of cores and their highest clock in GHz, as known."""
+    name = core_name(kind.processor)
+    return f"{name}@{kind.hertz / 1e9:.1f}" if name and kind.hertz else name
 
 
 def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:

@@ -9,11 +9,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from compiler.core_kinds import (
+    Processor,
+    find_kinds,
+    read_integer,
+    read_processors,
+    read_text,
+)
 from compiler.errors import InvalidFactsError
 
 _LARGEST = 1 << 62
@@ -38,7 +45,7 @@ class Cache:
 class DeviceFacts:
     """A machine.
 
-    If its cores differ, `processor`, `caches` and `governor` describe the fastest kind.
+    If its cores differ, `processor`, `caches`, `governor` and `core` describe the fastest kind.
 
     Attributes:
         model: the name of the CPU, or of the board, for people.
@@ -55,6 +62,8 @@ class DeviceFacts:
         features: instruction-set features that all cores have, sorted, by the operating system's
             names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
         microcode: its revision, where the CPU has one (`0xa101148`).
+        core: which cores kernels run on, with their highest clock in GHz (`cortex-a76@2.4`); empty
+            where nothing names them.
     """
 
     model: str
@@ -68,6 +77,7 @@ class DeviceFacts:
     processor: str = ""
     features: tuple[str, ...] = ()
     microcode: str = ""
+    core: str = ""
 
     def cache(self, level: int) -> Cache | None:
         """The data cache of a level, None if there is none."""
@@ -111,6 +121,7 @@ class DeviceFacts:
             {
                 "processor": "",
                 "microcode": "",
+                "core": "",
                 **facts,
                 "caches": tuple(
                     _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
@@ -160,74 +171,43 @@ def _made(kind: type[_Kind], fields: dict[str, Any], where: str) -> _Kind:
     return kind(**fields)
 
 
-def find_device(root: Path = Path("/")) -> DeviceFacts:
-    """The facts of this machine.
+def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
+    """The facts of this machine, or of some of its cores.
 
     Args:
         root: the folder that holds `proc` and `sys`.
+        cores: numbers of the cores that code will run on; None: all that this process may use.
     """
-    processors = _processors(root)
-    number, lead = _fastest(root, processors)
+    processors = read_processors(root)
+    usable = available_cores() if cores is None else {*cores}
+    kinds = find_kinds(root, processors, usable)
+    number = kinds[0].cores[0] if kinds else 0
+    lead = processors.get(number, {})
+    known = [p for n, p in processors.items() if cores is None or n in usable]
     cpu = root / f"sys/devices/system/cpu/cpu{number}"
     return DeviceFacts(
         model=_model(root, lead),
         architecture=platform.machine(),
         system=platform.system(),
-        cores=_available_cores(),
-        physical_cores=_physical_cores(processors),
+        cores=len(usable),
+        physical_cores=_physical_cores(known),
         memory_bytes=_memory_bytes(root),
-        governor=_read(cpu / "cpufreq/scaling_governor"),
+        governor=read_text(cpu / "cpufreq/scaling_governor"),
         caches=tuple(filter(None, map(_cache, sorted((cpu / "cache").glob("index*"))))),
-        processor=_identity(lead),
-        features=_features(processors),
+        processor=kinds[0].processor if kinds else "",
+        features=_features(known),
         microcode=lead.get("microcode", ""),
     )
 
 
-_Processor = dict[str, str]
-"""A paragraph of /proc/cpuinfo: its keys in lower case."""
+def available_cores() -> set[int]:
+    """The logical cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
 
 
-def _processors(root: Path) -> list[_Processor]:
-    """The paragraphs of /proc/cpuinfo that describe a processor."""
-    paragraphs = _read(root / "proc/cpuinfo").split("\n\n")
-    found = [
-        {
-            key.strip().lower(): value.strip()
-            for key, _, value in (line.partition(":") for line in paragraph.splitlines())
-        }
-        for paragraph in paragraphs
-    ]
-    return [fields for fields in found if "processor" in fields]
-
-
-def _fastest(root: Path, processors: Sequence[_Processor]) -> tuple[int, _Processor]:
-    """Number and description of a processor of the fastest kind; the first where all are alike.
-
-    Linux says the relative capacity of a processor where there are several kinds.
-    """
-    cpus = root / "sys/devices/system/cpu"
-    numbered = [(int(p["processor"]), p) for p in processors if p["processor"].isdecimal()]
-    return max(
-        numbered,
-        key=lambda one: (_integer(cpus / f"cpu{one[0]}/cpu_capacity"), -one[0]),
-        default=(0, {}),
-    )
-
-
-def _identity(processor: _Processor) -> str:
-    """What identifies a core (`DeviceFacts.processor`); empty if nothing does."""
-    keys = (
-        ("vendor_id", "cpu family", "model", "stepping"),
-        ("cpu implementer", "cpu part"),
-        ("mvendorid", "marchid"),
-    )
-    numbers = next((k for k in keys if processor.keys() >= {*k}), ())
-    parts = (processor.get("uarch", ""), "-".join(processor[key] for key in numbers))
-    return " ".join(filter(None, parts))
-
-
-def _features(processors: Sequence[_Processor]) -> tuple[str, ...]:
+def _features(processors: Sequence[Processor]) -> tuple[str, ...]:
     """The features that every processor has, by Linux's names."""
     found: set[str] | None = None
     for processor in processors:
@@ -238,25 +218,18 @@ def _features(processors: Sequence[_Processor]) -> tuple[str, ...]:
     return tuple(sorted(found or ()))
 
 
-def _model(root: Path, processor: _Processor) -> str:
+def _model(root: Path, processor: Processor) -> str:
     """The name on the box: x86 says it in cpuinfo, boards with Arm cores in the device tree."""
     if "model name" in processor:
         return processor["model name"]
-    board = _read(root / "sys/firmware/devicetree/base/model").strip("\0")
+    board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
     if "cpu part" in processor:
         part = f"implementer {processor.get('cpu implementer', '?')} part {processor['cpu part']}"
         return f"{board} ({part})" if board else part
     return board or processor.get("uarch", "") or platform.processor()
 
 
-def _available_cores() -> int:
-    """Logical cores that the scheduler may give to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _physical_cores(processors: Sequence[_Processor]) -> int:
+def _physical_cores(processors: Sequence[Processor]) -> int:
     """Cores without their hyper-threads, if cpuinfo tells them apart."""
     cores = {
         (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}
@@ -265,7 +238,7 @@ def _physical_cores(processors: Sequence[_Processor]) -> int:
 
 
 def _memory_bytes(root: Path) -> int:
-    for line in _read(root / "proc/meminfo").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -273,17 +246,17 @@ def _memory_bytes(root: Path) -> int:
 
 def _cache(folder: Path) -> Cache | None:
     """A cache from its folder in /sys, None if its size is unknown."""
-    size = _read(folder / "size")
+    size = read_text(folder / "size")
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     if not size[:-1].isdecimal() or size[-1] not in units:
         return None
     return Cache(
-        level=_integer(folder / "level"),
-        kind=_read(folder / "type").lower(),
+        level=read_integer(folder / "level"),
+        kind=read_text(folder / "type").lower(),
         bytes=int(size[:-1]) * units[size[-1]],
-        ways=_integer(folder / "ways_of_associativity"),
-        line_bytes=_integer(folder / "coherency_line_size"),
-        shared_by=_listed(_read(folder / "shared_cpu_list")),
+        ways=read_integer(folder / "ways_of_associativity"),
+        line_bytes=read_integer(folder / "coherency_line_size"),
+        shared_by=_listed(read_text(folder / "shared_cpu_list")),
     )
 
 
@@ -294,16 +267,3 @@ def _listed(ranges: str) -> int:
         first, _, last = part.partition("-")
         count += int(last or first) - int(first) + 1
     return count
-
-
-def _integer(path: Path) -> int:
-    text = _read(path)
-    return int(text) if text.isdecimal() else 0
-
-
-def _read(path: Path) -> str:
-    """The text of a file, empty if it is not there or may not be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -207,6 +207,8 @@ class Family:
         targets: the described targets.
         baselines: names of targets that are no CPU's, the weakest first.
         processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
+        core_names: `DeviceFacts.processor` -> the name of the core, for people; `processors` names
+            cores by what LLVM schedules them as.
         linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" where Linux
             has none. Features that are not here cannot be detected, or do not change kernels.
         known_features: name of a target -> features that its CPUs have and Linux does not report.
@@ -245,6 +247,7 @@ class Family:
     baselines: tuple[str, ...]
     core: CoreModel
     processors: Mapping[str, str] = field(default_factory=dict)
+    core_names: Mapping[str, str] = field(default_factory=dict)
     linux_features: Mapping[str, str] = field(default_factory=dict)
     known_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     implied_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -56,6 +56,23 @@ _PROCESSORS = {
     r"^0x61-0x02[2-9]$": "apple-m1",
 }
 
+_CORE_NAMES = {
+    f"0x41-0x{part}": name
+    for part, name in re.findall(
+        r"(\w+) (\S+)",
+        """
+        d01 cortex-a32    d02 cortex-a34    d03 cortex-a53    d04 cortex-a35    d05 cortex-a55
+        d06 cortex-a65    d07 cortex-a57    d08 cortex-a72    d09 cortex-a73    d0a cortex-a75
+        d0b cortex-a76    d0d cortex-a77    d0e cortex-a76ae  d41 cortex-a78    d42 cortex-a78ae
+        d44 cortex-x1     d46 cortex-a510   d47 cortex-a710   d48 cortex-x2     d4b cortex-a78c
+        d4c cortex-x1c    d4d cortex-a715   d4e cortex-x3     d80 cortex-a520   d81 cortex-a720
+        d82 cortex-x4     d85 cortex-x925   d87 cortex-a725   d49 neoverse-n2   d4a neoverse-e1
+        d84 neoverse-v3   d8e neoverse-n3
+        """,
+    )
+}
+"""Part numbers of implementer 0x41, Arm, from the technical reference manuals."""
+
 
 def _target(name: str, cpu: str, *features: str) -> Target:
     enabled = tuple(sorted(f"+{feature}" for feature in ("fp-armv8", "neon", *features)))
@@ -223,6 +240,7 @@ FAMILY = Family(
     targets=_TARGETS,
     baselines=("aarch64", "armv8.2-a", "armv8.6-a"),
     processors=_PROCESSORS,
+    core_names=_CORE_NAMES,
     linux_features=_LINUX_FEATURES,
     # LLVM may use SVE's instructions on vectors of 128 bits too.
     implied_features={"neoverse-v1": ("sve",), "neoverse-v2": ("sve", "sve2")},

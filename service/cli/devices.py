@@ -33,7 +33,7 @@ def devices(
     """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`)."""
     import json
 
-    from compiler.device import find_device
+    from compiler.detection import named_device
     from compiler.errors import UnknownTargetError
     from compiler.target import resolve_target
     from service.client import Client, ClientError
@@ -47,7 +47,7 @@ def devices(
     here = {
         "name": "this machine",
         "targets": targets,
-        "device": find_device().to_json(),
+        "device": named_device().to_json(),
         "health": "",
         "speed": None,
         "condition": device_condition(),
@@ -104,7 +104,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
         memory = facts.get("memory_bytes")
         table.add_row(
             text(one["name"]),
-            text(facts.get("model") or ""),
+            text(", ".join(filter(None, (facts.get("model"), facts.get("core"))))),
             Text(names or "none"),
             Text(_caches(facts.get("caches"))),
             text(f"{logical} of {cores}" if cores != logical else f"{cores}"),

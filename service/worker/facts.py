@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from compiler.device import find_device
+from compiler.detection import named_device
 
 
-def device_facts() -> dict[str, Any]:
-    """The facts that go into every measurement: CPU model, cores, caches (bytes), governor, ..."""
-    return find_device().brief().to_json()
+def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
+    """The facts that go into every measurement: CPU model, cores, caches (bytes), governor, ...
+
+    Args:
+        cores: those that candidates run on; none: all that this process may use.
+    """
+    return named_device(cores=cores or None).brief().to_json()
 
 
-def registration_facts() -> dict[str, Any]:
+def registration_facts(cores: Collection[int] = ()) -> dict[str, Any]:
     """The same and the CPU's features, from which the service finds its targets."""
-    return find_device().to_json()
+    return named_device(cores=cores or None).to_json()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from compiler.runtime.memory import available_bytes
 from service.worker.hand import Hand, InHand, Log
+from service.worker.heat import CoolingDown
 from service.worker.registration import Registration
 from service.worker.reporting import WORKER, Reporter
 from tuner.measure.measurement import Status
@@ -29,12 +30,14 @@ class Measuring:
         registration: Registration,
         hand: Hand,
         reporter: Reporter,
+        cooling: CoolingDown,
         log: Log,
     ) -> None:
         self._sandbox = sandbox
         self._registration = registration
         self._hand = hand
         self._reporter = reporter
+        self._cooling = cooling
         self._log = log
 
     def serve(self) -> None:
@@ -64,6 +67,11 @@ class Measuring:
         def cancelled() -> bool:
             return hand.stopping.is_set() or all(work.lost.is_set() for work in together)
 
+        def pause(seconds: float) -> bool:
+            return hand.stopping.wait(seconds) or cancelled()
+
+        if not cancelled():
+            self._cooling.wait(pause)
         if not cancelled():
             try:
                 results = self._results(together, cancelled)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from compiler.core_kinds import ranges_text
+from compiler.detection import core_kinds, core_label, core_name
+from compiler.device import available_cores
 from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
 
 
@@ -29,6 +32,8 @@ class WorkerOptions:
     sandbox_bytes: int = 0  # 0: as much as the machine has
     cores: tuple[int, ...] = ()
     service_key: str | None = None  # of the service; else the one that it had when first met
+    check: bool = False  # look at the device instead
+    as_json: bool = False
 
 
 LEAST_SANDBOX_MIB = 1024
@@ -56,8 +61,14 @@ def default_spool(environment: Mapping[str, str]) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "tilewright"
 
 
-def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerOptions:
-    """The options; exits with status 2 and a sentence for wrong usage."""
+def parse_arguments(
+    arguments: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
+) -> WorkerOptions:
+    """The options; exits with status 2 and a sentence for wrong usage.
+
+    Args:
+        root: the folder that holds `proc` and `sys`.
+    """
     parser = _Parser("tilewright-worker", description="Measure candidates.")
     parser.add_argument(
         "--server",
@@ -109,8 +120,8 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
     parser.add_argument(
         "--cores",
         default=environment.get("TILEWRIGHT_CORES", ""),
-        help="logical cores that candidates run on, such as 2,4-7 (or TILEWRIGHT_CORES; "
-        "default: all)",
+        help="logical cores that candidates run on, such as 2,4-7 or cortex-a76 (or "
+        "TILEWRIGHT_CORES; default: those of the fastest kind)",
     )
     parser.add_argument(
         "--service-key",
@@ -118,7 +129,15 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         help="public key of the service, as 'tilewright records key' says it (or "
         "TILEWRIGHT_SERVICE_KEY; default: the one that it had when it was first met)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say what is wrong with this device and what to type, and end; needs no server",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings of --check as JSON")
     given = parser.parse_args(arguments)
+    if given.json and not given.check:
+        parser.error("--json goes with --check")
     token = given.token
     if given.token_file is not None:
         try:
@@ -126,9 +145,9 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it holds no text"
             parser.error(f"the token file '{given.token_file}' cannot be read: {reason}")
-    if not given.server.startswith(("http://", "https://")):
+    if not given.check and not given.server.startswith(("http://", "https://")):
         parser.error(f"--server: '{given.server}' is not an http or https URL")
-    if not token:
+    if not given.check and not token:
         parser.error("--token or --token-file is needed")
     if given.cache_mib < 1:
         parser.error("--cache-mib: must be at least 1")
@@ -137,7 +156,7 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
     if given.service_key and len(of_base64(given.service_key)) != KEY_BYTES:
         parser.error(f"--service-key: '{given.service_key}' is no public key")
     try:
-        users, cores = _users(given.sandbox_users), _cores(given.cores)
+        users, cores = _users(given.sandbox_users), _cores(given.cores, root)
     except ValueError as error:
         parser.error(str(error))
     try:
@@ -156,6 +175,8 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         given.sandbox_mib << 20,
         cores,
         given.service_key or None,
+        given.check,
+        given.json,
     )
 
 
@@ -177,37 +198,34 @@ def _users(text: str) -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def _cores(text: str) -> tuple[int, ...]:
-    """(2, 4, 5) from "2,4-5". Raises ValueError."""
+def _cores(text: str, root: Path) -> tuple[int, ...]:
+    """The cores of "2,4-5" or "cortex-a76", ascending; for "" the fastest kind if they differ.
+
+    Raises ValueError.
+    """
+    kinds = core_kinds(root)
+    if not text:
+        return kinds[0].cores if len(kinds) > 1 else ()
+    named = [kind for kind in kinds if text in (core_name(kind.processor), core_label(kind))]
+    if named:
+        return tuple(sorted(core for kind in named for core in kind.cores))
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         last = last or first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 1 << 16):
-            raise ValueError(f"--cores: '{text}' is no list such as 2,4-7")
+        if not (_is_core(first) and _is_core(last) and int(first) <= int(last)):
+            names = ", ".join(filter(None, map(core_label, kinds)))
+            of_here = f" and none of this machine's kinds of cores ({names})" if names else ""
+            raise ValueError(f"--cores: '{text}' is no list such as 2,4-7{of_here}")
         found.update(range(int(first), int(last) + 1))
     usable = available_cores()
     if found - usable:
         lacking = ", ".join(map(str, sorted(found - usable)[:10]))
         raise ValueError(
-            f"--cores: this process may not run on {lacking}; it may on {_ranges(usable)}"
+            f"--cores: this process may not run on {lacking}; it may on {ranges_text(usable)}"
         )
     return tuple(sorted(found))
 
 
-def _ranges(cores: set[int]) -> str:
-    """`0-3,6`: numbers as they are given."""
-    found: list[list[int]] = []
-    for core in sorted(cores):
-        if found and found[-1][-1] == core - 1:
-            found[-1] = [found[-1][0], core]
-        else:
-            found.append([core])
-    return ",".join("-".join(map(str, part)) for part in found)
-
-
-def available_cores() -> set[int]:
-    """The logical cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
+def _is_core(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16

@@ -15,12 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from compiler.core_kinds import ranges_text
 from service.sentences import one_sentence
 from service.worker.cache import BlobCache
+from service.worker.check import check_device, exit_status, report
 from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
 from service.worker.hand import Hand, Log
+from service.worker.heat import CoolingDown, Heat
 from service.worker.http import Api, Distrusted, Refused, Unreachable
 from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
@@ -31,6 +35,7 @@ from service.worker.state import StateFolder
 from tuner.measure.confinement import ON, Confinement
 from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.sandbox import Sandbox
+from tuner.measure.speed import Speed
 
 END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""
@@ -42,7 +47,7 @@ class Worker:
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._log = log
         self._options = options
-        self._device = device_facts()
+        self._device = device_facts(options.cores)
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
         cache = BlobCache(self._files.blobs, options.cache_bytes)
@@ -77,15 +82,19 @@ class Worker:
         )
         claiming.start()
         reporting.start()
+        options = self._options
         sandbox = Sandbox(
             self._registration.worker_id,
             self._device,
-            python=self._options.python,
-            confinement=self._confinement(),
+            python=options.python,
+            confinement=_confinement(options, self._files.number, str(self._files.blobs)),
         )
         try:
             self._tell_guards(sandbox)
-            Measuring(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
+            cooling = CoolingDown(Heat(cores=options.cores).reason, self._log)
+            Measuring(
+                sandbox, self._registration, self._hand, self._reporter, cooling, self._log
+            ).serve()
         finally:
             sandbox.close()
             self._hand.stop()
@@ -95,16 +104,11 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
-    def _confinement(self) -> Confinement:
-        options, user = self._options, None
-        if options.sandbox_users is not None:
-            first, last = options.sandbox_users
-            user = first + self._files.number % (last - first + 1)
-        folder = str(self._files.blobs)
-        return Confinement(user, options.sandbox_bytes, options.cores, folder)
-
     def _tell_guards(self, sandbox: Sandbox) -> None:
-        """Say what keeps candidates from harm on this machine, and why not what does not."""
+        """Say where candidates run, what keeps them from harm, and why not what does not."""
+        if self._options.cores:
+            cores = ranges_text(self._options.cores)
+            self._log(f"candidates run on cores {cores}: {self._device['core'] or 'unnamed'}")
         try:
             guards = sandbox.guards()
         except (OSError, RuntimeError) as error:
@@ -156,17 +160,52 @@ class Worker:
             self._hand.stopping.set()
 
 
+def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinement:
+    """Of the worker of this number on its machine."""
+    user = None
+    if options.sandbox_users is not None:
+        first, last = options.sandbox_users
+        user = first + number % (last - first + 1)
+    return Confinement(user, options.sandbox_bytes, options.cores, folder)
+
+
+def _check(options: WorkerOptions) -> int:
+    """Look at the device; the exit status says what was found."""
+
+    def probe(count: int) -> Sequence[Speed]:
+        confinement = _confinement(options, 0, "")
+        sandbox, found = Sandbox("check", python=options.python, confinement=confinement), []
+        try:
+            for _ in range(count):
+                sandbox.probe()
+                status = sandbox.speed.status()
+                found += [] if status is None else [Speed.from_json(status)]
+        finally:
+            sandbox.close()
+        return found
+
+    findings = check_device(Path("/"), options.cores, probe)
+    print(report(findings, options.as_json))
+    return exit_status(findings)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT; the exit status is 1 if the service refuses it."""
+    """Run a worker until SIGTERM or SIGINT; the exit status is 1 if the service refuses it.
+
+    With --check, say what is wrong with the device instead.
+    """
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
 
     def log(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {one_sentence(text)}", file=sys.stderr, flush=True)
 
-    hide_secrets(options.token, log)
+    if options.token:
+        hide_secrets(options.token, log)
     try:
         if options.python != THIS_PYTHON:
             check_python(options.python)
+        if options.check:
+            return _check(options)
         worker = Worker(options, log)
     except InterpreterError as error:
         log(f"--python: {error}")

@@ -75,7 +75,7 @@ class Registration:
         while not self._stopping.is_set():
             body = {
                 "name": self._options.name,
-                "device": registration_facts(),
+                "device": registration_facts(self._options.cores),
                 "targets": list(self._options.targets),
                 "protocol": PROTOCOL,
                 "worker_id": drawn,

@@ -24,7 +24,8 @@ ABOVE = {
     "service": {"compiler", "tuner", "db"},
 }
 
-_BASE = {"errors", "dtypes", "labels", "sizes", "target", "targets", "device", "timings"}
+_BASE = {"errors", "dtypes", "labels", "sizes", "target", "targets", "timings"}
+_BASE |= {"core_kinds", "device"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself. The rows are the architecture: codegen
 # never sees a graph, runtime never sees an IR, and only the driver sees everything.
@@ -36,7 +37,8 @@ INSIDE: dict[str, set[str]] = {
     "labels": set(),
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
-    "device": {"errors"},
+    "core_kinds": set(),
+    "device": {"errors", "core_kinds"},
     "detection": _BASE,
     "local": _BASE | {"detection"},
     "timings": set(),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.device import find_device
+from compiler.detection import named_device
 from tuner.measure.confinement import Confinement
 from tuner.measure.job_queue import JobQueue
 from tuner.measure.measurement import Measurement, Status
@@ -28,7 +28,7 @@ class LocalRunner:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
         self._sandbox = Sandbox(
             worker,
-            find_device().brief().to_json() if device is None else device,
+            named_device().brief().to_json() if device is None else device,
             confinement=Confinement(folder=str(self._folder)),
         )
         self._worker = worker

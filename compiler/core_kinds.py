@@ -1,0 +1,149 @@
+"""Which cores of a machine are alike: the fast and the slow cores of a phone are two machines.
+
+Only the standard library is used. What the operating system says may be missing or wrong: a core
+that says nothing is like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ALIKE = 15 / 16
+"""Cores of one processor are alike while the weakest has this share of the strongest's capacity: a
+desktop's favoured cores differ by less, the kinds of a phone by more."""
+
+_LONGEST_NUMBER = 18
+"""Digits of what is taken for a number."""
+
+Processor = Mapping[str, str]
+"""A paragraph of /proc/cpuinfo: its keys in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreKind:
+    """Logical cores that are alike.
+
+    Attributes:
+        processor: what identifies them (`DeviceFacts.processor`); "" if nothing does.
+        hertz: the highest clock of the fastest of them; 0 if unknown.
+        cores: their numbers, ascending.
+    """
+
+    processor: str
+    hertz: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    number: int
+    processor: str
+    capacity: int
+    hertz: int
+
+
+def read_processors(root: Path) -> dict[int, Processor]:
+    """The paragraphs of /proc/cpuinfo that describe a processor, by its number."""
+    found = {}
+    for paragraph in read_text(root / "proc/cpuinfo").split("\n\n"):
+        pairs = (line.partition(":") for line in paragraph.splitlines())
+        fields = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        number = fields.get("processor", "")
+        if number.isdecimal() and len(number) <= _LONGEST_NUMBER:
+            found[int(number)] = fields
+    return found
+
+
+def find_kinds(
+    root: Path, processors: Mapping[int, Processor], usable: Collection[int]
+) -> tuple[CoreKind, ...]:
+    """The kinds of the cores that may be used, the fastest first; none if no core is described.
+
+    Args:
+        root: the folder that holds `sys`.
+        processors: as `read_processors` gives them.
+        usable: numbers of cores; if none of them is described, all that are described count.
+    """
+    numbers = [number for number in sorted(processors) if number in usable] or sorted(processors)
+    cores = [_core(root, number, processors[number]) for number in numbers]
+    measures = [[core.capacity for core in cores], [core.hertz for core in cores]]
+    whole = next((measure for measure in measures if all(measure)), [1] * len(cores))
+    ranked = sorted(zip(whole, cores, strict=True), key=lambda one: (-one[0], one[1].number))
+    kinds: list[tuple[int, list[_Core]]] = []
+    for measure, core in ranked:
+        for strongest, members in kinds:
+            if members[0].processor == core.processor and measure >= ALIKE * strongest:
+                members.append(core)
+                break
+        else:
+            kinds.append((measure, [core]))
+    return tuple(
+        CoreKind(
+            members[0].processor,
+            max(core.hertz for core in members),
+            tuple(sorted(core.number for core in members)),
+        )
+        for _, members in kinds
+    )
+
+
+def _core(root: Path, number: int, processor: Processor) -> _Core:
+    folder = root / f"sys/devices/system/cpu/cpu{number}"
+    return _Core(
+        number,
+        _registered(folder) or identity(processor),
+        read_integer(folder / "cpu_capacity"),
+        1000 * read_integer(folder / "cpufreq/cpuinfo_max_freq"),
+    )
+
+
+def _registered(folder: Path) -> str:
+    """Implementer and part from MIDR_EL1, Arm's register of identity; "" where it is not told.
+
+    Kernels for 32 bits, and old ones, describe only one of several kinds in /proc/cpuinfo.
+    """
+    text = read_text(folder / "regs/identification/midr_el1").removeprefix("0x")
+    if not 0 < len(text) <= 16 or not {*text.lower()} <= {*"0123456789abcdef"}:
+        return ""
+    value = int(text, 16)
+    implementer, part = value >> 24 & 0xFF, value >> 4 & 0xFFF
+    return f"0x{implementer:02x}-0x{part:03x}" if implementer else ""
+
+
+def identity(processor: Processor) -> str:
+    """What identifies a core by its paragraph; "" if nothing does."""
+    keys: Sequence[tuple[str, ...]] = (
+        ("vendor_id", "cpu family", "model", "stepping"),
+        ("cpu implementer", "cpu part"),
+        ("mvendorid", "marchid"),
+    )
+    numbers = next((k for k in keys if processor.keys() >= {*k}), ())
+    parts = (processor.get("uarch", ""), "-".join(processor[key] for key in numbers))
+    return " ".join(filter(None, parts))
+
+
+def read_integer(path: Path) -> int:
+    """The number in a file; 0 if it holds none."""
+    text = read_text(path)
+    return int(text) if text.isdecimal() and len(text) <= _LONGEST_NUMBER else 0
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, empty if it is not there or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def ranges_text(cores: Collection[int]) -> str:
+    """`0-3,6`: numbers of cores as users and Linux write them."""
+    found: list[list[int]] = []
+    for core in sorted(cores):
+        if found and found[-1][-1] == core - 1:
+            found[-1] = [found[-1][0], core]
+        else:
+            found.append([core])
+    return ",".join("-".join(map(str, part)) for part in found)

@@ -1,0 +1,141 @@
+"""Whether heat or a weak power supply slows the device down, as its operating system says it, and
+waiting until that is over: what is measured meanwhile is the cooling's speed, not the code's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from compiler.core_kinds import read_integer, read_text
+
+LONGEST_WAIT_SECONDS = 180.0
+"""A lease's work waits so long at most."""
+
+LOOK_SECONDS = 1.0
+
+FULL_CLOCK = 0.95
+"""Below this share of its highest clock, a processor that is told to run at that is slowed down."""
+
+_COOLING = re.compile(r"^(thermal-cpufreq|cpufreq-|thermal-idle)|^Processor$")
+"""Kinds of cooling that slow a processor down, by the names that Linux's drivers give them."""
+
+_OWN_CLOCK = ("pstate", "cppc")
+"""In the names of drivers by which processors choose their clocks themselves: idle ones are slow,
+whatever the governor is."""
+
+_FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
+"""Of a Raspberry Pi: bits of what is so now, and from the 16th on of what has been so."""
+
+_FIRMWARE_BITS = (
+    "its power supply is too weak",
+    "its firmware limits the clock",
+    "its firmware throttles it",
+    "it is near its highest temperature",
+)
+
+
+class Heat:
+    """What slows a device down just now.
+
+    Args:
+        root: the folder that holds `sys`.
+        cores: those that candidates run on; none: all.
+    """
+
+    def __init__(self, root: Path = Path("/"), cores: Collection[int] = ()) -> None:
+        self._root = root
+        self._cores = frozenset(cores)
+        self._throttled = self._count()
+
+    def reason(self) -> str:
+        """A part of a sentence that says what slows it down; "" if nothing does."""
+        count, before = self._count(), self._throttled
+        self._throttled = count
+        counted = "its throttling was counted since the last look" if count > before else ""
+        return self._cooling() or self._firmware() or self._clock() or counted
+
+    def _cooling(self) -> str:
+        for folder in sorted((self._root / "sys/class/thermal").glob("cooling_device*")):
+            kind = read_text(folder / "type")
+            step, most = (read_integer(folder / f"{name}_state") for name in ("cur", "max"))
+            if _COOLING.search(kind) and 0 < step <= most:
+                return f"'{kind[:40]}' slows it down, step {step} of {most}"
+        return ""
+
+    def _firmware(self) -> str:
+        text = read_text(self._root / _FIRMWARE).removeprefix("0x")
+        if not re.fullmatch("[0-9a-f]{1,8}", text):
+            return ""
+        bits = int(text, 16)
+        return next((said for bit, said in enumerate(_FIRMWARE_BITS) if bits >> bit & 1), "")
+
+    def _clock(self) -> str:
+        for folder in self._folders("cpufreq"):
+            own = any(name in read_text(folder / "scaling_driver") for name in _OWN_CLOCK)
+            if own or read_text(folder / "scaling_governor") != "performance":
+                continue
+            names = ("scaling_cur_freq", "cpuinfo_max_freq")
+            now, highest = (read_integer(folder / name) for name in names)
+            if 0 < now < FULL_CLOCK * highest:
+                return f"{folder.parent.name} runs at {now / 1e6:.2f} of {highest / 1e6:.2f} GHz"
+        return ""
+
+    def _count(self) -> int:
+        names = ("core_throttle_count", "package_throttle_count")
+        folders = self._folders("thermal_throttle")
+        return sum(read_integer(folder / name) for folder in folders for name in names)
+
+    def _folders(self, name: str) -> list[Path]:
+        """Folders of this name of the cores, in the order of their numbers."""
+        found = {}
+        for folder in (self._root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"):
+            number = folder.parent.name.removeprefix("cpu")
+            if number.isdecimal() and (not self._cores or int(number) in self._cores):
+                found[int(number)] = folder
+        return [found[number] for number in sorted(found)]
+
+
+class CoolingDown:
+    """Waits before work while the device is slowed down.
+
+    What outlasts a whole wait is not waited for again until it has been over: it may be for ever,
+    such as a limit that somebody set.
+
+    Args:
+        reason: what slows the device down just now; "": nothing.
+    """
+
+    def __init__(
+        self,
+        reason: Callable[[], str],
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reason = reason
+        self._log = log
+        self._clock = clock
+        self._in_vain = False
+
+    def wait(self, pause: Callable[[float], bool]) -> None:
+        """Return when nothing slows the device down, or waiting is no use.
+
+        Args:
+            pause: waits so many seconds; true where the work is not wanted any more.
+        """
+        reason = self._reason()
+        if not reason:
+            self._in_vain = False
+        if not reason or self._in_vain:
+            return
+        self._log(f"the device is slowed down and work waits: {reason}")
+        started = self._clock()
+        while reason and not pause(LOOK_SECONDS):
+            reason = self._reason()
+            if self._clock() - started >= LONGEST_WAIT_SECONDS:
+                break
+        self._in_vain = bool(reason)
+        outcome = f"it is still so: {reason}" if reason else "it is over"
+        self._log(f"after {self._clock() - started:.0f} seconds, {outcome}")
