@@ -46,7 +46,7 @@ class _Core:
 
 def read_processors(root: Path) -> dict[int, Processor]:
     """The paragraphs of /proc/cpuinfo that describe a processor, by its number."""
-    found = {}
+    found: dict[int, Processor] = {}
     for paragraph in read_text(root / "proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.splitlines())
         fields = {key.strip().lower(): value.strip() for key, _, value in pairs}
