@@ -125,7 +125,7 @@ def load_tuned(
     from compiler.runtime.artifact import load_artifact
 
     if (Path(schedules) / "manifest.json").exists():
-        executable = load_artifact(Path(schedules), threads=threads)
+        executable: Any = load_artifact(Path(schedules), threads=threads)
     else:
         from service.jobs.known_model import KnownModel
         from service.settings import Settings

@@ -5,14 +5,13 @@ ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | art
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
+from compiler.build import build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
 from compiler.codegen.backend import backend_of
 from compiler.dtypes import DType
@@ -48,8 +47,6 @@ from compiler.program_builder import (
     build_program,
 )
 from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
-from compiler.runtime.artifact import Artifact, SizedProgram
-from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
@@ -71,8 +68,9 @@ NUMERICS = ("fast", "strict", "loose")
 PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 """What values between products are stored as, and products formed of."""
 
-ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
-"""Makes the plan of an imported graph, given the sizes of the model's named dimensions."""
+ModelPlanner = Callable[[Graph, "Mapping[str, int] | None"], GraphPlan]
+"""Makes the plan of an imported graph, given the sizes of the model's named dimensions; those with
+a range are the graph's. None is for a stage of a model that is cut."""
 
 SPARE = 8
 """A model with open dimensions has one block of weights for all sizes. The block is so many times
@@ -196,62 +194,6 @@ def load_program(
         return Executable(compiled.program, compiled.weights, library.address, threads, library)
 
 
-def save_artifact(
-    plans: Mapping[Sizes, GraphPlan],
-    builder: ProgramBuilder,
-    folder: str | Path,
-    ports: OpenPorts | None = None,
-    timings: Timings | None = None,
-    check: Callable[[Artifact], object] = lambda made: None,
-) -> tuple[CompiledProgram, ...]:
-    """Compile a plan for each combination of sizes into one artifact, which NumPy alone can load.
-
-    Weights are written while the next are packed, and flushed to the disk during `check`.
-
-    Args:
-        plans: by sizes; `()` where no dimension is named.
-        builder: what the plans are built with.
-        folder: where the artifact goes.
-        ports: the open dimensions of inputs and outputs.
-        timings: counts the time of every stage.
-        check: called with the artifact before it is put at its place; if `check` raises, it is not
-            put there.
-
-    Raises:
-        CompilerError: if a workload does not compile, the folder cannot be written, or from
-            `check`.
-    """
-    with ArtifactWriter(folder) as writer:
-        builder = builder.into(writer.weights)
-        builder.reserve(list(plans.values()))
-        compiled = {sizes: builder.build(plan) for sizes, plan in plans.items()}
-        details = {
-            "codegen_version": CODEGEN_VERSION,
-            "target_key": builder.target.key,
-            "threads": builder.threads,
-            "numerics": builder.numerics,
-            "schedules": {
-                key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
-                for program in compiled.values()
-                for key, schedule in program.schedules.items()
-            },
-        }
-        objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
-        if not objects:  # nothing is left to compute: a library without code
-            objects[backend_of(builder.target).compile("", builder.target)] = None
-        with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
-            library = Path(work) / "kernels.so"
-            backend_of(builder.target).link(list(objects), library)
-            code = library.read_bytes()
-        programs = [SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
-        with timed(timings, "write"):
-            made = writer.finish(programs, code, builder.target.to_json(), details, ports)
-        check(made)
-        with timed(timings, "write"):
-            writer.publish()
-    return tuple(compiled.values())
-
-
 def compile_model(
     model: Model,
     target: str = "host",
@@ -264,74 +206,43 @@ def compile_model(
     planner: ModelPlanner | None = None,
     precision: str = DType.FLOAT32,
 ) -> Executable | SizedExecutable | StagedExecutable:
-    """Compile an ONNX model for this machine.
-
-    As `compile_whole`. If the data decide a size, or a branch, that other nodes have to know, the
-    model is cut there, unless a planner is given: a program runs from cut to cut
-    (`StagedExecutable`).
-
-    Raises:
-        CompilerError: naming what is wrong with the model or the arguments.
-    """
-    if isinstance(model, ReadModel):
-        model = replace(model, is_own=False)  # it may be needed again below
-    try:
-        return compile_whole(
-            model,
-            target,
-            threads,
-            dims,
-            schedules,
-            numerics,
-            weight_limit_bytes,
-            timings,
-            planner,
-            precision,
-        )
-    except UnsupportedOperatorError as error:
-        if planner is not None or not error.waits_for:
-            raise
-    chosen = check_runs_here(resolve_target(target))
-    source = read_model(model)
-    ranges = check_dims(source.proto.graph, dims or {})
-    given = {name: d.low * d.multiple for name, d in ranges.items() if d.low == d.high}
-
-    def compiling() -> Callable[[Graph], Executable]:
-        """What compiles the graphs of one stage, which have their packed weights in common."""
-        limit = weight_limit_bytes
-        stages = ProgramBuilder(schedules, chosen, threads, numerics, limit, timings, any_rows=True)
-
-        def made(graph: Graph) -> Executable:
-            optimised = optimise(graph, chosen, numerics, timings=timings, precision=precision)
-            plan = make_plan(optimised, chosen, numerics, timings)
-            return load_program(stages.build(plan, SPARE), threads, timings)
-
-        return made
-
-    return StagedExecutable(source, model_ports(source.proto.graph).fixed(given), ranges, compiling)
-
-
-def compile_whole(
-    model: Model,
-    target: str = "host",
-    threads: int = 1,
-    dims: Mapping[str, SizeRange] | None = None,
-    schedules: ScheduleSource | None = None,
-    numerics: str = "fast",
-    weight_limit_bytes: int | None = None,
-    timings: Timings | None = None,
-    planner: ModelPlanner | None = None,
-    precision: str = DType.FLOAT32,
-) -> Executable | SizedExecutable:
-    """Compile an ONNX model for this machine, without a cut.
+    """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
     have 1 to 4096, or less if the model needs it. Where no such program can be made
     (`SizedExecutable.reason`), and for sizes outside of a range that nobody gave, the executable
     compiles when it first meets them, and keeps what it made (`SizedExecutable.made`).
 
+    If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
+    program runs from cut to cut (`StagedExecutable`).
+
     Args:
         model: a path, the bytes of a model, or a ModelProto.
+
+    Raises:
+        CompilerError: naming what is wrong with the model or the options.
+    """
+    return compile_with(
+        model,
+        CompileOptions(
+            target,
+            threads,
+            dims or {},
+            schedules,
+            numerics,
+            weight_limit_bytes,
+            timings,
+            planner,
+            precision,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How a model is compiled for this process.
+
+    Attributes:
         target: `host`, or the name of a described target that this machine can run.
         threads: threads that a run uses, the calling one included.
         dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
@@ -347,48 +258,133 @@ def compile_whole(
         precision: "bfloat16" or "float16" store the values of a float32 model between its first and
             its last product in 16 bits, and multiply them so; sums, normalisations, inputs and
             outputs stay float32. A planner has its own.
+        own_sizes: sizes of open dimensions that are compiled for their own sake when they are first
+            met, though they are within the ranges.
+    """
+
+    target: str = "host"
+    threads: int = 1
+    dims: Mapping[str, SizeRange] = field(default_factory=dict)
+    schedules: ScheduleSource | None = None
+    numerics: str = "fast"
+    weight_limit_bytes: int | None = None
+    timings: Timings | None = None
+    planner: ModelPlanner | None = None
+    precision: str = DType.FLOAT32
+    own_sizes: Collection[Sizes] = ()
+
+    def machine(self) -> Target:
+        """The target. Raises CompilerError if it does not run here, or an option is impossible."""
+        check_numerics(self.numerics)
+        check_precision(self.precision)
+        check_threads(self.threads)
+        return check_runs_here(resolve_target(self.target))
+
+    def builder(self, *, any_rows: bool) -> ProgramBuilder:
+        """What builds the programs of one model, or of one stage. Raises as `machine` does."""
+        return ProgramBuilder(
+            self.schedules,
+            self.machine(),
+            self.threads,
+            self.numerics,
+            self.weight_limit_bytes,
+            self.timings,
+            any_rows=any_rows,
+        )
+
+    def executable(
+        self, graph: Graph, builder: ProgramBuilder, sizes: Mapping[str, int] | None, spare: int
+    ) -> Executable:
+        """Plan, build and load an imported graph; `sizes` are those that a planner is told."""
+        if self.planner is not None:
+            plan = self.planner(graph, sizes)
+        else:
+            target, timings = builder.target, self.timings
+            optimised = optimise(
+                graph, target, self.numerics, timings=timings, precision=self.precision
+            )
+            plan = make_plan(optimised, target, self.numerics, timings)
+        del graph
+        return load_program(builder.build(plan, spare), self.threads, self.timings)
+
+
+def compile_with(
+    model: Model, options: CompileOptions
+) -> Executable | SizedExecutable | StagedExecutable:
+    """As `compile_model`, with all options as one value."""
+    reading = _reading(model, options)
+    try:
+        return _compile_whole(reading, options)
+    except UnsupportedOperatorError as error:
+        if not error.waits_for:
+            raise
+    return _compile_staged(reading.pop(), options)
+
+
+def compile_whole(
+    model: Model, options: CompileOptions | None = None
+) -> Executable | SizedExecutable:
+    """As `compile_model`, without a cut.
 
     Raises:
-        CompilerError: naming what is wrong with the model or the arguments; one that says what it
-            waits for (`UnsupportedOperatorError.waits_for`) if the model must be cut.
+        CompilerError: as that does; one that says what it waits for
+            (`UnsupportedOperatorError.waits_for`) if the model must be cut.
     """
-    check_numerics(numerics)
-    check_precision(precision)
-    check_threads(threads)
-    chosen = check_runs_here(resolve_target(target))
-    with timed(timings, "read"), enough_memory_for("to read the model"):
-        source = read_model(model)
-    ranges = check_dims(source.proto.graph, dims or {})
+    options = options or CompileOptions()
+    return _compile_whole(_reading(model, options), options)
+
+
+def _reading(model: Model, options: CompileOptions) -> list[ReadModel]:
+    """A list with the model's message, so that who takes it out frees the memory."""
+    options.machine()  # what is impossible is said before a large file is read
+    with timed(options.timings, "read"), enough_memory_for("to read the model"):
+        read = read_model(model)
+    # what the caller has read may be used again
+    return [replace(read, is_own=False) if read is model else read]
+
+
+def _closed_and_open(
+    source: ReadModel, options: CompileOptions
+) -> tuple[dict[str, Dimension], dict[str, int], OpenPorts]:
+    """The ranges of the options, the sizes among them, and the ports with these sizes."""
+    ranges = check_dims(source.proto.graph, options.dims)
     given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
+    return ranges, given, model_ports(source.proto.graph).fixed(given)
 
-    def build(graph: Graph, sizes: Mapping[str, int] | None, spare: int) -> Executable:
-        if planner is not None and sizes is not None:
-            plan = planner(graph, sizes)
-        else:
-            optimised = optimise(graph, chosen, numerics, timings=timings, precision=precision)
-            plan = make_plan(optimised, chosen, numerics, timings)
-        del graph
-        return load_program(builder.build(plan, spare), threads, timings)
 
-    ports = model_ports(source.proto.graph).fixed(given)
-    builder = ProgramBuilder(
-        schedules, chosen, threads, numerics, weight_limit_bytes, timings, any_rows=bool(ports.open)
-    )
+def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecutable:
+    ranges, _, ports = _closed_and_open(source, options)
+
+    def compiling() -> Callable[[Graph], Executable]:
+        """What compiles the graphs of one stage, which have their packed weights in common."""
+        builder = options.builder(any_rows=True)
+        return lambda graph: options.executable(graph, builder, None, SPARE)
+
+    return StagedExecutable(source, ports, ranges, compiling)
+
+
+def _compile_whole(
+    reading: list[ReadModel], options: CompileOptions
+) -> Executable | SizedExecutable:
+    """The model of `reading`, out of which it is taken once it is imported."""
+    timings = options.timings
+    ranges, given, ports = _closed_and_open(reading[0], options)
+    builder = options.builder(any_rows=bool(ports.open))
     if not ports.open:
         with enough_memory_for("to compile the model"):
             # The message and the graph read from it are each as large as the weights: each is freed
             # when the next one is made.
-            read = [load_graph(source, given, timings)]
-            del source
-            return build(read.pop(), given, 1)
+            graphs = [load_graph(reading[0], given, timings)]
+            reading.clear()
+            return options.executable(graphs.pop(), builder, given, 1)
 
     with timed(timings, "read"), enough_memory_for("to read the model"):
-        source = with_tensors(source)
+        reading[0] = source = with_tensors(reading[0])
 
     def made(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):
             whole = {**given, **dict(sizes)}
-            return build(load_graph(source, whole, timings), whole, SPARE)
+            return options.executable(load_graph(source, whole, timings), builder, whole, SPARE)
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for all sizes of the ranges, or the reason why there is none."""
@@ -397,7 +393,7 @@ def compile_whole(
 
         def within(defaults: Mapping[str, Dimension]) -> Executable:
             whole: dict[str, SizeRange] = {**ranges, **defaults}
-            return build(load_graph(source, whole, timings), None, SPARE)
+            return options.executable(load_graph(source, whole, timings), builder, given, SPARE)
 
         try:
             with enough_memory_for("to compile the model"):
@@ -410,8 +406,6 @@ def compile_whole(
             what = f"a size is taken for a number ({type(error).__name__}: {error})"
             return None, f"a fault of the compiler, {what}"
 
-    if planner is not None:
-        return SizedExecutable(ports, made, ranges=ranges)
     ranged, reason = for_ranges()
     if ranged is None:
         sizes = {n: ranges.get(n, default_range(n)) for n in free_dimensions(source.proto.graph)}
@@ -422,7 +416,8 @@ def compile_whole(
                 raise
         except CompilerError:
             pass  # other sizes may compile
-    return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason)
+    own = options.own_sizes
+    return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason, own=own)
 
 
 def check_numerics(numerics: str) -> None:
@@ -438,6 +433,7 @@ def check_precision(precision: str) -> None:
 
 
 __all__ = [
+    "CompileOptions",
     "KernelCache",
     "ProgramBuilder",
     "ScheduleSource",
@@ -448,10 +444,10 @@ __all__ = [
     "compile_model",
     "compile_plan",
     "compile_whole",
+    "compile_with",
     "load_graph",
     "load_program",
     "lower_workload",
     "make_plan",
     "optimise",
-    "save_artifact",
 ]

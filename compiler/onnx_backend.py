@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from compiler.driver import compile_whole
+from compiler.driver import CompileOptions, compile_whole
 from compiler.dtypes import DType
 from compiler.errors import (
     CompilerError,
@@ -40,7 +40,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         """
         constants = {tensor.name for tensor in model.graph.initializer}
         self._model = model
-        self._options = dict(options)
+        self._options = CompileOptions(**options)
         self._inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
         self._outputs = tuple(info.name for info in model.graph.output)
         self._unranked = tuple(
@@ -140,7 +140,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             model.graph.input.extend(kept)
             tensors = (numpy_helper.from_array(array, name) for name, array in values.items())
             model.graph.initializer.extend(tensors)
-        made = compile_whole(model, **self._options)
+        made = compile_whole(model, self._options)
         while len(self._made) >= EXECUTABLE_LIMIT:
             del self._made[next(iter(self._made))]
         self._made[key] = made
@@ -158,7 +158,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightRep:
-        """Compile a model; `kwargs` go to `compiler.driver.compile_whole`.
+        """Compile a model; `kwargs` are `compiler.driver.CompileOptions`.
 
         Raises:
             CompilerError: if the device is not this machine's CPU, or the model does not compile.

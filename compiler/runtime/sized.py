@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -44,6 +44,7 @@ class SizedExecutable:
         ranges: the sizes that dimensions may have, by name; those without one may have any.
         ranged: serves all sizes within the ranges of its dimensions.
         reason: why nothing serves a range, as a sentence; empty where something does.
+        own: sizes that get programs of their own when they are first met, within ranges or not.
 
     Raises:
         InvalidArgumentError: if padding is asked for where an output could not be cut back.
@@ -57,6 +58,7 @@ class SizedExecutable:
         ranges: Mapping[str, Dimension] | None = None,
         ranged: Executable | None = None,
         reason: str = "",
+        own: Collection[Sizes] = (),
     ) -> None:
         ports.check_padding()
         self.ports = ports
@@ -64,6 +66,7 @@ class SizedExecutable:
         self.ranges = dict(ranges or {})
         self.ranged = ranged
         self.reason = reason
+        self._own = frozenset(served or own)
         # Dimensions that the program expresses by others: it does not know what ranges they had.
         known = {d.name for d in ranged.dimensions} if ranged is not None else self.ranges.keys()
         self._implied = any(name in self.ranges and name not in known for name in ports.open)
@@ -133,7 +136,7 @@ class SizedExecutable:
                 not served.
         """
         arrays = arrays_in_order(inputs, self._names)
-        if self.ranged is not None and not self._made and not self.served:
+        if self.ranged is not None and not self._made and not self._own:
             if self._implied:
                 self._check_ranges(arrays)
             try:
@@ -179,7 +182,7 @@ class SizedExecutable:
         found = self._made.get(sizes)
         if found is not None:
             return found
-        if self.served is not None and sizes in self.served:
+        if sizes in self._own:
             return self.executable(dict(sizes))
         if self._implied:
             self._check_ranges(arrays)

@@ -28,7 +28,7 @@ class StoredPlan:
     plan: Mapping[str, Any]  # compiler.plan.GraphPlan as JSON
     run_seconds: float | None  # end to end, if it was measured
     created_at: float
-    dims: str  # canonical JSON of the sizes that the model was planned at
+    dims: str  # canonical JSON of the sizes, or ranges as texts, that the model was planned for
     codegen_version: str  # what compiled it when it was measured
     decision: Mapping[str, Any] | None  # why it was chosen, if it was
 
@@ -47,7 +47,7 @@ class GraphPlanStore:
         plan: Mapping[str, Any],
         run_seconds: float | None = None,
         *,
-        dims: Mapping[str, int] | None = None,
+        dims: Mapping[str, int | str] | None = None,
         codegen_version: str = "",
         decision: Mapping[str, Any] | None = None,
     ) -> str:

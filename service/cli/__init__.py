@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 
 from service.cli import (
     access,
+    bench,
     cost_model,
     database,
     devices,
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 GROUPS = (
     local,
+    bench,
     explaining,
     plans,
     operators,

@@ -63,6 +63,14 @@ DimsOption = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=SIZE", help="Size of a named dimension; repeatable"),
 ]
+RangesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE|FIRST..LAST",
+        help="Size of a named dimension, or a range such as 1..512 or 32..640:32; repeatable",
+    ),
+]
 SizesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -204,6 +212,16 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
             raise UserError(f"--dim '{text}': '{name}' has sizes already")
         sizes[name] = chosen
     return sizes
+
+
+def parse_ranges(given: list[str] | None) -> dict[str, int | str]:
+    """{"sequence": "1..512"} from ["sequence=1..512"]. Raises UserError."""
+    ranges: dict[str, int | str] = {}
+    for name, choices in parse_sizes(given).items():
+        if len(choices) != 1:
+            raise UserError(f"--dim '{name}': expected one size or one range, not {len(choices)}")
+        (ranges[name],) = choices
+    return ranges
 
 
 def parse_stated(given: list[str] | None) -> dict[str, dict[int, float]]:

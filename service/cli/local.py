@@ -1,4 +1,4 @@
-"""Commands on one model and this machine: inspect, compile, run, bench."""
+"""Commands on one model and this machine: inspect, compile, run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from service.cli.common import (
     PadOption,
     Precision,
     PrecisionOption,
+    RangesOption,
     SizesOption,
     TargetOption,
     ThreadsOption,
@@ -28,24 +29,20 @@ from service.cli.common import (
     dump_observer,
     existing_file,
     load_settings,
-    milliseconds,
     parse_dims,
+    parse_ranges,
     parse_sizes,
 )
-from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from compiler.program_builder import CompiledProgram
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
+    from compiler.staged import StagedExecutable
     from service.jobs.known_model import KnownModel
-
-
-class Peer(StrEnum):
-    ONNXRUNTIME = "onnxruntime"
 
 
 class Format(StrEnum):
@@ -73,7 +70,6 @@ def add_to(app: typer.Typer) -> None:
     app.command()(inspect)
     app.command("compile")(compile_)
     app.command()(run)
-    app.command()(bench)
 
 
 def inspect(
@@ -283,21 +279,21 @@ def run(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
+    dim: RangesOption = None,
 ) -> None:
     """Run a model, or an artifact, on arrays from a file."""
     from service.arrays import save_arrays
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
-    with _opened(model, threads, numerics, precision, parse_dims(dim)) as (executable, known):
+    with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
         results = [_storable(array) for array in executable.run(arrays)]
     names = executable.output_names
     save_arrays(outputs, zip(names, results, strict=True))
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
-    _tell_served(known)
+    tell_served(known)
 
 
 def _storable(array: Any) -> Any:
@@ -324,7 +320,7 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def _tell_served(known: KnownModel | None) -> None:
+def tell_served(known: KnownModel | None) -> None:
     """Say what a model was built from. For an artifact this was said when it was made."""
     if known is None:
         return
@@ -335,9 +331,13 @@ def _tell_served(known: KnownModel | None) -> None:
 
 
 @contextmanager
-def _opened(
-    model: Path, threads: int, numerics: Numerics, precision: Precision, dims: dict[str, int]
-) -> Iterator[tuple[Executable | SizedExecutable, KnownModel | None]]:
+def opened(
+    model: Path,
+    threads: int,
+    numerics: Numerics,
+    precision: Precision,
+    dims: Mapping[str, int | str],
+) -> Iterator[tuple[Executable | SizedExecutable | StagedExecutable, KnownModel | None]]:
     """An artifact, or a model compiled with what the database knows and its KnownModel."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
@@ -347,7 +347,10 @@ def _opened(
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
         if precision is not Precision.FLOAT32:
             raise UserError(f"--precision {precision.value}: the artifact '{model}' keeps its own")
-        yield load_artifact(model, threads=threads, sizes=dims or None), None
+        sizes = {name: size for name, size in dims.items() if isinstance(size, int)}
+        for name in dims.keys() - sizes.keys():
+            raise UserError(f"--dim {name}={dims[name]}: the artifact '{model}' keeps its ranges")
+        yield load_artifact(model, threads=threads, sizes=sizes or None), None
         return
     from service.jobs.known_model import KnownModel
     from service.storage import open_storage
@@ -356,140 +359,7 @@ def _opened(
     storage = open_storage(load_settings())
     try:
         known = KnownModel(model, storage, threads, numerics.value, precision.value)
-        # with dimensions left open it compiles, and asks the database, when it runs
+        # what no program is there for compiles, and asks the database, when it runs
         yield known.compile(dims), known
     finally:
         storage.close()
-
-
-def _closed(
-    model: Path, threads: int, numerics: Numerics, precision: Precision, dims: dict[str, int]
-) -> tuple[Executable, KnownModel | None]:
-    """As `_opened`, for one size. Raises UserError where a dimension is left open."""
-    from compiler.runtime.sized import SizedExecutable
-
-    with _opened(model, threads, numerics, precision, dims) as (executable, known):
-        if isinstance(executable, SizedExecutable):
-            raise UserError(f"dimension '{executable.open[0]}' has no size; give one with --dim")
-        return executable, known
-
-
-def bench(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
-    against: Annotated[
-        Peer | None, typer.Option("--against", help="Compare with this engine")
-    ] = None,
-    onnx: Annotated[
-        Path | None, typer.Option("--onnx", help="With an artifact: the model it was made of")
-    ] = None,
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, max=1000, help="5 if not given")
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", min=0.01, max=3600, help="Of each turn; 0.5 if not given"),
-    ] = None,
-    on: OnOption = None,
-) -> None:
-    """Time a model with the schedules that the database knows, interleaved with another engine.
-
-    On a worker it runs interleaved with its untuned program, until the ratio is sure.
-    """
-    from rich.table import Table
-
-    from service.jobs.comparison import Run, onnxruntime_run, race
-    from service.jobs.verification import largest_model_error
-
-    if on is not None:
-        if against is not None:
-            raise UserError(f"--against {against.value} runs on this machine, not on a worker")
-        if model.is_dir() or onnx is not None:
-            raise UserError("--on times a model with what the database knows, not an artifact")
-        if rounds is not None or seconds is not None:
-            raise UserError("--rounds and --seconds are for this machine, not for a worker")
-        _bench_on(on, model, threads, numerics, precision, parse_dims(dim))
-        return
-    executable, known = _closed(model, threads, numerics, precision, parse_dims(dim))
-    arrays = _seeded_inputs(executable)
-    runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
-    error = None
-    if against is not None:
-        if onnx is None and model.is_dir():
-            raise UserError(
-                f"'{model}' is an artifact: --onnx says which model {against} is to run"
-            )
-        source = existing_file(onnx or model)
-        other, version = onnxruntime_run(source, arrays, threads)
-        error = largest_model_error(list(executable.run(arrays)), list(other()))
-        runs[f"{against.value} {version}"] = other
-    timings = race(runs, threads=threads, rounds=rounds or 5, turn_seconds=seconds or 0.5)
-    table = Table(box=None, header_style="bold")
-    table.add_column("engine")
-    for name in ("median", "min", "ratio of medians", "ratio of minima"):
-        table.add_column(name, justify="right")
-    reference = timings[-1]
-    for timing in timings:
-        table.add_row(
-            timing.name,
-            milliseconds(timing.median_seconds),
-            milliseconds(timing.min_seconds),
-            f"{timing.median_seconds / reference.median_seconds:.3f}",
-            f"{timing.min_seconds / reference.min_seconds:.3f}",
-        )
-    out = console()
-    out.print(table)
-    if error is not None:
-        out.print(f"largest error, relative to the largest output: {error:.1e}")
-    _tell_served(known)
-
-
-def _bench_on(
-    on: str,
-    model: Path,
-    threads: int,
-    numerics: Numerics,
-    precision: Precision,
-    dims: dict[str, int],
-) -> None:
-    from service.cli.view import settled_line
-    from service.jobs.known_plan import known_plan
-    from service.jobs.no_regret import settle
-    from service.jobs.planning import ModelRequest, plan_model
-    from service.jobs.timing import time_model
-    from service.storage import open_storage
-
-    existing_file(model)
-    storage = open_storage(load_settings())
-    try:
-        with device_for(on, "host", storage) as (device, target):
-            planned = plan_model(
-                ModelRequest(
-                    model, target, threads, numerics.value, dims, precision=precision.value
-                )
-            )
-            settled = settle([known_plan(planned, storage)], storage)
-            (served,) = settled.planned
-            timing = time_model(served, settled.schedules, device)
-            where = "" if device.facts is None else f" ({device.facts.model})"
-            name = f"{device.name}{where}"
-    finally:
-        storage.close()
-    ratio, interval = timing.untuned.ratio, timing.untuned.interval
-    out = console()
-    out.print(
-        f"{milliseconds(timing.seconds)} on {name}, the fastest run; untuned / served {ratio:.3f} "
-        f"({interval.low:.3f} to {interval.high:.3f})",
-        soft_wrap=True,
-        markup=False,
-    )
-    out.print(settled_line(settled), soft_wrap=True, markup=False)
-
-
-def _seeded_inputs(executable: Executable) -> dict[str, Any]:
-    from tuner.measure.model_runs import draw_inputs
-
-    return draw_inputs(executable.inputs)

@@ -16,25 +16,32 @@ from compiler import driver
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
+from compiler.ranges import SizeRange
 from compiler.runtime.executable import Executable
+from compiler.runtime.ports import Sizes
 from compiler.runtime.sized import SizedExecutable
 from compiler.schedule.schedule import Schedule
+from compiler.staged import StagedExecutable
 from compiler.target import resolve_target
 from db.storage import Storage
-from service.jobs.known_plan import known_plan, model_digest
+from service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
 from service.jobs.no_regret import Settled, settle
-from service.jobs.planning import ModelRequest, Planned
+from service.jobs.planning import ModelRequest, OpenPlan, Planned, planned_for_ranges
+from tuner.drawn_sizes import draw_sizes
 
 
 @dataclass(slots=True)
 class KnownModel:
-    """Plans and schedules of one model for this machine, settled size by size (`no_regret.settle`).
+    """Plans and schedules of one model for this machine, settled program by program
+    (`no_regret.settle`).
 
-    Sizes of open dimensions are settled when they are first met. The race of a size decides for
-    that size. A kernel that sizes share is that of the size that was met first.
+    One program serves all sizes of open dimensions. Sizes that a job tuned the model at have
+    programs of their own, which are settled when they are first met; so have sizes that no range
+    serves. The race of a size decides for that size. A kernel that programs share is that of the
+    one that was made first.
 
     Attributes:
-        settled: what was served, without the plans; one entry for each size that was compiled.
+        settled: what was served, without the plans; one entry for each program that was compiled.
     """
 
     model: str | Path | bytes
@@ -50,20 +57,25 @@ class KnownModel:
     def __post_init__(self) -> None:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
 
-    def compile(self, dims: Mapping[str, int] | None = None) -> Executable | SizedExecutable:
-        """Compile for sizes of named dimensions (`compiler.compile_model`).
+    def compile(
+        self, dims: Mapping[str, SizeRange] | None = None
+    ) -> Executable | SizedExecutable | StagedExecutable:
+        """Compile for sizes or ranges of named dimensions (`compiler.compile_model`).
 
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
         """
-        return driver.compile_whole(
+        return driver.compile_with(
             self._source,
-            threads=self.threads,
-            dims=dims,
-            schedules=self,
-            numerics=self.numerics,
-            precision=self.precision,
-            planner=self._plan,
+            driver.CompileOptions(
+                threads=self.threads,
+                dims=dims or {},
+                schedules=self,
+                numerics=self.numerics,
+                precision=self.precision,
+                planner=self._plan,
+                own_sizes=self._tuned_sizes(dims or {}),
+            ),
         )
 
     def best(
@@ -72,28 +84,48 @@ class KnownModel:
         """The schedule that is served (`compiler.program_builder.ScheduleSource`)."""
         return self._schedules.get(workload_key)
 
-    def _plan(self, graph: Graph, sizes: Mapping[str, int]) -> GraphPlan:
-        """The plan that is served; from now on `best` knows the schedules of its workloads."""
+    def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
+        """Sizes of the dimensions that `dims` leave open, of jobs that agree with its numbers."""
+        given = {n: d for n, d in dims.items() if isinstance(d, int)}
+        kept_as = mode(self.numerics, self.precision)
+        target = resolve_target("host")
+        known = tuned_sizes(self._model_digest(), target, self.threads, kept_as, self.storage)
+        return [
+            tuple(sorted((name, size) for name, size in each.items() if name not in given))
+            for each in known
+            if given.items() <= each.items() and len(each) > len(given)
+        ]
+
+    def _model_digest(self) -> str:
         if not self._digest:
             self._digest = model_digest(self._source)
+        return self._digest
+
+    def _plan(self, graph: Graph, sizes: Mapping[str, int] | None) -> GraphPlan:
+        """The plan that is served; from now on `best` knows the schedules of its workloads."""
+        digest = self._model_digest()
+        dims = dict(sizes or {})
         request = ModelRequest(
-            self._source,
-            "host",
-            self.threads,
-            self.numerics,
-            sizes,
-            self._digest,
-            self.precision,
+            self._source, "host", self.threads, self.numerics, dims, digest, self.precision
         )
         target = resolve_target("host")
         optimised = driver.optimise(graph, target, self.numerics, precision=self.precision)
         plan = driver.make_plan(optimised, target, self.numerics)
-        planned = known_plan(Planned(request, graph, plan, target), self.storage)
-        settled = settle([planned], self.storage)
+        if graph.dimensions:
+            drawn = tuple(draw_sizes(graph.dimensions))
+            planned = planned_for_ranges(
+                request, target, OpenPlan(plan, graph, graph.dimensions, drawn=drawn)
+            )
+        else:
+            planned = Planned(request, graph, plan, target)
+        # no job chose among the plans of a stage
+        settled = settle(
+            [planned if sizes is None else known_plan(planned, self.storage)], self.storage
+        )
         (served,) = settled.planned
         for workload, _ in served.workloads:
             schedule = settled.schedules.best(workload.key, target.key, self.threads, self.numerics)
             self._schedules.setdefault(workload.key, schedule)
         # the graphs go: a model's weights are in them
         self.settled.append(replace(settled, planned=()))
-        return served.plan
+        return served.served_plan

@@ -7,6 +7,7 @@ once it was confirmed.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,20 @@ def plan_identity(digest: str, target_key: str, threads: int, numerics: str, dim
     return hashlib.sha256(canonical_json(about).encode()).hexdigest()
 
 
+def tuned_sizes(
+    digest: str, target: Target, threads: int, numerics: str, storage: Storage
+) -> tuple[Mapping[str, int], ...]:
+    """The sizes of named dimensions that jobs tuned a model of this digest at, ranges not among
+    them; `numerics` is a `mode`."""
+    kept = target.key, threads, numerics
+    found = {
+        plan.dims: json.loads(plan.dims)
+        for plan in storage.plans.list(digest)
+        if (plan.target_key, plan.threads, plan.numerics) == kept
+    }
+    return tuple(dims for dims in found.values() if all(isinstance(s, int) for s in dims.values()))
+
+
 def keep_plan(
     planned: Planned,
     storage: Storage,
@@ -87,12 +102,15 @@ def keep_plan(
     decision: Mapping[str, Any] | None = None,
 ) -> str:
     """Store a model's plan, with the time of the whole model if that was measured, and why it was
-    chosen if it was; its digest."""
+    chosen if it was; its digest.
+
+    One for ranges is kept as it is at typical sizes, with the ranges as texts."""
+    ranges = {} if planned.open is None else {d.name: d.range_text for d in planned.open.ranges}
     return storage.plans.put(
         *_model(planned),
         planned.plan.to_json(),
         run_seconds,
-        dims=planned.request.dims,
+        dims={**(planned.request.dims or {}), **ranges},
         codegen_version=CODEGEN_VERSION,
         decision=decision,
     )

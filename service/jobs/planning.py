@@ -268,17 +268,24 @@ def _plan_ranges(
             f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
             f"--dim '{name}=1'"
         ) from error
-    sizes = {d.name: typical(open_size(d)) for d in graph.dimensions}
-    implied = tuple(d for n, d in dims.items() if isinstance(d, Dimension) and n not in sizes)
+    known = {d.name for d in graph.dimensions}
+    implied = tuple(d for n, d in dims.items() if isinstance(d, Dimension) and n not in known)
     drawn = tuple(draw_sizes(graph.dimensions, shares))
     closed = {name: size for name, size in dims.items() if isinstance(size, int)}
+    open_plan = OpenPlan(made, graph, graph.dimensions, defaults, drawn, bool(shares), implied)
+    return planned_for_ranges(replace(request, dims=closed), target, open_plan)
+
+
+def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) -> Planned:
+    """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
+    sizes = {d.name: typical(open_size(d)) for d in plan.ranges}
     return Planned(
-        replace(request, dims={**closed, **sizes}),
-        graph.at(sizes),
-        made.typical(),
+        replace(request, dims={**(request.dims or {}), **sizes}),
+        plan.graph.at(sizes),
+        plan.plan.typical(),
         target,
         tuple(sorted(sizes.items())),
-        open=OpenPlan(made, graph, graph.dimensions, defaults, drawn, bool(shares), implied),
+        open=plan,
     )
 
 

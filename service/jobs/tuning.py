@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.build import CODEGEN_VERSION
 from compiler.program_builder import CompiledProgram, ScheduleSource
 from compiler.runtime.artifact import Artifact
@@ -111,7 +111,7 @@ def build_artifact(
 
     Its plans and schedules are settled before (`service.jobs.no_regret`). With `pad`, sizes in
     between are padded up to the next ones when the artifact runs. `kernels` holds what the same
-    process has compiled before. `check` is passed to `driver.save_artifact`.
+    process has compiled before. `check` is passed to `artifacts.save_artifact`.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
@@ -120,7 +120,7 @@ def build_artifact(
     builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
     ports = open_ports(planned, pad=pad)
     plans = {() if p.open else p.sizes: p.served_plan for p in planned}
-    return driver.save_artifact(plans, builder, folder, ports, timings, check)
+    return artifacts.save_artifact(plans, builder, folder, ports, timings, check)
 
 
 def build_for_c(

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.codegen.link import linkers
 from compiler.costs import plan_summary
 from compiler.errors import CompilerError
@@ -46,7 +46,7 @@ def test_artifacts_with_control_flow_are_verified(
 ) -> None:
     planned = plan_model(ModelRequest(make().SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
-    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     checked = verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-4
     assert plan_summary(planned.plan).controls
@@ -67,7 +67,7 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
         proto.graph.node.insert(1, node("Cast", ["sum"], ["c"], to=TensorProto.BOOL))
     planned = plan_model(ModelRequest(proto.SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
-    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     assert verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE).complete
     for tensor in proto.graph.initializer:
         moved = numpy_helper.to_array(tensor) * np.float32(1.01)
@@ -93,7 +93,7 @@ def test_what_does_not_end_on_generated_inputs_is_not_run(
     """Numbers below zero have no square root to converge to."""
     planned = plan_model(ModelRequest(converging().SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
-    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
     with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
         verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE)
@@ -114,7 +114,7 @@ np.savez(sys.argv[3], *found)
 def test_an_artifact_with_control_flow_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = nested(), host_target()
     plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
-    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     feeds = {"x": RANDOM.standard_normal((2, 6)).astype(np.float32), "flag": np.array(1)}
     np.savez(tmp_path / "feeds.npz", **feeds)
     files = [str(tmp_path / name) for name in ("artifact", "feeds.npz", "found.npz")]

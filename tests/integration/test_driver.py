@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.errors import CompilerError
 from compiler.passes.pipeline import PASSES
 from compiler.plan import GraphPlan
@@ -156,7 +156,7 @@ def test_an_artifact_gives_the_same_bits(
     model: onnx.ModelProto, image: np.ndarray, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     (loaded,) = compiler.load_artifact(tmp_path / "artifact").run({"x": image})
     (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
     assert np.array_equal(loaded, compiled)
@@ -231,7 +231,7 @@ def test_an_artifact_of_kernels_that_are_there_is_the_same_to_the_byte(
     model: onnx.ModelProto, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "alone")
+    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "alone")
     kernels = driver.KernelCache()
     (first, _), *_ = plan.tasks()
     other = Fixed({first.key: schedule_space(first, target).points[-1]})
@@ -239,7 +239,7 @@ def test_an_artifact_of_kernels_that_are_there_is_the_same_to_the_byte(
         driver.ProgramBuilder(source, target, kernels=kernels).build(plan)
     timings = Timings()
     builder = driver.ProgramBuilder(None, target, timings=timings, kernels=kernels)
-    driver.save_artifact({(): plan}, builder, tmp_path / "shared")
+    artifacts.save_artifact({(): plan}, builder, tmp_path / "shared")
     assert not {"lower", "LLVM codegen"} & {stage.stage for stage in timings.stages}
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert names == {path.name for path in (tmp_path / "shared").iterdir()} != set()
@@ -282,7 +282,7 @@ def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
     )
     plan = driver.make_plan(graph, target, timings=timings)
     builder = driver.ProgramBuilder(None, target, timings=timings)
-    driver.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)
+    artifacts.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)
     seconds = {stage.stage: stage.seconds for stage in timings.stages}
     beside = {"LLVM parse", "LLVM codegen"}
     stages = [stage for stage in seconds if stage not in beside]

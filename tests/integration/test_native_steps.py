@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.driver import compile_whole
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.graph.text import digest
@@ -116,7 +116,7 @@ np.savez(sys.argv[3], *found)
 def test_an_artifact_with_native_steps_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = detector(), host_target()
     plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
-    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     np.save(tmp_path / "x.npy", image()["x"])
     files = [str(tmp_path / name) for name in ("artifact", "x.npy", "found.npz")]
     subprocess.run([sys.executable, "-c", ALONE, *files], check=True)

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.driver import compile_model
 from compiler.frontend.dimensions import model_ports
 from compiler.plan import GraphPlan
@@ -357,7 +357,7 @@ def test_an_artifact_of_ranges_keeps_growing_caches_in_place(tmp_path: Path) -> 
     plan = driver.make_plan(driver.optimise(driver.load_graph(model, dims), target), target)
     assert GraphPlan.from_json(plan.to_json(), plan.constants()).growing == plan.growing
     builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
-    driver.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
+    artifacts.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0, "growing"), *(feeds(1, past, "growing") for past in range(5, 14))]
     np.savez(tmp_path / "steps.npz", *(each["input_ids"] for each in given))
     files = [str(tmp_path / name) for name in ("artifact", "steps.npz", "found.npz")]
@@ -377,7 +377,7 @@ def test_an_artifact_generates_without_the_compiler(tmp_path: Path) -> None:
         for tokens in (5, 1)
     }
     builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
-    driver.save_artifact(plans, builder, tmp_path / "artifact", ports)
+    artifacts.save_artifact(plans, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0), *(feeds(1, past) for past in range(5, 12))]
     arrays = {f"ids{n}": each["input_ids"] for n, each in enumerate(given)}
     arrays |= {f"past{n}": each["past_length"] for n, each in enumerate(given)}

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import compiler
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.errors import InvalidInputError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.text import parse_graph, print_graph
@@ -96,7 +96,7 @@ def test_an_artifact_keeps_its_labels(tmp_path: Path) -> None:
     target = host_target()
     graph = driver.optimise(import_model(classifier(), {"rows": 7}), target)
     builder = ProgramBuilder(None, target)
-    driver.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
+    artifacts.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
     assert_classified(load_artifact(tmp_path / "a"))
 
 
@@ -332,7 +332,7 @@ def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
     target = host_target()
     graph = driver.optimise(import_model(categories(), {"rows": 4}), target)
     builder = ProgramBuilder(None, target)
-    driver.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
+    artifacts.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
     loaded = load_artifact(tmp_path / "a")
     assert isinstance(loaded, Executable)
     (port,) = loaded.inputs

@@ -401,6 +401,45 @@ def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixt
     assert "largest error" in text
 
 
+def test_bench_times_ranges_at_stated_sizes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("--rounds", "1", "--seconds", "0.01")
+    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9")
+    assert run("bench", model, "--against", "onnxruntime", *stated, *quick) == 0
+    text = capsys.readouterr().out
+    lines = [line.split()[:2] for line in text.splitlines() if "batch=" in line]
+    assert lines == [[f"batch={n}", name] for n in (3, 9) for name in ("tilewright", "onnxruntime")]
+    assert "largest error" in text
+    folder = tmp_path / "a"
+    assert run("compile", model, "-o", folder, "--dim", "batch=1..9,4") == 0
+    capsys.readouterr()
+    assert run("bench", folder, *quick) == 0
+    assert "batch=4" in capsys.readouterr().out
+    refused = [
+        ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
+        ((model, "--dim", "batch=2", "--sizes", "batch=2"), "no range"),
+        ((model, "--dim", "batch=1..9", "--sizes", "batch=10"), "10"),
+        ((model, "--dim", "batch=1,2"), "one size or one range"),
+        ((model, "--on", "board", "--sizes", "batch=2"), "--sizes"),
+    ]
+    for arguments, said in refused:
+        assert run("bench", *arguments, *(quick if "--on" not in arguments else ())) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_run_takes_a_range(
+    model: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.npz"
+    command = ("run", model, "--inputs", inputs, "--outputs", out)
+    assert run(*command, "--dim", "batch=1..8") == 0
+    np.testing.assert_array_equal(np.load(out)["y"], expected())
+    assert capsys.readouterr().out.count("end to end:") == 1
+    assert run(*command, "--dim", "batch=4..8") == 1
+    assert "dimension 0 ('batch') is 2, expected 4..8" in capsys.readouterr().err
+
+
 def test_bench_passes_its_options_on(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,7 +464,7 @@ def test_bench_on_a_worker_refuses_what_it_would_ignore(
     model: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("service.cli.local._bench_on", lambda *options: given.append(options))
+    monkeypatch.setattr("service.cli.bench._bench_on", lambda *options: given.append(options))
     assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
     ((board, path, threads, *_, dims),) = given
     assert (board, path, threads, dims) == ("board", model, 2, {"batch": 3})

@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from compiler.choices import GraphChoice
 from compiler.codegen.link import linkers
 from compiler.driver import make_plan, optimise
+from compiler.errors import InvalidInputError
 from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.artifact import read_artifact
@@ -28,9 +29,10 @@ from service.cli import run as run_cli
 from service.cli.view import settled_line, verdict_text
 from service.jobs.device import Device, DeviceError
 from service.jobs.known_model import KnownModel
+from service.jobs.known_plan import keep_plan
 from service.jobs.local_device import LocalDevice
 from service.jobs.no_regret import Served, Verdict, settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
+from service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes, tasks_of
 from service.jobs.tuning import build_artifact
 from service.jobs.verification import verify_artifact
 from tests.unit.service.devices import FakeDevice
@@ -393,28 +395,47 @@ def test_every_way_to_serve_records_follows_the_verdict(
     assert "1 of 2 workloads known" in out and says[outcome] in out
 
 
-def test_sizes_that_are_left_open_are_settled_when_they_are_met(
+def test_sizes_that_jobs_tuned_are_settled_when_they_are_met(
     storage: Storage, tmp_path: Path
 ) -> None:
-    """Two sizes of one model: a race found one of them not to win."""
+    """Two sizes of one model: a race found one of them not to win. All others have one program."""
     model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
     plans = {rows: plan_model(ModelRequest(model, dims={"rows": rows})) for rows in (32, 64)}
     for planned in plans.values():
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
+        keep_plan(planned, storage)
     settle([plans[64]], storage, ours([1.0]))
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
     known = KnownModel(str(path), storage)
     executable = known.compile()
-    for rows in plans:
+    for rows in (7, *plans, 50, 1, 33):
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
         np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
-    assert [s.verdict.outcome for s in known.settled] == ["not_run", "tie"]
-    assert [s.verdict.served for s in known.settled] == [Served.TUNED, Served.DEFAULT]
+    assert [s.verdict.outcome for s in known.settled] == ["same", "not_run", "tie"]
+    assert [s.verdict.served for s in known.settled[1:]] == [Served.TUNED, Served.DEFAULT]
     keys = [plans[rows].workloads[0][0].key for rows in plans]
     target = plans[32].target.key
     assert known.best(keys[0], target, 1, "fast") == _other(plans[32], 0)
     assert known.best(keys[1], target, 1, "fast") is None
+
+
+def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> None:
+    model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
+    (planned,) = plan_sizes(ModelRequest(model), {"rows": ("1..64",)})
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
+    keep_plan(planned, storage)
+    known = KnownModel(model, storage)
+    executable = known.compile({"rows": "1..64"})
+    (workload, _), *_ = planned.workloads
+    assert known.best(workload.key, planned.target.key, 1, "fast") == _other(planned, 0)
+    size = dict(planned.sizes)["rows"]  # the typical one, at which the plan is kept
+    for rows in (size, 64, 3):
+        (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
+        np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
+    assert [s.verdict.outcome for s in known.settled] == ["not_run"]
+    with pytest.raises(InvalidInputError, match=r"'rows'\) is 65, expected 1\.\.64"):
+        executable.run({"x": np.ones((65, INNER), np.float32)})
 
 
 def test_records_of_another_target_are_not_served(storage: Storage, planned: Planned) -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver, ops
+from compiler import artifacts, driver, ops
 from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
@@ -162,7 +162,7 @@ def test_truth_values_that_hang_on_rounding_are_called_undecided(planned: Planne
 @pytest.mark.skipif(not linkers(), reason="no linker")
 def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) -> None:
     builder = driver.ProgramBuilder(None, planned.target)
-    driver.save_artifact({(): planned.plan}, builder, tmp_path / "a")
+    artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
     checked = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-5
     other = _with_weight_moved(planned)
@@ -176,7 +176,7 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
     wrong = replace(given, graph=_with_weight_moved(given).graph)
     builder = driver.ProgramBuilder(None, given.target)
     with Verifier([given], HERE) as verifier:
-        driver.save_artifact({(): given.plan}, builder, tmp_path / "a", check=verifier.verify)
+        artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=verifier.verify)
     assert verifier.found.complete
     before = (tmp_path / "a" / "manifest.json").stat()
     for place in ("a", "b"):
@@ -184,7 +184,9 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
             Verifier([wrong], HERE) as verifier,
             pytest.raises(CompilerError, match="differs from its"),
         ):
-            driver.save_artifact({(): given.plan}, builder, tmp_path / place, check=verifier.verify)
+            artifacts.save_artifact(
+                {(): given.plan}, builder, tmp_path / place, check=verifier.verify
+            )
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "manifest.json").stat() == before
 
@@ -199,7 +201,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
     for model in (given, _with_weight_moved(given)):
         with Verifier([model, model], HERE) as verifier:
             builder = driver.ProgramBuilder(None, given.target)
-            driver.save_artifact({(): given.plan}, builder, tmp_path / "a")
+            artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
             if model is given:
                 verifier.verify(read_artifact(tmp_path / "a"))
                 assert verifier.found == verify_artifact(given, read_artifact(tmp_path / "a"), HERE)
@@ -248,7 +250,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
     element_type: int, tmp_path: Path
 ) -> None:
     given = plan_model(ModelRequest(narrow(element_type)))
-    driver.save_artifact(
+    artifacts.save_artifact(
         {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
     )
     artifact = read_artifact(tmp_path / "a")
@@ -262,7 +264,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
 def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> None:
     """A wrong weight shows, although more is allowed than in float32."""
     given = plan_model(ModelRequest(narrow(TensorProto.FLOAT), precision="bfloat16"))
-    driver.save_artifact(
+    artifacts.save_artifact(
         {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
     )
     artifact = read_artifact(tmp_path / "a")
@@ -293,7 +295,7 @@ def test_a_value_that_float16_does_not_hold_is_named(tmp_path: Path) -> None:
     for precision in ("float16", "bfloat16"):
         given = plan_model(ModelRequest(model, precision=precision))
         folder = tmp_path / precision
-        driver.save_artifact({(): given.plan}, driver.ProgramBuilder(None, given.target), folder)
+        artifacts.save_artifact({(): given.plan}, driver.ProgramBuilder(None, given.target), folder)
         if precision == "bfloat16":
             assert verify_artifact(given, read_artifact(folder), HERE).complete
             continue

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver
+from compiler import artifacts, driver
 from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.runtime.artifact import read_artifact
@@ -85,7 +85,7 @@ def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     right, other = planned("1..64"), planned("1..64", beyond=50)
     assert right.open is not None and other.open is not None
     builder = driver.ProgramBuilder(None, right.target)
-    driver.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
+    artifacts.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
     artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
     with Verifier([right], here) as verifier:
         verifier.verify(artifact)

@@ -1,0 +1,237 @@
+"""The command `bench`: how fast a model is, on this machine or on a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.common import (
+    Numerics,
+    NumericsOption,
+    Precision,
+    PrecisionOption,
+    RangesOption,
+    StatedOption,
+    ThreadsOption,
+    UserError,
+    existing_file,
+    load_settings,
+    milliseconds,
+    parse_dims,
+    parse_ranges,
+    parse_stated,
+)
+from service.cli.local import opened, tell_served
+from service.cli.on_device import OnOption, device_for
+from service.cli.terminal import console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from compiler.ranges import Shares
+    from compiler.runtime.executable import Executable
+    from compiler.runtime.sized import SizedExecutable
+    from compiler.staged import StagedExecutable
+
+
+class Peer(StrEnum):
+    ONNXRUNTIME = "onnxruntime"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(bench)
+
+
+def bench(
+    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    against: Annotated[
+        Peer | None, typer.Option("--against", help="Compare with this engine")
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="With an artifact: the model it was made of")
+    ] = None,
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    precision: PrecisionOption = Precision.FLOAT32,
+    dim: RangesOption = None,
+    sizes: StatedOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, max=1000, help="5 if not given")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.01, max=3600, help="Of each turn; 0.5 if not given"),
+    ] = None,
+    on: OnOption = None,
+) -> None:
+    """Time a model with the schedules that the database knows, interleaved with another engine.
+
+    Of ranges it is timed at the sizes that --sizes states, or at drawn ones. On a worker it runs
+    interleaved with its untuned program, until the ratio is sure.
+    """
+    if on is not None:
+        if against is not None:
+            raise UserError(f"--against {against.value} runs on this machine, not on a worker")
+        if model.is_dir() or onnx is not None:
+            raise UserError("--on times a model with what the database knows, not an artifact")
+        if rounds is not None or seconds is not None:
+            raise UserError("--rounds and --seconds are for this machine, not for a worker")
+        if sizes:
+            raise UserError("--sizes are for this machine; a worker times one size of --dim")
+        _bench_on(on, model, threads, numerics, precision, parse_dims(dim))
+        return
+    if against is not None and onnx is None and model.is_dir():
+        raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
+    shares = parse_stated(sizes)
+    with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
+        feeds = _feeds(executable, shares)
+        peer = None if against is None else (against.value, existing_file(onnx or model))
+        _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
+        tell_served(known)
+
+
+def _feeds(
+    executable: Executable | SizedExecutable | StagedExecutable, shares: Shares
+) -> list[Feed]:
+    """Seeded inputs at each size that is timed: those stated or drawn of ranges, and those that an
+    artifact has programs of their own for.
+
+    Raises:
+        UserError: if no program serves a range and nobody said which sizes are wanted.
+    """
+    from compiler.runtime.executable import Executable
+    from compiler.runtime.ports import sizes_text
+    from compiler.runtime.sized import SizedExecutable
+    from tuner.drawn_sizes import draw_sizes
+    from tuner.measure.model_runs import draw_inputs
+
+    if isinstance(executable, Executable):
+        draw_sizes(executable.dimensions, shares)  # refuses what is stated of no range
+        return [Feed("", draw_inputs(executable.inputs))]
+    if not isinstance(executable, SizedExecutable):
+        raise UserError("the data decide sizes of this model: drawn inputs would say little of it")
+    ranged = executable.ranged
+    if ranged is None and not executable.served:
+        raise UserError(
+            f"no program serves a range of sizes of this model: {executable.reason}; "
+            f"give dimension '{executable.open[0]}' a size with --dim"
+        )
+    drawn = draw_sizes(() if ranged is None else ranged.dimensions, shares)
+    found = (
+        []
+        if ranged is None
+        else [
+            Feed(sizes_text(each.sizes), draw_inputs(ranged.program.at(dict(each.sizes)).inputs))
+            for each in drawn
+        ]
+    )
+    return found + [
+        Feed(sizes_text(sizes), draw_inputs(executable.executable(dict(sizes)).inputs))
+        for sizes in executable.served or ()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Inputs by name, and the sizes that they have as text; "" where all are fixed."""
+
+    sizes: str
+    arrays: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    threads: int
+    rounds: int
+    seconds: float
+
+
+def _race(
+    executable: Executable | SizedExecutable | StagedExecutable,
+    feeds: Sequence[Feed],
+    peer: tuple[str, Path] | None,
+    turns: _Turns,
+) -> None:
+    """Time each feed, beside another engine if one is named, and print a table of all."""
+    from rich.table import Table
+
+    from service.jobs.comparison import Run, onnxruntime_run, race
+    from service.jobs.verification import largest_model_error
+
+    table = Table(box=None, header_style="bold")
+    sized = any(feed.sizes for feed in feeds)
+    for name in ("sizes", "engine")[not sized :]:
+        table.add_column(name)
+    for name in ("median", "min", "ratio of medians", "ratio of minima"):
+        table.add_column(name, justify="right")
+    errors = []
+    for feed in feeds:
+        runs: dict[str, Run] = {"tilewright": partial(executable.run, feed.arrays)}
+        if peer is not None:
+            name, source = peer
+            other, version = onnxruntime_run(source, feed.arrays, turns.threads)
+            errors.append(largest_model_error(list(executable.run(feed.arrays)), list(other())))
+            runs[f"{name} {version}"] = other
+        timings = race(runs, threads=turns.threads, rounds=turns.rounds, turn_seconds=turns.seconds)
+        reference = timings[-1]
+        for timing in timings:
+            table.add_row(
+                *([feed.sizes] if sized else []),
+                timing.name,
+                milliseconds(timing.median_seconds),
+                milliseconds(timing.min_seconds),
+                f"{timing.median_seconds / reference.median_seconds:.3f}",
+                f"{timing.min_seconds / reference.min_seconds:.3f}",
+            )
+    out = console()
+    out.print(table)
+    if errors:
+        out.print(f"largest error, relative to the largest output: {max(errors):.1e}")
+
+
+def _bench_on(
+    on: str,
+    model: Path,
+    threads: int,
+    numerics: Numerics,
+    precision: Precision,
+    dims: dict[str, int],
+) -> None:
+    from service.cli.view import settled_line
+    from service.jobs.known_plan import known_plan
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import ModelRequest, plan_model
+    from service.jobs.timing import time_model
+    from service.storage import open_storage
+
+    existing_file(model)
+    storage = open_storage(load_settings())
+    try:
+        with device_for(on, "host", storage) as (device, target):
+            planned = plan_model(
+                ModelRequest(
+                    model, target, threads, numerics.value, dims, precision=precision.value
+                )
+            )
+            settled = settle([known_plan(planned, storage)], storage)
+            (served,) = settled.planned
+            timing = time_model(served, settled.schedules, device)
+            where = "" if device.facts is None else f" ({device.facts.model})"
+            name = f"{device.name}{where}"
+    finally:
+        storage.close()
+    ratio, interval = timing.untuned.ratio, timing.untuned.interval
+    out = console()
+    out.print(
+        f"{milliseconds(timing.seconds)} on {name}, the fastest run; untuned / served {ratio:.3f} "
+        f"({interval.low:.3f} to {interval.high:.3f})",
+        soft_wrap=True,
+        markup=False,
+    )
+    out.print(settled_line(settled), soft_wrap=True, markup=False)
