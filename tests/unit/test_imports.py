@@ -70,6 +70,7 @@ INSIDE: dict[str, set[str]] = {
     "program_builder": _IR
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
     | {"program_emitter"},
+    "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
 }
