@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from compiler import ops
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node, open_sizes
@@ -110,15 +112,34 @@ class Workload:
         return self.at({d.name: typical(open_size(d)) for d in self.dimensions})
 
     @property
+    def family(self) -> str:
+        """The key of the workload with zeros for the numbers that it computes with.
+
+        Workloads that differ in nothing but scales, zero points, bounds and the like share it, and
+        what is fast for one is fast for all: a product of bytes is the same with any scale.
+        """
+        graph = self.graph
+        zeros = {name: np.zeros_like(value) for name, value in graph.constants.items()}
+        nodes = tuple(_without_numbers(node) for node in graph.nodes)
+        if not zeros and nodes == graph.nodes:
+            return self.key
+        bare = replace(graph, constants=zeros, nodes=nodes)
+        return Workload(bare, self.inputs, self.output).key
+
+    @property
     def structure(self) -> str:
         """A key that is the same for workloads which differ in sizes alone: SHA-256, hexadecimal.
 
-        Attributes count, so that a 3x3 convolution is no 1x1 convolution.
+        Attributes count, so that a 3x3 convolution is no 1x1 convolution, but for the numbers that
+        elementwise operators compute with.
         """
         graph = self.graph
         kinds = {name: (str(kind.dtype), len(kind.shape)) for name, kind in graph.types.items()}
         sides = [(str(b.layout), b.constant, bool(b.halo)) for b in (*self.inputs, self.output)]
-        nodes = [(node.op, node.inputs, node.outputs, node.attrs) for node in graph.nodes]
+        nodes = [
+            (node.op, node.inputs, node.outputs, _without_numbers(node).attrs)
+            for node in graph.nodes
+        ]
         about = (WORKLOAD_SCHEMA, graph.inputs, graph.outputs, sorted(kinds.items()), sides, nodes)
         return hashlib.sha256(repr(about).encode()).hexdigest()
 
@@ -254,6 +275,14 @@ def _renamed(workload: Workload, names: Mapping[Dimension, Dimension]) -> Worklo
         return open_size(new) // new.multiple
 
     return replaced(workload, lambda size: substituted(size, unit))
+
+
+def _without_numbers(node: Node) -> Node:
+    """The node with zeros for floats, which elementwise operators compute with."""
+    if ops.get(node.op).kind.value not in INLINE_KINDS:
+        return node
+    attrs = tuple((n, 0.0 if isinstance(value, float) else value) for n, value in node.attrs)
+    return node if attrs == node.attrs else replace(node, attrs=attrs)
 
 
 def _default(graph: Graph, value: str) -> Boundary:

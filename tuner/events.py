@@ -38,7 +38,9 @@ class TaskSnapshot:
     """A task as it stands. `from_store` tasks had a record already and cost no trial.
 
     `origins` counts the candidates by who suggested them, including those whose code was measured
-    before. `best_origin` is who suggested the fastest.
+    before. `best_origin` is who suggested the fastest. `relative` is the workload key of the task
+    that is searched in its place, or whose record it takes; its seconds are those of the relative
+    until its own finalists were compared.
     """
 
     name: str
@@ -51,6 +53,7 @@ class TaskSnapshot:
     from_store: bool = False
     origins: tuple[tuple[str, int], ...] = ()
     best_origin: str = ""
+    relative: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class TaskInputs:
 
     `known_trials` is the number of its trials in the store: the oldest so many. `incumbent` is the
     record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
-    Candidates were measured at `points`.
+    Candidates were measured at `points`. `relative` is a record of its family.
     """
 
     key: RecordKey
@@ -69,6 +72,7 @@ class TaskInputs:
     incumbent: TuningRecord | None
     bound_seconds: float
     points: tuple[SizePoint, ...] = ITSELF
+    relative: TuningRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

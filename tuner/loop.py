@@ -7,7 +7,7 @@ is in the record store: a run that was killed continues from the trials that it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from compiler.timings import Timings, timed
 from tuner.cancel import CancelToken
@@ -16,7 +16,7 @@ from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, S
 from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
-from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
+from tuner.measure.measurement import Phase, RecordKey, Status, Trial, TuningRecord
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.verdict import winner_of
@@ -57,13 +57,15 @@ def tune(
     timings: Timings | None = None,
     beside: Timings | None = None,
     journal: Sequence[int] | None = None,
+    relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
     """Tune tasks within a budget of trials and time, and keep the best schedules in the store.
 
     Builder and runner stay open. `clock` gives seconds. `bounds` gives the least seconds that the
     machine allows each task (0: unknown); it is called only if there is something to tune.
     `timings` counts what the loop does, `beside` what the runner does meanwhile. `journal` repeats
-    a run (see `tuner.replay`).
+    a run (see `tuner.replay`). Of tasks of one family one is searched (`Task.family`), and none
+    for which `relatives` has a record of another member.
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have one key.
@@ -73,7 +75,16 @@ def tune(
         builder, runner, link, cache, options, timings=timings, beside=beside, journal=journal
     )
     run = _TuningRun(
-        tasks, pipeline, store, options, on_event, token or CancelToken(), clock, bounds, timings
+        tasks,
+        pipeline,
+        store,
+        options,
+        on_event,
+        token or CancelToken(),
+        clock,
+        bounds,
+        timings,
+        relatives or {},
     )
     return run.run()
 
@@ -92,8 +103,10 @@ class _TuningRun:
         clock: Callable[[], float],
         bounds: Callable[[], Sequence[float]] | None,
         timings: Timings | None,
+        relatives: Mapping[RecordKey, TuningRecord],
     ) -> None:
         self._pipeline = pipeline
+        self._relatives = relatives
         self._store = store
         self._options = options
         self._on_event = on_event
@@ -178,6 +191,9 @@ class _TuningRun:
             elif (winner := winner_of(state.finals)) is not None:
                 # The process was killed between comparison and record: no need to compare again.
                 recorded.append(self._record(state, winner))
+            if not state.finished:
+                state.relative = self._relatives.get(state.task.key)
+        self._board.group()
         if self._board.unfinished:
             bounds = None
             if self._bounds is not None:
@@ -240,7 +256,7 @@ class _TuningRun:
         while (state := self._board.scheduler.next(self._options.batch_size)) is not None:
             size = min(left, self._options.batch_size)
             if not state.progress.batches:
-                share = self._options.trials // (2 * max(1, self._board.unfinished))
+                share = self._options.trials // (2 * max(1, self._board.searched))
                 size = min(size, max(1, share))
             # If the budget is small, most of it is spent when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
@@ -304,7 +320,7 @@ class _TuningRun:
                 if t.measurement.status.says_something_of_the_candidate
             ]
             state.progress.finished(batch.size, outcomes)
-            if state.retries and not state.finals_adopted:
+            if state.retries and not (state.finals_adopted or state.follows):
                 state.progress.exhausted = False
             if curves := self._board.curves():
                 self._limits.look_ahead(
@@ -320,14 +336,21 @@ class _TuningRun:
     # ---- finalists
 
     def _finals(self, go_on: Callable[[], bool]) -> None:
-        """Compare each task's fastest few with its old record, or its default, in pairs."""
-        # The costliest tasks first, in case the time runs out.
+        """Compare each task's fastest few with its old record, or its default, in pairs.
+
+        The costliest tasks come first, in case the time runs out; those that take over what a
+        relative finds come when that one has its record.
+        """
         waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
-            while waiting and self._pipeline.has_room(Phase.FINAL):
-                self._send_finalists(waiting.pop(0))
+            while self._pipeline.has_room(Phase.FINAL):
+                state = next((each for each in waiting if each.may_be_compared), None)
+                if state is None:
+                    break
+                waiting.remove(state)
+                self._send_finalists(state)
             if self._pipeline.is_empty:
-                return  # the run that the journal repeats ended here
+                return  # the run that the journal repeats ended here, or a relative found nothing
             self._drain_some()
 
     def _send_finalists(self, state: TaskState) -> None:
@@ -354,6 +377,8 @@ class _TuningRun:
             self._tell(self._record(state, winner))
         elif state.may_compare_again(trials) and not self._token.cancelled:
             self._send_finalists(state)
+        else:
+            state.settled = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
         """Keep the winner as the record; returns the event that is to be told."""

@@ -70,7 +70,6 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
     """Plain data for `json`."""
-    incumbent = inputs.incumbent
     return {
         "key": inputs.key.to_json(),
         "name": inputs.name,
@@ -78,41 +77,52 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
         "known_trials": inputs.known_trials,
         "bound_seconds": inputs.bound_seconds,
         "points": [asdict(point) | {"sizes": dict(point.sizes)} for point in inputs.points],
-        "incumbent": None
-        if incumbent is None
-        else {
-            "schedule": incumbent.schedule.to_json(),
-            "measurement": incumbent.measurement.to_json(),
-            "trial_id": incumbent.trial_id,
-            "codegen_version": incumbent.codegen_version,
-            "compiler_version": incumbent.compiler_version,
-        },
+        "incumbent": _record_to_json(inputs.incumbent),
+        "relative": _record_to_json(inputs.relative),
     }
 
 
 def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
     """Read what `inputs_to_json` wrote."""
-    key, kept = RecordKey.from_json(data["key"]), data["incumbent"]
-    incumbent = None
-    if kept is not None:
-        incumbent = TuningRecord(
-            key,
-            Schedule.from_json(kept["schedule"]),
-            Measurement.from_json(kept["measurement"]),
-            kept["trial_id"],
-            kept["codegen_version"],
-            kept["compiler_version"],
-        )
+    key = RecordKey.from_json(data["key"])
     return TaskInputs(
         key,
         str(data["name"]),
         int(data["count"]),
         int(data["known_trials"]),
-        incumbent,
+        _record_from_json(data["incumbent"], key),
         float(data["bound_seconds"]),
         tuple(
             SizePoint(**{**point, "sizes": tuple(point["sizes"].items())})
             for point in data.get("points", ())
         )
         or ITSELF,
+        _record_from_json(data.get("relative"), key),
+    )
+
+
+def _record_to_json(record: TuningRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {
+        "key": record.key.to_json(),
+        "schedule": record.schedule.to_json(),
+        "measurement": record.measurement.to_json(),
+        "trial_id": record.trial_id,
+        "codegen_version": record.codegen_version,
+        "compiler_version": record.compiler_version,
+    }
+
+
+def _record_from_json(kept: Mapping[str, Any] | None, key: RecordKey) -> TuningRecord | None:
+    """`key` is that of records of earlier releases, which kept none."""
+    if kept is None:
+        return None
+    return TuningRecord(
+        RecordKey.from_json(kept["key"]) if "key" in kept else key,
+        Schedule.from_json(kept["schedule"]),
+        Measurement.from_json(kept["measurement"]),
+        kept["trial_id"],
+        kept["codegen_version"],
+        kept["compiler_version"],
     )

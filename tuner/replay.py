@@ -21,7 +21,7 @@ from compiler.workload import Workload
 from tuner.events import Event, Finished
 from tuner.loop import tune
 from tuner.measure.builder import Built
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 from tuner.measure.oracle import ExpectedOutput, ReferenceCache
 from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
@@ -200,6 +200,7 @@ def tune_from(
     bounds: Sequence[float] | None = None,
     journal: Sequence[int] | None = None,
     adopted: Sequence[MeasureRequest] = (),
+    relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
     """Tune with answers instead of a device."""
     return tune(
@@ -213,6 +214,7 @@ def tune_from(
         references=NoReferences(),
         bounds=None if bounds is None else lambda: bounds,
         journal=journal,
+        relatives=relatives,
     )
 
 
@@ -248,6 +250,9 @@ def replay(
         bounds=[inputs.bound_seconds for inputs in run.inputs],
         journal=run.journal,
         adopted=run.adopted,
+        relatives={
+            inputs.key: inputs.relative for inputs in run.inputs if inputs.relative is not None
+        },
     )
     repeated = {t.id for task in tasks for t in store.trials(task.key)} - before
     missing = {trial.id for trial in run.trials} - repeated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from compiler.timings import Timings
 from tuner.cost_model.protocol import CostModel, Sample
@@ -45,6 +45,23 @@ class TaskBoard:
         """The task of a record key, or None."""
         return self._by_key.get(key)
 
+    def group(self) -> None:
+        """Let one task of each family be searched for all of it.
+
+        That is one with a record, else the one of which most is known, else the one that the model
+        runs most often. A task with a relative's record needs none.
+        """
+        families: dict[Hashable, list[TaskState]] = {}
+        for state in self._states:
+            if state.relative is None:
+                families.setdefault(state.task.family, []).append(state)
+        for members in families.values():
+            lead = max(members, key=_knowledge)
+            for state in members:
+                if state is not lead and not state.finished:
+                    state.lead = lead
+                    lead.others += state.task.count
+
     def schedule(self, bounds: Sequence[float] | None) -> None:
         """Tell the scheduler of all tasks, and of what the machine allows each.
 
@@ -60,6 +77,11 @@ class TaskBoard:
     def unfinished(self) -> int:
         """How many tasks have no record of this run yet."""
         return sum(not state.finished for state in self._states)
+
+    @property
+    def searched(self) -> int:
+        """How many of them are searched, and do not wait for a relative's record."""
+        return sum(not (state.finished or state.follows) for state in self._states)
 
     @property
     def trials(self) -> int:
@@ -95,10 +117,13 @@ class TaskBoard:
         """The improvement curves of all tasks that may work; None until each of them has a time."""
         found = []
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
+            if state.lead is not None:
+                continue  # counted with the task that is searched for it
             if curve is not None:
                 found.append(curve)
             elif (seconds := state.snapshot().best_seconds) is not None:
-                found.append(Curve(state.task.count, 1, seconds, 0.0, open=False))
+                weight = state.task.count + state.others
+                found.append(Curve(weight, 1, seconds, 0.0, open=False))
             elif state.progress.open:
                 return None
         return found
@@ -107,3 +132,10 @@ class TaskBoard:
         """Tasks whose finalists are to be compared; the largest share of the model's time first."""
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(waiting, key=lambda state: -state.seconds_in_model)
+
+
+def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:
+    """How much is known of a task: the more, the rather it is searched for its relatives."""
+    working = sum(measured.ok for measured in state.measured.values())
+    failed = len(state.measured) - working
+    return state.finished, working, -failed, state.task.count

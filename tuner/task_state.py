@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
@@ -45,6 +45,14 @@ class TaskState:
     """The record in the store at the start of the run, which finalists have to beat."""
     record: TuningRecord | None = None
     """The record as it is now."""
+    relative: TuningRecord | None = None
+    """A record of its family (`Task.family`) from before the run, in place of a search."""
+    lead: TaskState | None = None
+    """The task of its family that is searched in its place; None if it is searched itself."""
+    others: int = 0
+    """How often the model runs those of its family that are not searched."""
+    settled: bool = False
+    """Its finalists were compared, and no other comparison will be made."""
     finals_adopted: bool = False
     """An earlier process sent its finalists, and this one waits for their results."""
     finished: bool = False
@@ -93,6 +101,32 @@ class TaskState:
         return min(seconds, default=None)
 
     @property
+    def follows(self) -> bool:
+        """Whether a relative's schedules are compared with its default, and nothing is searched."""
+        return self.lead is not None or self.relative is not None
+
+    @property
+    def may_be_compared(self) -> bool:
+        """Whether all that its finalists come from is known: its relative has its record, or will
+        have none."""
+        lead = self.lead
+        if lead is None or lead.finished or lead.settled:
+            return True
+        return bool(lead.measured) and not lead.finalists()
+
+    def _inherited(self) -> list[Schedule]:
+        """What its relative found: the record; without one, the fastest few that were measured."""
+        if self.relative is not None:
+            found = [self.relative.schedule]
+        elif self.lead is None:
+            found = []
+        elif self.lead.finished and self.lead.record is not None:
+            found = [self.lead.record.schedule]
+        else:
+            found = _fastest(self.lead.measured, self.options.finalists)
+        return [schedule for schedule in found if schedule in self.task.space]
+
+    @property
     def default_seconds(self) -> float | None:
         default = self.task.space.default()
         measured = self.compared.get(default) or self.measured.get(default)
@@ -113,8 +147,9 @@ class TaskState:
 
     @property
     def seconds_in_model(self) -> float:
-        """This task's part of one inference, with the best candidate measured; 0 without any."""
-        return (self.best_seconds or 0.0) * self.task.count
+        """This task's part of one inference, with the best candidate measured, be it of its
+        relative; 0 without any."""
+        return (self.snapshot().best_seconds or 0.0) * (self.task.count + self.others)
 
     @property
     def needs_finals(self) -> bool:
@@ -129,9 +164,10 @@ class TaskState:
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
+        weight = self.task.count + self.others
         self.progress = TaskProgress(
-            Profile(self.task.count, operations, kind, bound_seconds, len(self.task.space)),
-            exhausted=self.finished,
+            Profile(weight, operations, kind, bound_seconds, len(self.task.space)),
+            exhausted=self.finished or self.follows,
         )
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
@@ -139,7 +175,14 @@ class TaskState:
         """What the run knew at its start; call it after `schedule`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
-            task.key, task.name, task.count, known_trials, self.incumbent, bound, task.points
+            task.key,
+            task.name,
+            task.count,
+            known_trials,
+            self.incumbent,
+            bound,
+            task.points,
+            self.relative,
         )
 
     def snapshot(self) -> TaskSnapshot:
@@ -148,17 +191,26 @@ class TaskState:
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
+        default, relative = self.default_seconds, ""
+        if self.lead is not None:
+            told = self.lead.snapshot()
+            relative = told.key.workload_key
+            best, default = best or told.best_seconds, default or told.default_seconds
+        elif self.relative is not None:
+            relative = self.relative.key.workload_key
+            best = best or self.relative.run_seconds
         return TaskSnapshot(
             self.task.name,
             self.task.key,
             self.task.count,
             self.trials,
             self.failures,
-            self.default_seconds,
+            default,
             best,
             self.from_store,
             tuple(self.suggested.most_common()),
             self._best_origin(),
+            relative,
         )
 
     def _best_origin(self) -> str:
@@ -237,18 +289,21 @@ class TaskState:
         return found
 
     def finalists(self) -> list[Schedule]:
-        """The schedules to compare: the incumbent, the default, and the fastest few.
+        """The schedules to compare: the incumbent, the default, what a relative found, and the
+        fastest few.
 
         The first is what the others have to beat: the old record's schedule, else the default.
         """
-        working = {s: m.run_seconds for s, m in self.measured.items() if m.run_seconds is not None}
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
             chosen.append(self.incumbent.schedule)
         default = self.task.space.default()
-        if default in working:
+        if self.follows:
+            untried = [default, *self._inherited()]
+            chosen += [s for s in untried if s not in self.measured or self.measured[s].ok]
+        elif default in self.measured and self.measured[default].ok:
             chosen.append(default)
-        chosen += sorted(working, key=working.__getitem__)[: self.options.finalists]
+        chosen += _fastest(self.measured, self.options.finalists)
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
@@ -299,6 +354,11 @@ class TaskState:
                 self.by_object[measurement.object_digest] = measurement
         seconds, digest = measurement.run_seconds, measurement.object_digest
         self.search.update([Observed(schedule, seconds, digest)])
+
+
+def _fastest(measured: Mapping[Schedule, Measurement], count: int) -> list[Schedule]:
+    working = {s: m.run_seconds for s, m in measured.items() if m.run_seconds is not None}
+    return sorted(working, key=working.__getitem__)[:count]
 
 
 def _is_better(new: Measurement, old: Measurement) -> bool:

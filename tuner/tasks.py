@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,6 +40,14 @@ class Task:
     @property
     def key(self) -> RecordKey:
         return RecordKey(self.workload.key, self.target.key, self.threads, self.numerics)
+
+    @property
+    def family(self) -> Hashable:
+        """What tasks share of which one is searched for all: their workloads differ in numbers
+        alone (`Workload.family`), and these make no difference to the knobs or to the default."""
+        offered = tuple((space.default, space.knobs) for space in self.space.subspaces)
+        key = replace(self.key, workload_key=self.workload.family)
+        return key, self.points, offered
 
     @property
     def least_seconds(self) -> float:

@@ -70,7 +70,7 @@ def task_table(tasks: Sequence[TaskView]) -> Table:
             comparison_text(task.facts["comparison"]) if "comparison" in task.facts else "-",
             _rate(task.facts.get("flops"), task.best_seconds),
             _rate(task.facts.get("executed_flops"), task.best_seconds),
-            "known" if task.status == "cached" else str(task.trials),
+            _trials(task),
             Text(schedule_text(task.facts.get("schedule"))),
         )
     return table
@@ -286,6 +286,13 @@ def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
     if more.get("workers") == 0:
         parts.append("no worker yet")
     return "  ".join(parts)
+
+
+def _trials(task: TaskView) -> str:
+    """Its trials; or why it has none: it was known, or searched as one that does the same."""
+    if task.status == "cached":
+        return "known"
+    return "relative's" if task.facts.get("relative") and not task.trials else str(task.trials)
 
 
 def _cost(task: TaskView) -> float:

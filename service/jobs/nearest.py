@@ -1,8 +1,9 @@
 """The best answer there is for a workload that may never have been tuned, and how sure it is.
 
-In this order: its own record; the record of another target with the same instructions; the record
-of the nearest shape; the default. What a schedule loses that was tuned for something else is
-estimated by what such schedules lost where both were measured.
+In this order: its own record; the record of a workload that differs in numbers alone; that of
+another target with the same instructions; that of the nearest shape; the default. What a schedule
+loses that was tuned for something else is estimated by what such schedules lost where both were
+measured.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
 from db.stores.shapes import Relative
 from service.jobs.addressee import target_names, target_of_key
+from service.jobs.families import relatives_of, shape_of
 from tuner.measure.measurement import RecordKey
 
 LIKE = 1.5
@@ -43,6 +45,7 @@ class Match(StrEnum):
     """What an answer rests on."""
 
     EXACT = "exact"
+    OTHER_NUMBERS = "other-numbers"
     SAME_INSTRUCTIONS = "same-instructions"
     NEAREST_SHAPE = "nearest-shape"
     DEFAULT = "default"
@@ -107,10 +110,13 @@ def best_answer(
         return _exact(stored)
     workload = Workload.parse(storage.workloads.workload(workload_key))
     space = schedule_space(workload, target, threads, numerics)
+    for stored in relatives_of(workload, key, storage):
+        if stored.record.schedule in space:
+            return _other_numbers(stored, storage, key)
     found = _same_instructions(storage, key, target)
     if found is not None and found.schedule in space:
         return found
-    storage.shapes.index(_shape_of)
+    storage.shapes.index(shape_of)
     # a range is looked for, and found, by its typical sizes
     fixed = workload.typical()
     relatives = storage.shapes.relatives(fixed.structure, target.key, threads, numerics)
@@ -174,6 +180,28 @@ def _exact(stored: StoredRecord) -> Answer:
         0.0,
         f"tuned for this workload and target: the fastest of {samples} samples{sure}, "
         f"{stored.backing.sentence}",
+    )
+
+
+def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
+    """The record of a relative, whose kernel does the same with other numbers.
+
+    What it loses is not guessed: it is known only where it was measured here beside another.
+    """
+    times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
+    here = times.get(key.workload_key, {})
+    seconds = here.get(stored.record.schedule.digest)
+    pairs = [seconds / min(here.values()) - 1.0] if seconds is not None and len(here) > 1 else []
+    losses = _Losses.of(pairs)
+    return Answer(
+        Match.OTHER_NUMBERS,
+        stored.record.schedule,
+        stored,
+        seconds,
+        losses.expected,
+        losses.pairs,
+        0.0,
+        f"tuned for a workload that differs in numbers alone, such as scales: {losses.sentence()}",
     )
 
 
@@ -282,12 +310,3 @@ def _default(
         None,
         f"the untuned default: {found.sentence()}",
     )
-
-
-def _shape_of(text: str) -> tuple[str, tuple[int, ...]]:
-    try:
-        workload = Workload.parse(text)
-    except CompilerError:
-        return "", ()
-    fixed = workload.typical()
-    return fixed.structure, fixed.sizes

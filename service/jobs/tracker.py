@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from compiler.errors import ScheduleError
 from db.stores.jobs import JobProgress
@@ -72,8 +72,12 @@ class Tracker:
             default_seconds=status.default_seconds or row.default_seconds,
             best_seconds=status.best_seconds or row.best_seconds,
         )
+        found: dict[str, Any] = {}
         if status.origins:
-            found = {"origins": dict(status.origins), "best_origin": status.best_origin}
+            found |= {"origins": dict(status.origins), "best_origin": status.best_origin}
+        if status.relative:
+            found["relative"] = status.relative
+        if found:
             row = replace(row, facts={**(row.facts or {}), **found})
         self.rows[status.key] = row
         return row
@@ -101,12 +105,13 @@ class Tracker:
 
     def _finished(self, event: events.Finished) -> list[JobTask]:
         changed = []
+        searched = {status.key.workload_key for status in event.tasks if status.trials}
         for status, record in zip(event.tasks, event.records, strict=True):
             if record is not None:
                 changed.append(self._recorded(status, record))
             else:
                 row = self._status(status)
-                if not event.cancelled and status.trials:
+                if not event.cancelled and (status.trials or status.relative in searched):
                     row = self.rows[status.key] = replace(row, status=TaskStatus.FAILED)
                 changed.append(row)
         return changed

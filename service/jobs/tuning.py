@@ -17,6 +17,7 @@ from db.storage import Storage
 from service.jobs.confirmation import records_of
 from service.jobs.cost_models import base_model
 from service.jobs.device import Device
+from service.jobs.families import records_of_relatives
 from service.jobs.job_spec import JobBudget
 from service.jobs.planning import Planned, open_ports
 from tuner.cancel import CancelToken
@@ -79,6 +80,7 @@ def tune_tasks(
         bounds=bounds,
         timings=timings,
         beside=beside,
+        relatives=records_of_relatives(tasks, storage),
     )
 
 

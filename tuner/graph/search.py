@@ -125,7 +125,7 @@ def search_graph(
     measured = _affordable(offered, times, limit)
     limited = len(measured) < len(offered)
     wanted = list(dict.fromkeys(w for each in measured for w in _in_order(each)))
-    unknown = [w for w in wanted if not times.is_known(w)]
+    unknown = list({w.family: w for w in reversed(wanted) if not times.is_known(w)}.values())[::-1]
     if unknown:
         measure(unknown)
         times.load(wanted, again=True)
@@ -158,9 +158,9 @@ def _affordable(
 ) -> list[Alternative]:
     """The most promising alternatives whose kernels' times are known or may be measured."""
     found: list[Alternative] = []
-    unknown: set[Workload] = set()
+    unknown: set[str] = set()  # families: one of each is measured
     for each in offered:
-        more = {w for w in each.changes.workloads if not times.is_known(w)}
+        more = {w.family for w in each.changes.workloads if not times.is_known(w)}
         if len(unknown | more) <= limit:
             unknown |= more
             found.append(each)

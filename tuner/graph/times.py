@@ -64,7 +64,8 @@ class KernelTimes:
     A kernel with a record takes the time of the record. One with an untuned default takes the time
     that tuning will probably leave, by the gain of kernels of its kind that have both: so tuned
     kernels and others can be added up. A kernel that was never measured is estimated from its
-    operations, at the rate of its kind.
+    operations, at the rate of its kind. Kernels that differ in numbers alone (`Workload.family`)
+    take the same time.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class KernelTimes:
         self._version = codegen_version
         self._best: dict[Workload, float | None] = {}
         self._default: dict[Workload, float | None] = {}
+        self._relatives: dict[str, Workload] = {}
         self._gains = Ratio()
         self._rates = Ratio()
 
@@ -96,6 +98,8 @@ class KernelTimes:
             best = record.run_seconds if record is not None and current else None
             default = self._default_seconds(workload, key)
             self._best[workload], self._default[workload] = best, default
+            if best is not None or default is not None:
+                self._relatives.setdefault(workload.family, workload)
             kind = kind_of(workload)
             if best is not None and default is not None:
                 self._gains.add(kind, best, default)
@@ -103,14 +107,12 @@ class KernelTimes:
                 self._rates.add(kind, best or default or 0.0, operations(workload))
 
     def is_known(self, workload: Workload) -> bool:
-        """Whether it was measured, be it tuned or not."""
-        self._ensure(workload)
-        return self._best[workload] is not None or self._default[workload] is not None
+        """Whether it or a relative was measured, be it tuned or not."""
+        return self._times(workload) != (None, None)
 
     def measured(self, workload: Workload) -> float | None:
-        """Seconds of one run; None if it was never measured."""
-        self._ensure(workload)
-        best, default = self._best[workload], self._default[workload]
+        """Seconds of one run, of it or of a relative; None if it was never measured."""
+        best, default = self._times(workload)
         if best is not None:
             return best
         return None if default is None else default * self._gains.of(kind_of(workload))
@@ -136,9 +138,15 @@ class KernelTimes:
                 found[bare] = min(seconds, found.get(bare, seconds))
         return found
 
-    def _ensure(self, workload: Workload) -> None:
+    def _times(self, workload: Workload) -> tuple[float | None, float | None]:
+        """Seconds of the record and of the untuned default, as far as they are known."""
         if workload not in self._best:
             self.load([workload])
+        own = self._best[workload], self._default[workload]
+        if own != (None, None):
+            return own
+        relative = self._relatives.get(workload.family, workload)
+        return self._best[relative], self._default[relative]
 
     def _default_seconds(self, workload: Workload, key: RecordKey) -> float | None:
         trials = self._store.trials(key)

@@ -83,7 +83,8 @@ class AnswerView(View):
     """
 
     match: str = Field(
-        description="exact, same-instructions, nearest-shape or default", examples=["exact"]
+        description="exact, other-numbers, same-instructions, nearest-shape or default",
+        examples=["exact"],
     )
     sentence: str = Field(examples=["tuned for this workload and this target"])
     workload_key: Key

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.build import CODEGEN_VERSION
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedules
 from compiler.target import resolve_target
@@ -18,6 +19,7 @@ from compiler.workload import Workload
 from db.errors import NotFoundError
 from db.storage import Storage
 from service.cli import run
+from service.jobs.families import records_of_relatives
 from service.jobs.nearest import Answer, Match, best_answer, distance
 from service.jobs.planning import ModelRequest, plan_model
 from tuner.measure.measurement import (
@@ -29,6 +31,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
+from tuner.tasks import make_task
 
 TARGET = resolve_target("x86-64-v3")
 TWIN = replace(TARGET, name="twin", cpu="znver2")
@@ -45,6 +48,27 @@ def workload(rows: int, columns: int = 64, op: str = "Relu") -> Workload:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 32])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
         [numpy_helper.from_array(np.ones((32, columns), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    planned = plan_model(ModelRequest(model.SerializeToString(), TARGET))
+    ((found, _),) = planned.workloads
+    return found
+
+
+def bounded(number: float) -> Workload:
+    """A product, but at least a number."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"], "fc"),
+            helper.make_node("Max", ["p", "c"], ["y"], "least"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 64])],
+        [
+            numpy_helper.from_array(np.ones((32, 64), np.float32), "w"),
+            numpy_helper.from_array(np.array(number, np.float32), "c"),
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     planned = plan_model(ModelRequest(model.SerializeToString(), TARGET))
@@ -183,6 +207,38 @@ def test_a_target_with_the_same_instructions_comes_before_other_shapes(storage: 
     for one in storage.ledger.list(workload_key=near.key, target_key=TWIN.key):
         storage.ledger.withdraw("a lie", record_ids=[one.id])
     assert ask(storage, wanted).pairs == 0, "what was withdrawn tells nothing"
+
+
+def test_other_numbers_in_the_same_kernel_come_before_other_targets(storage: Storage) -> None:
+    wanted, other = bounded(0.5), bounded(0.25)
+    mine, theirs = shared(wanted, other)[:2]
+    storage.workloads.put_target(TWIN.key, TWIN.name, TWIN.to_json())
+    tune(storage, wanted, {theirs: 1e-3}, TWIN.key)
+    tune(storage, other, {mine: 1e-3})
+    found = ask(storage, wanted)
+    assert (found.match, found.schedule, found.distance) == (Match.OTHER_NUMBERS, mine, 0.0)
+    assert found.record is not None and found.record.record.key.workload_key == other.key
+    assert found.run_seconds is None and found.expected_loss is None, "nobody measured it here"
+    assert "numbers alone, such as scales: no measurement tells" in found.sentence
+    for one in storage.ledger.list(workload_key=other.key, target_key=TARGET.key):
+        storage.ledger.withdraw("a lie", record_ids=[one.id])
+    assert ask(storage, wanted).match is Match.SAME_INSTRUCTIONS
+
+
+def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> None:
+    wanted, other = bounded(0.5), bounded(0.25)
+    tasks = [make_task(wanted, TARGET), make_task(workload(16), TARGET)]
+    know(storage, wanted)
+    assert records_of_relatives(tasks, storage) == {}
+    found = tune(storage, other, {others(other)[0]: 1e-3})
+    assert records_of_relatives(tasks, storage) == {}, "of another code generation"
+    found = replace(found, codegen_version=CODEGEN_VERSION)
+    storage.records.add_record(found)
+    assert records_of_relatives(tasks, storage) == {tasks[0].key: found}
+    assert records_of_relatives([make_task(wanted, TARGET, threads=2)], storage) == {}
+    mine = tune(storage, wanted, {others(wanted)[1]: 1e-3})
+    storage.records.add_record(replace(mine, codegen_version=CODEGEN_VERSION))
+    assert records_of_relatives(tasks, storage) == {}, "it has a record of its own"
 
 
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from compiler.schedule.schedule import Schedule
 from compiler.target import known_targets
 from db.stores.jobs import JobProgress
@@ -134,6 +136,24 @@ def test_what_was_not_tried_or_was_cancelled_has_not_failed() -> None:
         changed = tracker.take(Finished(states, (None, None), 3, 1.0, ended=ended))
         assert [row.status.value for row in changed] == statuses
         assert [tracker.rows[task.key].status.value for task in (first, second)] == statuses
+
+
+def test_a_task_that_is_not_searched_names_the_one_that_is() -> None:
+    first, second = tasks()
+    tracker = Tracker([first, second], 7)
+    key = first.key.workload_key
+    states = (
+        snapshot(first, trials=3, default_seconds=2e-4, best_seconds=1e-4),
+        snapshot(second, default_seconds=2e-4, best_seconds=1e-4, relative=key),
+    )
+    row = tracker.take(Started(states, 40))[1]
+    assert (row.status.value, row.trials, (row.facts or {})["relative"]) == ("pending", 0, key)
+    assert tracker.progress.best_seconds == pytest.approx(4e-4), "once, and three times"
+    (row,) = tracker.take(Recorded(states[1], record(second.key, second.space.default(), 3e-4)))
+    assert (row.status.value, row.best_seconds) == ("tuned", 3e-4)
+    tracker = Tracker([first, second], 7)
+    rows = tracker.take(Finished(states, (None, None), 3, 1.0))
+    assert [row.status.value for row in rows] == ["failed", "failed"]
 
 
 def test_a_record_of_another_release_keeps_its_time_and_its_schedule() -> None:

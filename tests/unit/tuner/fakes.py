@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tuner.measure.measurement import (
     Phase,
     RecordKey,
     Status,
+    TuningRecord,
 )
 from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.points import ITSELF, SizePoint
@@ -49,6 +50,8 @@ class FakeTask:
     points: tuple[SizePoint, ...] = ITSELF
     stated: bool = False
     least_seconds: float = LEAST_SECONDS
+    alike: str = ""
+    """The name of its family, if it has others."""
 
     @property
     def workload(self) -> FakeWorkload:
@@ -60,6 +63,10 @@ class FakeTask:
 
     distribution = Task.distribution
     is_known = Task.is_known
+
+    @property
+    def family(self) -> Hashable:
+        return self.alike or self.name
 
 
 class FakeReferences:
@@ -130,6 +137,8 @@ class FakeQueue:
 
     seconds: Callable[[Schedule], float]
     fails: Callable[[Candidate, int], Status | None] = lambda candidate, serial: None
+    broken: set[str] = field(default_factory=set)
+    """The workloads of which no candidate works."""
     kill_at: int = -1
     """Number of the call of poll that kills the tuner."""
     kill_at_acknowledgement: int = -1
@@ -170,6 +179,8 @@ class FakeQueue:
             attempt = self.attempts.get(candidate.schedule_digest, 0)
             self.attempts[candidate.schedule_digest] = attempt + 1
             status = self.fails(candidate, attempt) or Status.OK
+            if request.key.workload_key in self.broken:
+                status = Status.WRONG_ANSWER
             schedule = Schedule.from_json(dict(candidate.schedule))
             samples = (self.seconds(schedule),) if status is Status.OK else ()
             measurement = Measurement(
@@ -252,6 +263,7 @@ class World:
         journal: Sequence[int] | None = None,
         timings: Timings | None = None,
         beside: Timings | None = None,
+        relatives: Mapping[RecordKey, TuningRecord] | None = None,
         **options: Any,
     ) -> Finished:
         chosen = {"trials": 48, "batch_size": 8, "codegen_version": "1", **options}
@@ -270,6 +282,7 @@ class World:
             journal=journal,
             timings=timings,
             beside=beside,
+            relatives=relatives,
         )
 
     def trials(self, phase: Phase = Phase.SCREEN) -> list[Any]:
