@@ -51,8 +51,15 @@ def core_label(kind: CoreKind) -> str:
 
 
 def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
-    """LLVM's names of the features that a device lacks for code of its own architecture."""
-    return target.family.missing(target.cpu, target.features, facts.processor, facts.features)
+    """LLVM's names of the features that a device lacks for code of its own architecture, and the
+    length of vectors that it has not."""
+    family = target.family
+    missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
+    told = family.told(facts.processor, facts.features)
+    known = max((family.scalable.get(name, 0) for name in told), default=0)
+    if target.register_bits > (facts.vector_bits or known):
+        return (*missing, f"vectors of {target.register_bits} bits")
+    return missing
 
 
 def can_run(target: Target, facts: DeviceFacts) -> bool:

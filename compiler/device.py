@@ -64,6 +64,8 @@ class DeviceFacts:
         microcode: its revision, where the CPU has one (`0xa101148`).
         core: which cores kernels run on, with their highest clock in GHz (`cortex-a76@2.4`); empty
             where nothing names them.
+        vector_bits: length of a vector register, where the device decides it (SVE, RISC-V's V); 0
+            where it has none, or the operating system does not say.
     """
 
     model: str
@@ -78,6 +80,7 @@ class DeviceFacts:
     features: tuple[str, ...] = ()
     microcode: str = ""
     core: str = ""
+    vector_bits: int = 0
 
     def cache(self, level: int) -> Cache | None:
         """The data cache of a level, None if there is none."""
@@ -122,6 +125,7 @@ class DeviceFacts:
                 "processor": "",
                 "microcode": "",
                 "core": "",
+                "vector_bits": 0,
                 **facts,
                 "caches": tuple(
                     _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
@@ -197,6 +201,7 @@ def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) ->
         processor=kinds[0].processor if kinds else "",
         features=_features(known),
         microcode=lead.get("microcode", ""),
+        vector_bits=8 * read_integer(root / "proc/sys/abi/sve_default_vector_length"),
     )
 
 

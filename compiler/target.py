@@ -75,6 +75,11 @@ class Target:
         return family
 
     @property
+    def register_bits(self) -> int:
+        """The length of scalable registers that its code relies on; 0 where every device has it."""
+        return self.family.register_bits(self.features, self.vector_bits)
+
+    @property
     def core(self) -> CoreModel:
         """The model of a core from which a kernel's time is estimated."""
         return self.family.cores.get(self.cpu, self.family.core)

@@ -97,6 +97,10 @@ class Interface:
         return tuple(i for i, p in enumerate(self.program.outputs) if p.counted is not None)
 
 
+SHORT_VECTORS = "the processor's vector registers are too short for the code"
+"""What a library says on a device whose registers are shorter than its target's."""
+
+
 def c_type(dtype: DType) -> str:
     """The type of an element in C."""
     return _TYPES.get(dtype, f"{dtype.value}_t")
@@ -138,8 +142,9 @@ def header(interface: Interface, statement: Statement) -> str:
         f"    {upper}_BAD_WEIGHTS = 4,   /* these are not the weights of this model */",
         f"    {upper}_DAMAGED = 5,       /* the library contradicts itself */",
     ]
+    lines.append(f"    {upper}_BAD_VECTORS = 6,   /* {SHORT_VECTORS} */")
     for number, reason in enumerate(program.refusals):
-        lines.append(f"    {upper}_REFUSED_{number} = {6 + number}, /* {comment(reason)} */")
+        lines.append(f"    {upper}_REFUSED_{number} = {7 + number}, /* {comment(reason)} */")
     lines += ["};", ""]
     lines += _size_lines(interface)
     lines += _port_lines(interface)

@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent / "native"
 _RUNTIME = Path(__file__).parents[1] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
-    size fill order_keys rows_equal select
+    size fill order_keys rows_equal select vector_bits
 """
 """What the sources of the runtime define. Each library has its own, so that several can be in one
 program."""
@@ -135,6 +135,7 @@ def write_executable(compiled: CompiledProgram, path: str | Path, model: str) ->
             objects = compile_objects(compiled, interface, statement, folder, tools)
             objects.append(weight_object("model", folder, tools))
             names = ["-DTW_MODEL=model_model", "-DTW_WEIGHTS=model_tw_weights"]
+            names += ["-DTW_STATUS_TEXT=model_status_text"]
             names += _own_names(interface)
             tools.compile(folder, _HERE / "main.c", "main.o", [*names, *_INCLUDE])
             tools.link_executable(folder, [*objects, "main.o"], "program")
@@ -183,10 +184,11 @@ def compile_objects(
     tools: Toolchain,
 ) -> list[str]:
     """Objects of the kernels, the runtime and the tables, in a folder; their names."""
-    name = interface.name
+    name, register_bits = interface.name, compiled.target.register_bits
     folder.joinpath(f"{name}.h").write_text(header(interface, statement), "ascii")
     folder.joinpath(f"{name}.c").write_text(
-        source(interface, weights_inside=statement.weights_inside), "ascii"
+        source(interface, weights_inside=statement.weights_inside, register_bits=register_bits),
+        "ascii",
     )
     natives = encode(compiled.program).natives
     options = [
@@ -199,6 +201,8 @@ def compile_objects(
     sources += [_RUNTIME / f"{each}.c" for each in ("program", "sizing")]
     if natives:
         sources += [_RUNTIME / f"{each}.c" for each in ("selection", "suppression", "order")]
+    if register_bits:
+        sources.append(_RUNTIME / "vectors.c")
     objects = []
     for path in sources:
         made = f"{name}_{path.stem}.o" if path.stem != name else f"{name}.o"

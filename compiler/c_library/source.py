@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from compiler.c_library.header import Interface, range_of
+from compiler.c_library.header import SHORT_VECTORS, Interface, range_of
 from compiler.c_library.names import quoted
 from compiler.dtypes import DType
 from compiler.runtime.context import PortForm, ProgramForm
@@ -19,8 +19,12 @@ _TABLES = ("open_words", "places", "weights", "inputs", "outputs", "counts")
 """Of pairs, in the order of `tw_model`."""
 
 
-def source(interface: Interface, *, weights_inside: bool) -> str:
-    """The text of NAME.c, which needs native/tw_model.h and NAME.h."""
+def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0) -> str:
+    """The text of NAME.c, which needs native/tw_model.h and NAME.h.
+
+    Args:
+        register_bits: the length of scalable registers that the kernels rely on (`Target`).
+    """
     program = interface.program
     encoded = encode(program)
     form = ProgramForm(program, encoded, np.empty(0, np.uintp), aligned_empty(0))
@@ -47,6 +51,7 @@ def source(interface: Interface, *, weights_inside: bool) -> str:
         f"    tw_rules, {form.rules.size}, {form.count}, {form.given}, tw_ranges,",
         f"    {form.arena_bytes}, {form.scratch_bytes}, {program.weight_bytes},",
         f"    tw_input_ports, tw_output_ports, {len(program.inputs)}, {len(program.outputs)},",
+        f"    {register_bits}, {'tw_vector_bits' if register_bits else 0},",
         "};",
         f"enum {{ TW_NUMBERS = {max(1, form.count)} }};",
         "",
@@ -208,6 +213,7 @@ def _wrappers(interface: Interface) -> list[str]:
         f'    case {upper}_BAD_POINTER: return "a pointer is NULL or not aligned";',
         f'    case {upper}_BAD_WEIGHTS: return "these are not the weights of this model";',
         f'    case {upper}_DAMAGED: return "the library contradicts itself";',
+        f'    case {upper}_BAD_VECTORS: return "{SHORT_VECTORS}";',
         *reasons,
         '    default: return "there is no such status";',
         "    }",

@@ -25,7 +25,7 @@ from compiler.errors import ArtifactError
 from compiler.runtime.executable import Executable
 from compiler.runtime.inputs import listed
 from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.native import check_threads
+from compiler.runtime.native import check_threads, vector_bits
 from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.ports import (
     Dims,
@@ -301,6 +301,11 @@ def _check_processor(path: Path, target: Mapping[str, Any]) -> None:
     if family is not None:
         cpu = str(target.get("cpu", ""))
         missing = family.missing(cpu, asked, facts.processor, facts.features)
+    if family is not None:
+        needed = family.register_bits(asked, int(target.get("vector_bits", 0)))
+        if needed > (found := vector_bits() if needed else 0):
+            has = f"has vectors of {found} bits" if found else "has none whose length is known"
+            missing = (*missing, f"vectors of {needed} bits: it {has}")
     if missing:
         raise ArtifactError(
             f"artifact '{path}' is for {target.get('cpu') or target.get('name')}, this processor "

@@ -71,6 +71,7 @@ def native() -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
         "tw_abi_version": (ctypes.c_int, ()),
+        "tw_vector_bits": (integer, ()),
         "tw_pool_bind": (ctypes.c_int, (pointer, ctypes.c_int)),
         "tw_pool_workers": (ctypes.c_int, ()),
         "tw_pool_sleeping": (ctypes.c_int, ()),
@@ -91,6 +92,15 @@ def native() -> ctypes.CDLL:
             f"the C runtime at {path} has ABI {version}, this package {ABI_VERSION}: build it again"
         )
     return library
+
+
+def vector_bits() -> int:
+    """Bits of a register whose length the device decides (SVE, RISC-V's V); 0 if it has none.
+
+    Raises:
+        ImportError: see `native`.
+    """
+    return int(native().tw_vector_bits())
 
 
 def native_address(symbol: str) -> int:

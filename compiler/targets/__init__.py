@@ -169,6 +169,9 @@ class ByteLookup:
     name: str
 
 
+LEAST_SCALABLE_BITS = 128
+"""Of vector registers whose length the device decides: SVE and RISC-V's V demand it."""
+
 _NEVER = re.compile(r"(?!)")
 
 
@@ -235,6 +238,9 @@ class Family:
         relocation: LLVM's relocation model.
         pointer_bytes: of an address.
         rounds: whether instructions round floats to integers.
+        scalable: features whose registers are as long as the device makes them -> the least bits
+            that they promise; 0: those of the target's vectors. Every device has 128.
+        vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
@@ -267,6 +273,8 @@ class Family:
     relocation: str = "pic"
     pointer_bytes: int = 8
     rounds: bool = True
+    scalable: Mapping[str, int] = field(default_factory=dict)
+    vscale_bits: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""
     modules: bool = False
@@ -282,6 +290,18 @@ class Family:
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
+
+    def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
+        """The length of scalable registers that code relies on; 0 where every device has it.
+
+        Args:
+            switches: in LLVM's notation ("+sve", "-gfni").
+            vector_bits: of the code's vectors.
+        """
+        asked = {switch[1:] for switch in switches if switch.startswith("+")}
+        promised = (least or vector_bits for name, least in self.scalable.items() if name in asked)
+        longest = max(promised, default=0)
+        return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]

@@ -79,6 +79,14 @@ def _target(name: str, cpu: str, *features: str) -> Target:
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=128, vector_registers=32)
 
 
+def _sve(target: Target, vector_bits: int) -> Target:
+    """The same with SVE's registers, of a known length."""
+    features = tuple(sorted((*target.features, "+sve")))
+    name = f"{target.name}-sve{vector_bits}"
+    return replace(target, name=name, features=features, vector_bits=vector_bits)
+
+
+_V1_TARGET = _target("neoverse-v1", "neoverse-v1", "bf16", "dotprod", "fullfp16", "i8mm")
 _TARGETS = (
     _target("aarch64", "generic"),
     _target("armv8.2-a", "generic", "dotprod", "fullfp16"),
@@ -88,7 +96,8 @@ _TARGETS = (
     _target("cortex-a72", "cortex-a72"),
     _target("cortex-a76", "cortex-a76", "dotprod", "fullfp16"),
     _target("neoverse-n1", "neoverse-n1", "dotprod", "fullfp16"),
-    _target("neoverse-v1", "neoverse-v1", "bf16", "dotprod", "fullfp16", "i8mm"),
+    _V1_TARGET,
+    _sve(_V1_TARGET, 256),
     _target("neoverse-v2", "neoverse-v2", "bf16", "dotprod", "fullfp16", "i8mm"),
     _target("apple-m1", "apple-m1", "dotprod", "fp16fml", "fullfp16"),
 )
@@ -262,4 +271,6 @@ FAMILY = Family(
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
     elf_machine=183,
+    scalable={"sve": 0},
+    vscale_bits=128,
 )

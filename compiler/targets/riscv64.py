@@ -46,11 +46,7 @@ _PROCESSORS = {
 
 _LINUX_FEATURES = {
     **{name: name for name in (*_SCALAR, "v", "zfh", "zfhmin", "zvfh", "zba", "zbb", "zbs")},
-    "zvl128b": "v",  # the V extension demands 128 bits
-    # Linux does not print the length of vectors.
-    "zvl256b": "",
-    "zvl512b": "",
-    "zvl1024b": "",
+    "zvl128b": "v",  # the V extension demands 128 bits; the device says more (`vector_bits`)
 }
 
 _U74 = CoreModel(
@@ -95,6 +91,7 @@ FAMILY = Family(
     linux_features=_LINUX_FEATURES,
     # Older kernels do not print Zfh and Zvfh either.
     known_features={"spacemit-x60": ("zfh", "zfhmin", "zvfh", "zvl256b")},
+    scalable={f"zvl{bits}b": bits for bits in (256, 512, 1024)},
     core=_X60,
     cores={"sifive-u74": _U74},
     conversions={DType.FLOAT16: "zvfh"},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from compiler.detection import named_device
+from compiler.runtime.native import vector_bits
 
 
 def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
@@ -19,4 +21,5 @@ def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
 
 def registration_facts(cores: Collection[int] = ()) -> dict[str, Any]:
     """The same and the CPU's features, from which the service finds its targets."""
-    return named_device(cores=cores or None).to_json()
+    facts = named_device(cores=cores or None)
+    return replace(facts, vector_bits=vector_bits() or facts.vector_bits).to_json()

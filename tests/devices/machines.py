@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.device import Cache
@@ -131,6 +131,23 @@ CORTEX_A72 = Machine(
         Cache(2, "unified", 1 << 20, 16, 64, 4),
     ),
     board=_BOARD,
+)
+
+NEOVERSE_V1 = replace(
+    CORTEX_A72,
+    name="neoverse-v1",
+    cpu="max,sve-max-vq=2",  # registers of 256 bits
+    target="neoverse-v1",
+    model="implementer 0x41 part 0xd40",
+    cpuinfo=_cpuinfo(
+        2,
+        [
+            "Features: fp asimd asimdhp asimddp sve i8mm bf16",
+            "CPU implementer: 0x41",
+            "CPU part: 0xd40",
+        ],
+    ),
+    board="",
 )
 
 _VECTOR_BOARD = "A RISC-V board with vectors of 128 bits"

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 import compiler
 from tests.devices.conftest import ALL_MACHINES
-from tests.devices.emulators import SOURCE, emulator, sysroot, zig_environment
-from tests.devices.machines import CORTEX_A72, RISCV64, Machine
+from tests.devices.emulators import SOURCE, emulate, emulator, sysroot, zig_environment
+from tests.devices.machines import CORTEX_A72, NEOVERSE_V1, RISCV64, Machine
 from tests.devices.packages import UnavailableError
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
@@ -43,7 +43,8 @@ size, model = ctypes.c_size_t(), ctypes.c_void_p()
 weights = ctypes.c_void_p(library.vit_weights(ctypes.byref(size)))
 memory = aligned(np.zeros(library.vit_memory_bytes(1), np.uint8))
 place, room = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-assert library.vit_init(place, room, weights, size, None, ctypes.byref(model)) == 0
+status = library.vit_init(place, room, weights, size, None, ctypes.byref(model))
+assert status == 0, status
 x, y = aligned(np.load(sys.argv[2])), aligned(np.zeros((1, 17, 24), np.float32))
 inputs, outputs = ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
 assert library.vit_run(model, ctypes.byref(inputs), ctypes.byref(outputs)) == 0
@@ -79,6 +80,52 @@ def test_a_library_runs_on_its_architecture(machine: Machine, tmp_path: Path) ->
     (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
     # sums of at most 96 products in another order: 96 x 2^-24 of their magnitudes, below 10
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, atol=6e-5)
+
+
+def test_sve_of_a_known_length(tmp_path: Path) -> None:
+    """Code for 256 bits agrees there, and is refused where registers are shorter."""
+    (tmp_path / "machine").mkdir()
+    try:
+        emulated, environment = emulate(NEOVERSE_V1, tmp_path / "machine"), zig_environment()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    environment["TILEWRIGHT_DATA_FOLDER"] = str(tmp_path / "data")
+    model = SOURCE / "tests/models/vit.onnx"
+    pixels = np.random.default_rng(0).normal(size=(1, 3, 32, 32)).astype(np.float32)
+    np.save(tmp_path / "x.npy", pixels)
+    for form in (["--format", "c", "-o", "c"], ["-o", "artifact"]):
+        target = ["--dim", "batch=1", "--target", "neoverse-v1-sve256", *form]
+        command = [sys.executable, "-c", COMPILE, str(model), *target]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
+    (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
+    theirs = {**environment, "PYTHONPATH": str(emulated.packages)}
+    for script, what, said in (
+        (CALL, "c/libvit.so", f"AssertionError: {VECTORS}"),
+        (LOAD, "artifact", "lacks vectors of 256 bits: it has vectors of 128 bits"),
+    ):
+        for cpu in (SHORT, NEOVERSE_V1.cpu):
+            python = [cpu if word == NEOVERSE_V1.cpu else word for word in emulated.python]
+            done = subprocess.run(
+                [*python, "-c", script, what, "x.npy", f"{what[0]}.npy"],
+                env=theirs, cwd=tmp_path, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert (done.returncode == 0) is (cpu != SHORT), done.stderr
+            assert cpu != SHORT or said in done.stderr, done.stderr
+        np.testing.assert_allclose(np.load(tmp_path / f"{what[0]}.npy"), wanted, atol=6e-5)
+
+
+LOAD = """\
+import sys
+import numpy as np
+from compiler import load_artifact
+np.save(sys.argv[3], load_artifact(sys.argv[1]).run([np.load(sys.argv[2])])[0])
+"""
+
+SHORT = "max,sve-max-vq=1"
+"""The same machine with registers of 128 bits."""
+
+VECTORS = 6
+"""What a library's `init` returns for short registers."""
 
 
 def test_32_bits(tmp_path: Path, pytestconfig: pytest.Config) -> None:

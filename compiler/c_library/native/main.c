@@ -1,5 +1,5 @@
 /* A program around one model: reads .npy files, runs the model, writes .npy files, prints times.
- * TW_MODEL and TW_WEIGHTS are the names of its tables and weights. */
+ * TW_MODEL, TW_WEIGHTS and TW_STATUS_TEXT are the names of its tables, weights and words. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -13,6 +13,7 @@
 
 extern const tw_model *TW_MODEL(void);
 extern const unsigned char TW_WEIGHTS[];
+extern const char *TW_STATUS_TEXT(int status);
 
 enum { HEADER = 1 << 16, RANK = 64, RUNS = 1000000 };
 
@@ -234,7 +235,7 @@ int main(int count, char **texts) {
         status = tw_model_run(state, sizes, (const void *const *)inputs, outputs, counts);
         times[run] = tw_nanoseconds(CLOCK_MONOTONIC) - before;
     }
-    if (status != TW_MODEL_OK) fail("the model ends with status %d", status);
+    if (status != TW_MODEL_OK) fail("%s", TW_STATUS_TEXT(status));
     qsort(times, (size_t)runs, sizeof *times, by_value);
     printf("%" PRId64 " runs: fastest %.3f ms, median %.3f ms; %zu bytes of memory, %" PRId64
            " of weights\n",

@@ -66,6 +66,7 @@ size_t tw_model_bytes(const tw_model *model, const int64_t *sizes, int threads, 
 int tw_model_init(const tw_model *model, void *memory, size_t bytes, const void *weights,
                   size_t weight_bytes, const struct tw_sharing *sharing, tw_state **state) {
     *state = NULL;
+    if (model->vector_bits && model->vector_bits() < model->register_bits) return TW_MODEL_VECTORS;
     if (misplaced(memory) || (model->weight_bytes && misplaced(weights))) return TW_MODEL_POINTER;
     if (weight_bytes != (uint64_t)model->weight_bytes) return TW_MODEL_WEIGHTS;
     const int64_t head = head_bytes(model);

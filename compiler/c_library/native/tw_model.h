@@ -51,6 +51,8 @@ typedef struct {
     int64_t weight_bytes;
     const tw_port *input_ports, *output_ports;
     int64_t input_count, output_count;
+    int64_t register_bits;        /* the shortest vector registers that the code works with, */
+    int64_t (*vector_bits)(void); /* and what tells those of the device; NULL where all do */
 } tw_model;
 
 enum {
@@ -60,7 +62,8 @@ enum {
     TW_MODEL_POINTER = 3, /* a pointer is NULL or no multiple of TW_ALIGNMENT */
     TW_MODEL_WEIGHTS = 4, /* these are not the model's weights */
     TW_MODEL_DAMAGED = 5, /* the library contradicts itself */
-    TW_MODEL_REFUSED = 6, /* and more: the reason of this number less TW_MODEL_REFUSED */
+    TW_MODEL_VECTORS = 6, /* the processor's vector registers are too short for the code */
+    TW_MODEL_REFUSED = 7, /* and more: the reason of this number less TW_MODEL_REFUSED */
 };
 
 /* Runs tiles on threads of the caller's: calls work(argument, first, last, thread) for ranges that

@@ -40,6 +40,8 @@ from compiler.sizes import Dimension, OpenSizeError, always_less, is_open
 from compiler.target import Target
 
 _ALIGNMENT = 64
+MOST_VSCALE = 16
+"""Registers of SVE have at most so many times 128 bits."""
 
 
 def stage_symbol(name: str, number: int) -> str:
@@ -122,11 +124,15 @@ def _lower_nest(
             f"define void @{symbol}(ptr %buffers, ptr %scratch, ptr %sizes,"
             f" i64 %lo, i64 %hi) #0 {{\nentry:\n{body}\n  ret void\n}}"
         )
+    attributes = ["nounwind", f'"prefer-vector-width"="{target.vector_bits}"']
+    if target.register_bits and target.family.vscale_bits:
+        least = target.register_bits // target.family.vscale_bits
+        attributes.append(f"vscale_range({least},{MOST_VSCALE})")
     return "\n".join(
         [
             *sorted(declarations),
             *functions,
-            f'attributes #0 = {{ nounwind "prefer-vector-width"="{target.vector_bits}" }}',
+            f"attributes #0 = {{ {' '.join(attributes)} }}",
             "!0 = distinct !{!0, !1, !2}",
             '!1 = !{!"llvm.loop.unroll.disable"}',
             '!2 = !{!"llvm.loop.vectorize.enable", i1 false}',

@@ -118,6 +118,11 @@ TW_EXPORT int tw_size(const tw_sizing *sizing);
 TW_EXPORT void tw_fill(int64_t *values, int64_t base, const int64_t *pairs, int64_t count,
                        const int64_t *numbers);
 
+/* vectors.c */
+
+/* Bits of a vector register whose length the device decides (SVE, RISC-V's V); 0 if it has none. */
+TW_EXPORT int64_t tw_vector_bits(void);
+
 /* bench.c */
 
 /* A kernel bound to its buffers. */

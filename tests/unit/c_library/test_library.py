@@ -16,17 +16,17 @@ from onnx import TensorProto, helper
 
 from compiler import driver
 from compiler.c_library import ToolchainError, WeightPlace, write_c_library, write_executable
-from compiler.c_library.header import Interface
+from compiler.c_library.header import SHORT_VECTORS, Interface
 from compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from compiler.driver import compile_model, load_program
 from compiler.errors import ArtifactError, InvalidArgumentError
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.ranges import parse_range
-from compiler.target import host_target, resolve_target
+from compiler.target import Target, host_target, resolve_target
 from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled
 
 Load = Callable[..., Loaded]
-OK, SIZE, MEMORY, POINTER, WEIGHTS, _, REFUSED = range(7)
+OK, SIZE, MEMORY, POINTER, WEIGHTS, _, VECTORS, REFUSED = range(8)
 VIT = MODELS / "vit.onnx"
 
 
@@ -88,7 +88,7 @@ def test_bad_memory_pointers_and_weights_are_refused(load: Load) -> None:
     _, model = library.init(memory)
     spare = library.outputs()[0].reshape(-1)
     assert library.run(model, pixels(), [spare[1:]]) == (POINTER, [])
-    texts = [library("status_text")(status) for status in (*range(7), -1)]
+    texts = [library("status_text")(status) for status in (*range(8), -1)]
     assert texts[POINTER] == b"a pointer is NULL or not aligned"
     assert all(texts)
 
@@ -234,6 +234,22 @@ int main(void) {
     return outputs.found_count != 0;
 }
 """
+
+
+def test_processors_with_short_vectors_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An x86 has no vectors whose length it decides. The executable says the reason in words."""
+    monkeypatch.setattr(Target, "register_bits", property(lambda self: 256))
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "g",
+        *([helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,))] for name in "xy"),
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    program = write_executable(compiled(model), tmp_path / "neg", "neg")
+    np.save(tmp_path / "x.npy", np.zeros(4, np.float32))
+    assert told(program, f"x={tmp_path}/x.npy") == (2, f"error: {SHORT_VECTORS}\n")
 
 
 def test_names_that_differ_in_case_or_are_macros(tmp_path: Path) -> None:

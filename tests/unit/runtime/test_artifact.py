@@ -348,6 +348,31 @@ def test_a_processor_without_the_features(saved: Path, monkeypatch: pytest.Monke
         load_artifact(saved)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "switches", "bits"),
+    [("aarch64", ["+sve"], 256), ("aarch64", ["+neon"], 256), ("aarch64", ["+sve"], 128),
+     ("riscv64", ["+v", "+zvl512b"], 256), ("riscv64", ["+v", "+zvl128b"], 128)],
+)  # fmt: skip
+def test_vectors_that_are_too_short_would_compute_a_part(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, switches: list[str], bits: int
+) -> None:
+    features = ("asimd", "sve", "v")
+    here = replace(find_device(), architecture=architecture, processor="", features=features)
+    monkeypatch.setattr("compiler.runtime.artifact.this_device", lambda: here)
+    triple = f"{architecture}-unknown-linux-gnu"
+    given = {**TARGET, "cpu": "x", "triple": triple, "features": switches, "vector_bits": bits}
+    rewrite(saved, target=given)
+    needed = {("+sve", 256): 256, ("+zvl512b", 256): 512}.get((switches[-1], bits), 0)
+    for found in (0, 128, 256, 512, 2048):
+        monkeypatch.setattr("compiler.runtime.artifact.vector_bits", lambda found=found: found)
+        if found >= needed:
+            assert read_artifact(saved)
+            continue
+        has = f"has vectors of {found} bits" if found else "has none whose length is known"
+        with pytest.raises(ArtifactError, match=f"lacks vectors of {needed} bits: it {has}$"):
+            read_artifact(saved)
+
+
 def test_this_processor_has_the_features_that_llvm_finds() -> None:
     binding = pytest.importorskip("llvmlite.binding")
     features = binding.get_host_cpu_features().flatten().split(",")

@@ -130,9 +130,26 @@ def test_a_hypervisor_that_hides_features(device: Device) -> None:
 def test_vectors_of_unknown_length_are_taken_for_short_ones(device: Device) -> None:
     """Linux does not print how long the vectors of a RISC-V are, and shorter ones compute half."""
     unknown = device("riscv-with-vectors", "riscv64")
-    assert missing_features(resolve_target("riscv64-zvl256b"), unknown) == ("zvl256b",)
+    long, short = resolve_target("riscv64-zvl256b"), resolve_target("riscv64")
+    assert missing_features(long, unknown) == ("vectors of 256 bits",)
     assert not can_run(resolve_target("spacemit-x60"), unknown)
-    assert can_run(resolve_target("riscv64-zvl256b"), device("spacemit-x60", "riscv64"))
+    known = device("spacemit-x60", "riscv64")
+    assert can_run(long, known) and not can_run(long, replace(known, vector_bits=128))
+    told = replace(unknown, vector_bits=512)
+    assert can_run(long, told) and best_target(told)[0] == long
+    assert best_target(replace(unknown, vector_bits=128))[0] == short == best_target(unknown)[0]
+
+
+def test_the_length_of_sve_is_read(device: Device, tmp_path: Path) -> None:
+    """Code with vectors of 256 bits runs on longer registers too."""
+    long, short = resolve_target("neoverse-v1-sve256"), resolve_target("neoverse-v1")
+    said = tmp_path / "proc/sys/abi/sve_default_vector_length"
+    said.parent.mkdir(parents=True)
+    for text, runs in {"": False, "16": False, "32": True, "64": True, "lots": False}.items():
+        said.write_text(f"{text}\n")
+        facts = device("neoverse-v1", "aarch64")
+        assert can_run(long, facts) is runs and can_run(short, facts)
+        assert best_target(facts)[0] == short
 
 
 def test_what_a_cpus_name_turns_on_is_asked_for(device: Device) -> None:
@@ -149,7 +166,7 @@ def test_what_a_cpus_name_turns_on_is_asked_for(device: Device) -> None:
 def test_every_feature_of_a_target_can_be_told(name: str) -> None:
     described = resolve_target(name)
     wanted = {switch[1:] for switch in described.features}
-    assert wanted <= described.family.linux_features.keys()
+    assert wanted <= {*described.family.linux_features, *described.family.scalable}
 
 
 def test_the_device_runs_what_it_runs(device: Device) -> None:
