@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,8 @@ import numpy as np
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.semantics import to_memory
 from compiler.ops.interpret import run_graph
 from compiler.ops.products import HALVES
 from compiler.ops.registry import OpKind
@@ -48,6 +50,15 @@ BYTE_PRODUCT = 1.1e4
 
 SCALED_SUM = 8.0
 """Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
+
+ROUNDING = ("round", "floor", "ceil")
+"""Operators whose results jump where their operands hardly move."""
+
+NEAR_TIE = 2.0**-18
+"""So near to a jump, as a share of the largest operand, may float32's rounding fall either way."""
+
+INTEGERS_IN_FLOATS = (-128, 128)
+"""What inputs are drawn from that hold integers as floats."""
 
 MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 """Kinds of operators whose results are elements of their operands."""
@@ -183,7 +194,50 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
         if output.dtype.kind != "f" or np.isfinite(output).all():
             break
     data = array_to_bytes(output)
-    return ExpectedOutput(specs, data, digest_bytes(data), _tolerance(workload, output))
+    tolerance = _tolerance(workload, output) + _at_ties(workload, specs, output)
+    return ExpectedOutput(specs, data, digest_bytes(data), tolerance)
+
+
+def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarray) -> float:
+    """How far rounding on the way takes the output, where numbers on these inputs are near a tie.
+
+    What is rounded inside of a workload goes on in its arithmetic. So the reference is run with all
+    that is rounded moved up and down by as much as float32's own rounding may have moved it.
+    """
+    graph = workload.graph
+    rounded = [node.inputs[0] for node in graph.nodes if node.op in ROUNDING]
+    exact = workload.output.type.dtype in (DType.BOOL, *HALVES)
+    if exact or not output.size or len(rounded) <= (not workload.output.type.dtype.is_float):
+        return 0.0  # rounding to the output alone is that of `_tolerance`
+    before = _run(graph.replace(outputs=tuple(dict.fromkeys(rounded))), specs)
+    reach = {
+        value: NEAR_TIE * float(np.abs(array).max(initial=0.0))
+        for value, array in zip(dict.fromkeys(rounded), before, strict=True)
+    }
+    known = output.astype(np.float64)
+    largest = float(np.abs(known).max(initial=0.0))
+    apart = 0.0
+    for sign in (1.0, -1.0):
+        moved = _run(_moved(graph, {value: sign * by for value, by in reach.items()}), specs)[0]
+        apart = max(apart, float(np.abs(moved.astype(np.float64) - known).max()))
+    return apart / largest if largest else 0.0
+
+
+def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
+    """The graph with these values moved before they are rounded."""
+    nodes: list[Node] = []
+    types, constants = dict(graph.types), dict(graph.constants)
+    for node in graph.nodes:
+        if node.op in ROUNDING:
+            value = node.inputs[0]
+            shift, name = f"{value} by", f"{node.output} of"
+            dtype = types[value].dtype
+            types |= {shift: TensorType(dtype, ()), name: types[value]}
+            constants[shift] = to_memory(np.asarray(by[value]), dtype)
+            nodes.append(Node(name, "add", (value, shift), (name,)))
+            node = replace(node, inputs=(name, *node.inputs[1:]))
+        nodes.append(node)
+    return graph.replace(nodes=tuple(nodes), types=types, constants=constants)
 
 
 def _tolerance(workload: Workload, output: np.ndarray) -> float:
@@ -228,13 +282,17 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
     bounds = _index_bounds(workload)
     multiplied = any(_sums_bytes(node) for node in workload.graph.nodes)
     scales = _scales(workload)
+    integral = _integral(workload.graph)
     specs = []
     for number, (name, boundary) in enumerate(
         zip(workload.graph.inputs, workload.inputs, strict=True)
     ):
         dtype = boundary.type.dtype
         spec = InputSpec(boundary.type.shape, dtype.value, seed + number)
-        if dtype.is_float:
+        if name in integral:
+            low, high = INTEGERS_IN_FLOATS
+            spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
+        elif dtype.is_float:
             spec = replace(spec, scale=scales.get(name, 1.0))
         elif multiplied and dtype.bytes == 1 and dtype is not DType.BOOL:
             limits = np.iinfo(dtype.numpy)
@@ -251,11 +309,41 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
 
 
 def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
-    inputs = {name: spec.draw() for name, spec in zip(workload.graph.inputs, specs, strict=True)}
-    with np.errstate(all="ignore"):
-        (output,) = run_graph(workload.graph, inputs, float64=True)
-    array = np.asarray(output)
+    (array,) = _run(workload.graph, specs)
     return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
+    """The outputs in float64, where they are floats."""
+    inputs = {name: spec.draw() for name, spec in zip(graph.inputs, specs, strict=True)}
+    with np.errstate(all="ignore"):
+        return [np.asarray(output) for output in run_graph(graph, inputs, float64=True)]
+
+
+def _integral(graph: Graph) -> set[str]:
+    """Inputs that hold integers as floats: they become integers without being rounded.
+
+    Another kernel has rounded them. A number beside an integer would be cut off, other than there.
+    """
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "cast" and not graph.types[node.output].dtype.is_float:
+            value = _before_offsets(graph, node.inputs[0])
+            if graph.types[value].dtype.is_float:
+                found.add(value)
+    return found & set(graph.inputs)
+
+
+def _before_offsets(graph: Graph, value: str) -> str:
+    """The value to which whole numbers were added, such as zero points."""
+    maker = graph.producer(value)
+    if maker is None or maker.op not in ("add", "sub"):
+        return value
+    others = [each for each in maker.inputs if each not in graph.constants]
+    added = [graph.constants[each] for each in maker.inputs if each in graph.constants]
+    if len(others) != 1 or any((number != np.rint(number)).any() for number in added):
+        return value
+    return _before_offsets(graph, others[0])
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:

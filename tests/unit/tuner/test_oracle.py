@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.runtime.verify import compare
+from compiler.runtime.verify import compare, tolerance_for
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
@@ -126,6 +126,43 @@ def test_what_is_rounded_may_be_one_quantum_off() -> None:
         output[place] += apart
         assert (compare(output, expected) <= made.tolerance) == right
     assert make_reference(quantised_product(scaled=False)).tolerance == 0.0
+
+
+def requantised(inner: str = "round") -> Workload:
+    """Numbers as bytes in the middle of a kernel: what is rounded goes on in a normalisation."""
+    make = Maker()
+    x = make.input("x", 64, 96)
+    scaled = make("mul", x, make.constant("step", np.float32(20.0)))
+    byte = make("cast", make(inner, scaled), to="int8")
+    back = make("mul", make("cast", byte, to="float32"), make.constant("back", np.float32(0.05)))
+    return as_workload(make.graph(back), ())
+
+
+def test_what_is_rounded_on_the_way_may_fall_either_way_at_a_tie() -> None:
+    made = make_reference(requantised())
+    expected = np.load(io.BytesIO(made.expected))
+    quantum = 0.05 / np.abs(expected).max()
+    assert quantum < made.tolerance < 1.1 * quantum
+    assert make_reference(requantised("exp")).tolerance < 0.1 * quantum
+
+
+def test_where_nothing_is_near_a_tie_the_tolerance_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "NEAR_TIE", 0.0)
+    made = make_reference(requantised())
+    assert made.tolerance == pytest.approx(tolerance_for(DType.FLOAT32), rel=1e-3)
+
+
+def test_integers_that_floats_hold_are_drawn_as_such() -> None:
+    """Another kernel rounded them: what lies beside an integer would be cut off."""
+    for offset, whole in ((124.0, True), (0.5, False)):
+        make = Maker()
+        moved = make("add", make.input("x", 64, 96), make.constant("zero", np.float32(offset)))
+        workload = as_workload(make.graph(make("cast", moved, to="uint8")), ())
+        (spec,) = make_reference(workload, 2).inputs
+        drawn = spec.draw()
+        assert drawn.dtype == np.float32
+        assert bool((drawn == np.rint(drawn)).all()) == whole
+        assert drawn.min() < -1 and drawn.max() > 1
 
 
 def half_product(*, own: bool = False) -> Workload:

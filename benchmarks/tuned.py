@@ -1,0 +1,189 @@
+"""How fast models are tuned: `python -m benchmarks.tuned tune`, then `report`.
+
+`tune` tunes models one after the other, each for so many seconds, into a folder's database, as
+`tilewright tune` does, and keeps a line about each run there. `report` writes them as a table:
+candidates a second, tasks, how many of them were searched (one of each family), and what tuning
+gained, by kernels and end to end. `benchmarks.race --schedules FOLDER` races what was tuned. So a
+machine that others use may be taken for a slice at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import models
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, geometric_mean, markdown_table
+from compiler.timings import Timings
+
+LINES = "tuned.jsonl"
+"""In the folder: one run a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRun:
+    """What a run cost and gained. Seconds of kernels are those of one inference.
+
+    `searched` of the `tasks` were searched; the others took over what relatives found. `ratio` is
+    tuned over untuned, end to end, and `served` what came of it.
+    """
+
+    model: str
+    precision: str
+    threads: int
+    seconds: float
+    tasks: int
+    searched: int
+    candidates: int
+    screening_seconds: float
+    trials: int
+    failures: int
+    ended: str
+    untuned_kernels: float | None
+    tuned_kernels: float | None
+    ratio: float | None
+    served: str
+
+    @property
+    def rate(self) -> float:
+        """Candidates a second, while candidates were screened."""
+        return self.candidates / self.screening_seconds if self.screening_seconds else 0.0
+
+
+def tune(name: str, folder: Path, seconds: float, threads: int, precision: str) -> TunedRun:
+    """Tune a model into the folder's database.
+
+    Raises:
+        CompilerError: if the model or the budget is wrong.
+    """
+    from service.jobs.builders import open_builder
+    from service.jobs.job_spec import JobBudget, JobSpec
+    from service.jobs.local_device import LocalDevice
+    from service.jobs.run_job import JobWatcher, Workshop, run_job
+    from service.settings import Settings
+    from service.storage import open_storage
+    from tuner.cancel import CancelToken
+
+    settings = Settings(data_folder=folder)
+    storage = open_storage(settings)
+    beside = Timings()
+    builder = open_builder(settings, beside)
+    budget = JobBudget(trials=1_000_000, seconds=seconds, stop_gain=0.0)
+    model = models.build(name).SerializeToString()
+    spec = JobSpec(model, threads=threads, budget=budget, precision=precision)
+    try:
+        with LocalDevice() as device:
+            outcome = run_job(
+                spec,
+                device,
+                Workshop(storage, builder, beside=beside),
+                JobWatcher(),
+                job_id=f"tuned-{name}-{precision}-{threads}",
+                token=CancelToken(),
+            )
+    finally:
+        builder.close()
+    storage.close()
+    finished, progress = outcome.finished, outcome.tracker.progress
+    assert outcome.settled is not None
+    verdict = outcome.settled.verdict.to_json()
+    compared = verdict["comparison"]
+    return TunedRun(
+        name,
+        precision,
+        threads,
+        finished.seconds_elapsed,
+        len(finished.tasks),
+        sum(bool(task.trials) for task in finished.tasks),
+        finished.screened.candidates,
+        finished.screened.seconds,
+        finished.trials_done,
+        sum(task.failures for task in finished.tasks),
+        finished.ended.value,
+        progress.default_seconds,
+        progress.best_seconds,
+        None if compared is None else compared["ratio"],
+        verdict["served"],
+    )
+
+
+def report(origin: Origin, runs: Sequence[TunedRun]) -> str:
+    """The runs as Markdown."""
+    header = [
+        "model", "precision", "threads", "seconds", "tasks", "searched", "trials", "failed",
+        "candidates a second", "kernels untuned, ms", "tuned, ms", "tuned over untuned",
+        "end to end", "served",
+    ]  # fmt: skip
+    rows = [
+        [
+            run.model,
+            run.precision,
+            str(run.threads),
+            f"{run.seconds:.0f}",
+            str(run.tasks),
+            str(run.searched),
+            str(run.trials),
+            str(run.failures),
+            f"{run.rate:.1f}",
+            _ms(run.untuned_kernels),
+            _ms(run.tuned_kernels),
+            "-"
+            if not (run.untuned_kernels and run.tuned_kernels)
+            else f"{run.tuned_kernels / run.untuned_kernels:.3f}",
+            "-" if run.ratio is None else f"{run.ratio:.3f}",
+            run.served,
+        ]
+        for run in runs
+    ]
+    ratios = [min(1.0, run.ratio) for run in runs if run.ratio is not None]
+    near = sum(ratio >= 0.9 for ratio in ratios)
+    line = (
+        f"Untuned defaults reach {geometric_mean(ratios):.0%} of the tuned speed (geometric mean), "
+        f"and 90 % on {near} of {len(ratios)}."
+        if ratios
+        else "No model was raced end to end."
+    )
+    parts = ["# Tuned models", "", origin.sentence(), "", __doc__ or "", line, "", ""]
+    return "\n".join(parts) + markdown_table(header, rows, 2)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune, or write the report of what was tuned."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=["tune", "report"])
+    parser.add_argument("--folder", type=Path, required=True, help="where the database lies")
+    parser.add_argument("--models", nargs="+", choices=[*models.MODELS], default=[])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each model")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "tuned")
+    asked = parser.parse_args(arguments)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    lines = asked.folder / LINES
+    if asked.step == "tune":
+        for name in asked.models:
+            run = tune(name, asked.folder, asked.seconds, asked.threads, asked.precision)
+            with lines.open("a") as file:
+                file.write(json.dumps(asdict(run)) + "\n")
+            print(
+                f"{name} {asked.precision}: {run.rate:.1f} candidates a second, {run}", flush=True
+            )
+        return
+    runs = [TunedRun(**json.loads(line)) for line in lines.read_text().splitlines()]
+    origin = Origin.of(asked)
+    data: dict[str, Any] = {"origin": asdict(origin), "runs": [asdict(run) for run in runs]}
+    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    asked.output.with_suffix(".md").write_text(report(origin, runs))
+
+
+if __name__ == "__main__":
+    main()
