@@ -2,10 +2,10 @@
 
 A (M x K), the weights B (K x N) and C are cut into quadrants: seven products of quarter size do for
 eight. The seven combinations of B are packed when the model is compiled, 1.75 times its memory;
-those of A are made in one pass; each product is added to the quadrants of C straight from its
-accumulators, and the last one that touches a quadrant applies the epilogue. Strassen, "Gaussian
-Elimination is not Optimal" (1969); Huang et al., "Strassen's Algorithm Reloaded" (2016), for sums
-that pass through no temporary.
+those of A are made in one pass, or for a block of rows at a time; each product is added to the
+quadrants of C straight from its accumulators, and the last one that touches a quadrant applies the
+epilogue. Strassen, "Gaussian Elimination is not Optimal" (1969); Huang et al., "Strassen's
+Algorithm Reloaded" (2016), for sums that pass through no temporary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -48,6 +49,12 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 _ORDERS = ("products-inner", "products-outer")
+_BLOCKS = "rows-outer"
+"""Blocks of rows outermost, whose sums of A and quadrants of C stay in a core's second cache."""
+
+_BLOCK_SHARE = 3 / 8
+"""Of the second cache that the sums of a block take. A panel's seven combinations of B lie there,
+too: of 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows 8.50)."""
 
 _LEAST_ROWS = 48
 _LEAST_SIDE = 128
@@ -57,8 +64,19 @@ _LEAST_PRODUCTS = 1 << 23
 a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows, 128 x 128
 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost, on both."""
 
+_ROWS_FOR_WEIGHTS = 12
+"""Rows for each product in the time in which a weight comes from the third cache: 3/4 more weights
+are read, 1/8 of the products saved. In models on a Zen 5, whose caches are as fast as a Zen 4's,
+48 and 49 rows lost 3 to 10 %, 64 lost nothing."""
+
 _LEAST_COLUMNS = 512
 """How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
+
+_LEAST_BLOCK_COLUMNS = 384
+"""The same of sums that lie in the second cache: 1500x384x1536 gained 5 %, 1500x384x384 nothing."""
+
+_LEAST_BLOCK = 24
+"""Rows of a block: fewer read a panel's combinations of B again too often."""
 
 _SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
 """The combinations of A that are not simply one of its quadrants."""
@@ -69,12 +87,13 @@ class _Template:
 
     def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
-        if found is None or found.row_count < _LEAST_ROWS:
+        if found is None or found.row_count < _least_rows(target):
             return 0.9
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         weights = columns * depth
         enough = weights >= _LEAST_WEIGHTS and found.row_count * weights >= _LEAST_PRODUCTS
-        reused = _sums_are_near(found, target) or columns >= _LEAST_COLUMNS
+        least = _LEAST_BLOCK_COLUMNS if _has_blocks(found, target) else _LEAST_COLUMNS
+        reused = _sums_are_near(found, target) or columns >= least
         return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
 
     def space(
@@ -84,8 +103,9 @@ class _Template:
         if found is None:
             return None
         quarter = found.quarter
+        orders = (*_ORDERS, *([_BLOCKS] if _has_blocks(found, target) else []))
         knobs = tuple(
-            Knob("order", _ORDERS) if knob.name == "order" else knob
+            Knob("order", orders) if knob.name == "order" else knob
             for knob in knobs_of(quarter, target, threads=1)
         )
         if not all(knob.values for knob in knobs):
@@ -100,7 +120,9 @@ class _Template:
         plain = default_schedule(
             quarter, target, "strassen", knobs, threads, panels_alone=found.may_have_last
         )
-        choices = dict(plain.choices) | {"order": _ORDERS[not _sums_are_near(found, target)]}
+        choices = dict(plain.choices) | {
+            "order": orders[0] if _sums_are_near(found, target) else orders[-1]
+        }
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
     def lower(
@@ -115,42 +137,88 @@ class _Template:
 TEMPLATE = _Template()
 
 
+def _least_rows(target: Target) -> float:
+    return max(_LEAST_ROWS, _ROWS_FOR_WEIGHTS * target.core.cached_weight_macs)
+
+
 def _sums_are_near(found: Strassen, target: Target) -> bool:
     """Whether a cache gives back the sums of A fast enough for each panel to read them all."""
     sums = len(_SUMS) * (found.row_count // 2) * found.depth.extent
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
+def _most_rows(found: Strassen, target: Target) -> int:
+    """Values of the axis of rows in a block whose sums fit, all of the other axes with each."""
+    each = len(_SUMS) * found.depth.extent * DType.FLOAT32.bytes * _beside(found)
+    return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
+
+
+def _beside(found: Strassen) -> int:
+    """Rows for each value of the axis of rows."""
+    return prod(axis.extent for axis in found.others)
+
+
+def _has_blocks(found: Strassen, target: Target) -> bool:
+    """Whether there is more than one block, and none is too small.
+
+    A last row would be added once in every block.
+    """
+    if found.may_have_last or any(is_open(a.extent) for a in (found.rows, *found.others)):
+        return False
+    most = _most_rows(found, target)
+    return most < found.rows.extent and most * _beside(found) >= _LEAST_BLOCK
+
+
+def _block(found: Strassen, target: Target, tile: int, threads: int) -> int:
+    """Rows of a block: a number of them that the threads share evenly, in whole register tiles."""
+    step = tile if found.rows == found.tile else 1
+    count = -(-found.rows.extent // _most_rows(found, target))
+    count = -(-count // threads) * threads
+    return -(-found.rows.extent // (count * step)) * step
+
+
 def _lower(found: Strassen, schedule: Schedule, target: Target, threads: int) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
-    sums, weight = _sums_tensor(found), _combined_weight(found, width)
+    tile, order = schedule.integer("tile"), schedule.text("order")
+    block = None
+    if order == _BLOCKS:
+        if not _has_blocks(found, target):
+            raise ScheduleError(f"'{schedule}' needs more rows, or caches for more of them")
+        block = _block(found, target, tile, threads)
+    sums, weight = _sums_tensor(found, block), _combined_weight(found, width)
     products = _products(
         found,
         lanes,
         schedule.integer("vectors"),
-        schedule.integer("tile"),
+        tile,
         schedule.integer("unroll"),
         schedule.integer("prefetch"),
+        block,
     )
     panels = LoopSpec(found.columns, width)
-    if schedule.text("order") == "products-inner":
-        every = (node for nodes in products for node in nodes)
-        rows = _parts_of_rows(found, panels, schedule.integer("tile"), threads)
-        stages = [parallel_stage("products", [panels, *rows], *every)]
+    every = [node for nodes in products for node in nodes]
+    if block is not None:
+        body = (*_sums_nest(found, lanes, block), *nest([panels], *every))
+        stages = [parallel_stage("products", [LoopSpec(found.rows, block)], *body)]
+    elif order == "products-inner":
+        rows = _parts_of_rows(found, panels, tile, threads)
+        stages = [*_sums_stages(found, lanes), parallel_stage("products", [panels, *rows], *every)]
     else:
-        stages = [
+        alone = [
             parallel_stage(f"product{number}", [panels], *nodes)
             for number, nodes in enumerate(products)
         ]
+        stages = [*_sums_stages(found, lanes), *alone]
     problem = found.whole.problem
     output = problem.output.tensor
+    inputs = replace_tensors(problem.inputs, (weight.tensor,))
     return Kernel(
         LoopNest(
             "kernel",
-            (*replace_tensors(problem.inputs, (weight.tensor,)), sums, output),
-            (),
-            with_halo((*_sums_stages(found, lanes), *stages), output, lanes),
+            (*inputs, output) if block is not None else (*inputs, sums, output),
+            (sums,) if block is not None else (),
+            with_halo(tuple(stages), output, lanes),
         ),
         tuple((t.name, i) for i, t in enumerate(problem.inputs)),
         ((weight.tensor.name, _combinations(found)),),
@@ -209,38 +277,60 @@ def _combinations(found: Strassen) -> Transform:
 
 
 @lru_cache(maxsize=1024)
-def _sums_tensor(found: Strassen) -> Tensor:
+def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
+    """The sums of all rows, shared by the threads; or of a block of them, a thread's own."""
     rows = (
         found.rows.extent + (1 if found.may_have_last else 0),
         *(a.extent for a in found.others),
     )
     shape = (len(_SUMS), *rows, found.depth.extent)
-    *outer, last = map(Factor, range(len(shape)))
-    layout = Layout((*outer, replace(last, pad=STAGGER)))
-    return Tensor("sums", shape, layout=layout, role=Role.SHARED)
+    product, row, *outer, last = map(Factor, range(len(shape)))
+    if block is not None:
+        row = replace(row, mod=block)
+    layout = Layout((product, row, *outer, replace(last, pad=STAGGER)))
+    role = Role.SHARED if block is None else Role.SCRATCH
+    return Tensor("sums", shape, layout=layout, role=role)
 
 
 @lru_cache(maxsize=1024)
 def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
-    stores = tuple(Store(_sum(found, left), _signed(left, _quadrants(found))) for left in _SUMS)
-    loops = [LoopSpec(found.rows), *map(LoopSpec, found.others), LoopSpec(found.depth, 4 * lanes)]
-    sums = parallel_stage("sums", loops, _map(found, stores, lanes))
+    loops = _sums_loops(found, lanes)
+    sums = parallel_stage("sums", loops, _sums_map(found, lanes, None))
     if not found.may_have_last:
         return (sums,)
     (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
     row = affine(found.rows.extent)
-    store = Store(_sum(found, left, row), _signed(left[:2], _last_halves(found)))
+    store = Store(_sum(found, left, row=row), _signed(left[:2], _last_halves(found)))
     last = [LoopSpec(found.last), *loops[1:]]
     return beside(sums, nest(last, _map(found, (store,), lanes)))
+
+
+@lru_cache(maxsize=1024)
+def _sums_nest(found: Strassen, lanes: int, block: int) -> tuple[Node, ...]:
+    """All sums of A's quadrants of a block of rows."""
+    return nest(_sums_loops(found, lanes), _sums_map(found, lanes, block))
+
+
+def _sums_loops(found: Strassen, lanes: int) -> list[LoopSpec]:
+    return [LoopSpec(found.rows), *map(LoopSpec, found.others), LoopSpec(found.depth, 4 * lanes)]
+
+
+def _sums_map(found: Strassen, lanes: int, block: int | None) -> Compute:
+    stores = tuple(
+        Store(_sum(found, left, block), _signed(left, _quadrants(found))) for left in _SUMS
+    )
+    return _map(found, stores, lanes)
 
 
 def _map(found: Strassen, stores: tuple[Store, ...], lanes: int) -> Compute:
     return Compute(stores, stores[0].value, unroll=(Tile(found.depth, lanes),), vector=found.depth)
 
 
-def _sum(found: Strassen, left: Quadrants, row: Affine | None = None) -> Load:
-    sums = _sums_tensor(found)
+def _sum(
+    found: Strassen, left: Quadrants, block: int | None = None, row: Affine | None = None
+) -> Load:
+    sums = _sums_tensor(found, block)
     at = affine(found.rows) if row is None else row
     others = map(affine, found.others)
     return Load(sums, (Affine((), _SUMS.index(left)), at, *others, affine(found.depth)))
@@ -271,7 +361,13 @@ def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
 
 @lru_cache(maxsize=256)
 def _products(
-    found: Strassen, lanes: int, vectors: int, rows: int, unroll: int, prefetch: int
+    found: Strassen,
+    lanes: int,
+    vectors: int,
+    rows: int,
+    unroll: int,
+    prefetch: int,
+    block: int | None,
 ) -> tuple[tuple[Node, ...], ...]:
     """Each product for a panel of columns, and its share of the last row, in whatever order."""
     width = vectors * lanes
@@ -295,7 +391,9 @@ def _products(
 
     products = []
     for number in range(len(PRODUCTS)):
-        nodes = nest(loops, compute(_targets(found, number), _body(found, width, number), tile))
+        nodes = nest(
+            loops, compute(_targets(found, number), _body(found, width, number, block), tile)
+        )
         if found.may_have_last and number in LAST_ROW:
             last = compute(_last_targets(found, number), _last_body(found, width, number), row)
             nodes = (*nodes, *nest([LoopSpec(found.last), *loops[1:]], last))
@@ -304,15 +402,15 @@ def _products(
 
 
 @lru_cache(maxsize=1024)
-def _body(found: Strassen, width: int, number: int) -> Expr:
-    left = _left(found, PRODUCTS[number].left, _quadrants(found))
+def _body(found: Strassen, width: int, number: int, block: int | None) -> Expr:
+    left = _left(found, PRODUCTS[number].left, _quadrants(found), block)
     return left * _right(found, width, number)
 
 
 @lru_cache(maxsize=1024)
 def _last_body(found: Strassen, width: int, number: int) -> Expr:
     signs, _ = LAST_ROW[number]
-    left = _left(found, signs, _last_halves(found), affine(found.rows.extent))
+    left = _left(found, signs, _last_halves(found), row=affine(found.rows.extent))
     return left * _right(found, width, number)
 
 
@@ -323,11 +421,15 @@ def _right(found: Strassen, width: int, number: int) -> Load:
 
 
 def _left(
-    found: Strassen, signs: Quadrants, quadrants: Sequence[Load], row: Affine | None = None
+    found: Strassen,
+    signs: Quadrants,
+    quadrants: Sequence[Load],
+    block: int | None = None,
+    row: Affine | None = None,
 ) -> Load:
     """A combination of A: one of the sums, or a quadrant where it lies."""
     if signs in _SUMS:
-        return _sum(found, signs, row)
+        return _sum(found, signs, block, row)
     return quadrants[signs.index(1)]
 
 

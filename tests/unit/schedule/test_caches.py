@@ -68,7 +68,7 @@ def test_winograd_reads_weights_seldom_that_no_cache_holds(untuned: Untuned) -> 
     [
         (MI, 32 * MI, "products-inner"),
         (256 * KI, 8 * MI, "products-outer"),
-        (MI, 512 * KI, "products-outer"),
+        (MI, 512 * KI, "rows-outer"),
     ],
 )
 def test_strassen_reads_its_sums_again_where_caches_hold_them(

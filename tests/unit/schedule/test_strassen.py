@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compiler.codegen.cpu.lower import stage_extent
 from compiler.dtypes import DType
+from compiler.errors import ScheduleError
 from compiler.loops.layout import blocked
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import compare
@@ -184,11 +185,20 @@ def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
 @pytest.mark.parametrize(
     ("size", "taken"),
     [((128, 3072, 768), True), ((49, 512, 2048), True), ((16, 768, 768), False),
+     ((1500, 384, 1536), True),
      ((64, 256, 256), False), ((1536, 128, 604), False),
      ((1024, 1024, 1024), True), ((128, 256, 64), False), ((4096, 128, 128), False)],
 )  # fmt: skip
 def test_untuned_it_is_taken_where_it_gains(size: tuple[int, int, int], taken: bool) -> None:
     default = schedule_space(matmul(*size), V4).default()
+    assert (default.algorithm == "strassen") is taken
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(49, False), (64, True)])
+def test_a_faster_core_needs_more_rows_for_the_weights_read(rows: int, taken: bool) -> None:
+    """It multiplies twice as fast and reads as fast."""
+    zen5 = resolve_target("znver5")
+    default = schedule_space(matmul(rows, 512, 2048), zen5).default()
     assert (default.algorithm == "strassen") is taken
 
 
@@ -219,3 +229,33 @@ def test_threads_share_rows_where_they_cannot_share_panels_evenly(
     kernel = lower_schedule(workload, schedule, V4, threads)
     assert stage_extent(kernel.nest.stages[1]) == tiles
     check_exactly(workload, schedule, 512, threads)
+
+
+@pytest.mark.parametrize(
+    ("workload", "threads", "blocks"),
+    [
+        (rows_times_weights(700, 64, 128), 1, 2),
+        (rows_times_weights(700, 64, 128), 3, 3),
+        (pointwise(16, 64, 32, 50, halo=True), 2, 4),
+    ],
+)
+def test_sums_of_a_block_of_rows_at_a_time(workload: Workload, threads: int, blocks: int) -> None:
+    """A thread's own sums: one stage, however many threads."""
+    schedule = Schedule.of("strassen", order="rows-outer", tile=4, vectors=1, unroll=1, prefetch=0)
+    nest = lower_schedule(workload, schedule, V4, threads).nest
+    assert stage_extent(nest.stages[-1]) == blocks
+    assert [tensor.name for tensor in nest.scratch] == ["sums"]
+    check_exactly(workload, schedule, 512, threads)
+
+
+@pytest.mark.parametrize(("rows", "offered"), [(700, True), (701, False), (128, False)])
+def test_blocks_need_many_rows_and_no_odd_one(rows: int, offered: bool) -> None:
+    workload = rows_times_weights(rows, 64, 128)
+    space = TEMPLATE.space(workload, V4, threads=1, numerics="fast")
+    assert space is not None
+    (orders,) = (knob.values for knob in space.knobs if knob.name == "order")
+    assert ("rows-outer" in orders) is offered
+    schedule = Schedule.of("strassen", order="rows-outer", tile=4, vectors=1, unroll=1, prefetch=0)
+    if not offered:
+        with pytest.raises(ScheduleError, match="rows"):
+            lower_schedule(workload, schedule, V4, 1)
