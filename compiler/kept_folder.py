@@ -1,0 +1,137 @@
+"""What was made once on a machine, kept in a folder that its processes share.
+
+An entry is a folder named by the digest of what it was made from. It appears complete or not at
+all, so that readers need no lock; of two processes that make the same entry, one keeps it. The
+entries used longest ago go first, when all together are larger than the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_REST = re.compile(r"\.(new|old)\.[0-9a-f]{16}")
+_ABANDONED_SECONDS = 86_400.0
+"""Half-made entries of processes that died are removed when they are so old."""
+
+
+class KeptFolder:
+    """A bounded folder of entries.
+
+    Entries may hold machine code. A folder that others may write, or that is another user's, is
+    not used.
+
+    Args:
+        path: the folder, made when the first entry is kept.
+        limit_bytes: of all entries together, as their files' sizes count.
+        clock: gives seconds since 1970.
+    """
+
+    def __init__(
+        self, path: str | Path, limit_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = Path(path)
+        self.limit_bytes = limit_bytes
+        self._clock = clock
+
+    def find(self, key: str) -> Path | None:
+        """The folder of an entry, which counts as used now; None if it is not kept, or the folder
+        cannot be trusted.
+
+        Another process may remove it at any time. What is mapped or open stays readable.
+        """
+        entry = self._entry(key)
+        try:
+            if not self._is_ours() or not entry.is_dir():
+                return None
+            now = self._clock()
+            os.utime(entry, (now, now))
+        except OSError:
+            return None
+        return entry
+
+    def keep(self, key: str, make: Callable[[Path], object]) -> Path | None:
+        """Keep what `make` writes into the folder that it is given; the entry that is there then.
+
+        None if the folder cannot be trusted, the entry alone is larger than the limit, or it cannot
+        be written: a full disk must not stop who only wants the result. What `make` raises comes
+        through, but for OSError.
+        """
+        entry = self._entry(key)
+        staging = self.path / f".new.{secrets.token_hex(8)}"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._is_ours():
+                return None
+            staging.mkdir(mode=0o700)
+            make(staging)
+            size = _bytes_below(staging)
+            if size > self.limit_bytes:
+                return None
+            self._shrink(self.limit_bytes - size)
+            now = self._clock()
+            os.utime(staging, (now, now))
+            with suppress(OSError):  # another process kept the same meanwhile
+                staging.rename(entry)
+            return entry if entry.is_dir() else None
+        except OSError:
+            return None
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def remove(self, key: str) -> None:
+        """Remove an entry, if it is there: one that proved to be damaged."""
+        self._drop(self._entry(key))
+
+    def entries(self) -> Iterator[tuple[float, int, Path]]:
+        """Of each entry when it was used last, in seconds since 1970, its bytes and its folder."""
+        with suppress(OSError):
+            for entry in os.scandir(self.path):
+                if _KEY.fullmatch(entry.name):
+                    with suppress(OSError):  # it was removed meanwhile
+                        yield entry.stat().st_mtime, _bytes_below(Path(entry.path)), Path(entry)
+
+    def _entry(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"'{key}' is no SHA-256 in hexadecimal digits")
+        return self.path / key
+
+    def _is_ours(self) -> bool:
+        """Whether nobody else may have written into the folder. Raises OSError if there is none."""
+        status = self.path.stat()
+        return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+    def _shrink(self, most: int) -> None:
+        """Remove the entries used longest ago until no more than so many bytes are left, and what
+        processes left behind that died while they wrote."""
+        for entry in os.scandir(self.path):
+            if _REST.fullmatch(entry.name):
+                with suppress(OSError):
+                    if self._clock() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                        shutil.rmtree(entry.path, ignore_errors=True)
+        kept = sorted(self.entries())
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in kept:
+            if total <= most:
+                return
+            self._drop(path)
+            total -= size
+
+    def _drop(self, entry: Path) -> None:
+        """Take an entry away as a whole: nobody finds half of it."""
+        aside = self.path / f".old.{secrets.token_hex(8)}"
+        with suppress(OSError):  # another process was first
+            entry.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
