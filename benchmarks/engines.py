@@ -13,8 +13,6 @@ on.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,12 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import models, peers
+from benchmarks.answering import serve_parent
 from benchmarks.llama_peer import load_llama_cpp
 from benchmarks.peers import Arrays, Run
 
@@ -173,24 +172,23 @@ ENGINES = {
 """In the order of the tables."""
 
 
-def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until the input ends."""
-    run: Run | None = None
-    for line in requests:
-        request = json.loads(line)
-        try:
-            match request["do"]:
-                case "load":
-                    run, answer = _load(engine, request)
-                case "turn":
-                    assert run is not None
-                    answer = turn(run, request["seconds"], request["least"])
-                case other:
-                    raise ValueError(f"unknown request {other!r}")
-        except Exception as error:  # noqa: BLE001 - the race goes on without this engine, and says why
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+class Served:
+    """Answers what is asked of an engine: load a model, then take turns at running it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._run: Run | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        match request["do"]:
+            case "load":
+                self._run, answer = _load(self._engine, request)
+                return answer
+            case "turn":
+                assert self._run is not None
+                return turn(self._run, request["seconds"], request["least"])
+            case other:
+                raise ValueError(f"unknown request {other!r}")
 
 
 def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
@@ -234,7 +232,4 @@ def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    # what libraries print, in Python or below, must not land among the answers
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(ENGINES[sys.argv[1]], sys.stdin, channel)
+    serve_parent(Served(ENGINES[sys.argv[1]]).answer)

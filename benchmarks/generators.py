@@ -13,19 +13,18 @@ then those of each further step. A failure is answered by {"error": TEXT}, and t
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.answering import serve_parent
 from benchmarks.decoders import DECODERS, first_states, state_names
 
 SMALL: Mapping[str, Mapping[str, int]] = {
@@ -196,25 +195,24 @@ def likeliest(logits: NDArray[np.float32]) -> int:
     return int(logits.argmax())
 
 
-def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until the input ends."""
-    loaded: Generator | None = None
-    for line in requests:
-        request = json.loads(line)
-        try:
-            match request["do"]:
-                case "load":
-                    loaded, answer = _load(engine, request)
-                case "generate":
-                    assert loaded is not None
-                    found = generate(loaded, request["prompt"], request["tokens"], likeliest)
-                    answer = dict(zip(("tokens", "cpu", "wall"), found, strict=True))
-                case other:
-                    raise ValueError(f"unknown request {other!r}")
-        except Exception as error:  # noqa: BLE001 - the race goes on without this engine, and says why
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+class Served:
+    """Answers what is asked of an engine: load a model, then generate with it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loaded: Generator | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        match request["do"]:
+            case "load":
+                self._loaded, answer = _load(self._engine, request)
+                return answer
+            case "generate":
+                assert self._loaded is not None
+                found = generate(self._loaded, request["prompt"], request["tokens"], likeliest)
+                return dict(zip(("tokens", "cpu", "wall"), found, strict=True))
+            case other:
+                raise ValueError(f"unknown request {other!r}")
 
 
 def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[str, Any]]:
@@ -232,7 +230,4 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[s
 
 
 if __name__ == "__main__":
-    # what libraries print, in Python or below, must not land among the answers
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(ENGINES[sys.argv[1]], sys.stdin, channel)
+    serve_parent(Served(ENGINES[sys.argv[1]]).answer)

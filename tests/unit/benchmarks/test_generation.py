@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import generation, generators
+from benchmarks import answering, generation, generators
 from benchmarks.report import Origin
 
 
@@ -66,6 +66,6 @@ def test_an_engine_that_computes_something_else_is_out(tmp_path: Path) -> None:
 def test_an_engine_that_fails_answers_and_goes_on() -> None:
     requests = StringIO('{"do": "dance"}\n{"do": "load", "model": "no such model"}\n')
     answers = StringIO()
-    generators.serve(generators.ENGINES["untuned"], requests, answers)
+    answering.serve(generators.Served(generators.ENGINES["untuned"]).answer, requests, answers)
     first, second = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert "dance" in first["error"] and "KeyError" in second["error"]

@@ -14,7 +14,7 @@ from time import sleep
 import numpy as np
 import pytest
 
-from benchmarks import engines, models, race
+from benchmarks import answering, engines, models, race
 from benchmarks.report import (
     LONGEST_ERROR,
     Origin,
@@ -43,7 +43,7 @@ def test_a_turn_warms_up_and_keeps_both_clocks() -> None:
 def test_an_engine_that_fails_answers_and_goes_on() -> None:
     requests = StringIO('{"do": "dance"}\n{"do": "load", "model": "no such model"}\n')
     answers = StringIO()
-    engines.serve(engines.ENGINES["onnxruntime"], requests, answers)
+    answering.serve(engines.Served(engines.ENGINES["onnxruntime"]).answer, requests, answers)
     first, second = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert "dance" in first["error"]
     assert "no such model" in second["error"]
