@@ -20,13 +20,13 @@ from compiler.errors import (
 )
 
 if TYPE_CHECKING:
-    from compiler.driver import compile_model
+    from compiler.compiling import compile_model
     from compiler.runtime.artifact import load_artifact
     from compiler.runtime.pool import bind_workers
 
 _LAZY = {
     "bind_workers": "compiler.runtime.pool",
-    "compile_model": "compiler.driver",
+    "compile_model": "compiler.compiling",
     "load_artifact": "compiler.runtime.artifact",
 }
 

@@ -5,19 +5,20 @@ ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | art
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compiler.artifacts import save_artifact
 from compiler.build import build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
 from compiler.codegen.backend import backend_of
+from compiler.compiling import compile_model
 from compiler.dtypes import DType
 from compiler.errors import (
     CompilerError,
-    InvalidArgumentError,
     OutOfMemoryError,
     UnsupportedOperatorError,
     enough_memory_for,
@@ -27,6 +28,11 @@ from compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
+from compiler.options import (
+    CompileOptions,
+    check_numerics,
+    check_precision,
+)
 from compiler.partition import plan_graph
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.dead_code import dead_code
@@ -47,13 +53,13 @@ from compiler.program_builder import (
     build_program,
 )
 from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
+from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
-from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
 from compiler.sizes import Dimension, open_size, typical
 from compiler.staged import TAKEN_FOR_NUMBERS, StagedExecutable
-from compiler.target import Target, resolve_target
+from compiler.target import Target
 from compiler.timings import Timings, timed
 
 if TYPE_CHECKING:
@@ -62,15 +68,6 @@ if TYPE_CHECKING:
     import onnx
 
     Model: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
-
-NUMERICS = ("fast", "strict", "loose")
-
-PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-"""What values between products are stored as, and products formed of."""
-
-ModelPlanner = Callable[[Graph, "Mapping[str, int] | None"], GraphPlan]
-"""Makes the plan of an imported graph, given the sizes of the model's named dimensions; those with
-a range are the graph's. None is for a stage of a model that is cut."""
 
 SPARE = 8
 """A model with open dimensions has one block of weights for all sizes. The block is so many times
@@ -194,131 +191,27 @@ def load_program(
         return Executable(compiled.program, compiled.weights, library.address, threads, library)
 
 
-def compile_model(
-    model: Model,
-    target: str = "host",
-    threads: int = 1,
-    dims: Mapping[str, SizeRange] | None = None,
-    schedules: ScheduleSource | None = None,
-    numerics: str = "fast",
-    weight_limit_bytes: int | None = None,
-    timings: Timings | None = None,
-    planner: ModelPlanner | None = None,
-    precision: str = DType.FLOAT32,
-) -> Executable | SizedExecutable | StagedExecutable:
-    """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
-
-    If dimensions stay open, one program serves all sizes of their ranges; those without a range
-    have 1 to 4096, or less if the model needs it. Where no such program can be made
-    (`SizedExecutable.reason`), and for sizes outside of a range that nobody gave, the executable
-    compiles when it first meets them, and keeps what it made (`SizedExecutable.made`).
-
-    If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
-    program runs from cut to cut (`StagedExecutable`).
-
-    Args:
-        model: a path, the bytes of a model, or a ModelProto.
-
-    Raises:
-        CompilerError: naming what is wrong with the model or the options.
-    """
-    return compile_with(
-        model,
-        CompileOptions(
-            target,
-            threads,
-            dims or {},
-            schedules,
-            numerics,
-            weight_limit_bytes,
-            timings,
-            planner,
-            precision,
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """How a model is compiled for this process.
-
-    Attributes:
-        target: `host`, or the name of a described target that this machine can run.
-        threads: threads that a run uses, the calling one included.
-        dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
-            range(1, 513). The sizes that a run may have are within the range.
-        schedules: where tuned schedules are looked up; None compiles with the defaults.
-        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
-            lets the search use those that lose more than a digit (Winograd's F(6)).
-        weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
-            (Winograd, Strassen) give way first.
-        timings: counts the time of every stage.
-        planner: makes the plans instead of the rules. It makes each plan before the schedules of
-            that plan's workloads are looked up.
-        precision: "bfloat16" or "float16" store the values of a float32 model between its first and
-            its last product in 16 bits, and multiply them so; sums, normalisations, inputs and
-            outputs stay float32. A planner has its own.
-        own_sizes: sizes of open dimensions that are compiled for their own sake when they are first
-            met, though they are within the ranges.
-    """
-
-    target: str = "host"
-    threads: int = 1
-    dims: Mapping[str, SizeRange] = field(default_factory=dict)
-    schedules: ScheduleSource | None = None
-    numerics: str = "fast"
-    weight_limit_bytes: int | None = None
-    timings: Timings | None = None
-    planner: ModelPlanner | None = None
-    precision: str = DType.FLOAT32
-    own_sizes: Collection[Sizes] = ()
-
-    def machine(self) -> Target:
-        """The target. Raises CompilerError if it does not run here, or an option is impossible."""
-        check_numerics(self.numerics)
-        check_precision(self.precision)
-        check_threads(self.threads)
-        return check_runs_here(resolve_target(self.target))
-
-    def builder(self, *, any_rows: bool) -> ProgramBuilder:
-        """What builds the programs of one model, or of one stage. Raises as `machine` does."""
-        return ProgramBuilder(
-            self.schedules,
-            self.machine(),
-            self.threads,
-            self.numerics,
-            self.weight_limit_bytes,
-            self.timings,
-            any_rows=any_rows,
-        )
-
-    def executable(
-        self, graph: Graph, builder: ProgramBuilder, sizes: Mapping[str, int] | None, spare: int
-    ) -> Executable:
-        """Plan, build and load an imported graph; `sizes` are those that a planner is told."""
-        if self.planner is not None:
-            plan = self.planner(graph, sizes)
-        else:
-            target, timings = builder.target, self.timings
-            optimised = optimise(
-                graph, target, self.numerics, timings=timings, precision=self.precision
-            )
-            plan = make_plan(optimised, target, self.numerics, timings)
-        del graph
-        return load_program(builder.build(plan, spare), self.threads, self.timings)
-
-
 def compile_with(
-    model: Model, options: CompileOptions
+    model: Model, options: CompileOptions, into: Path | None = None
 ) -> Executable | SizedExecutable | StagedExecutable:
-    """As `compile_model`, with all options as one value."""
-    reading = _reading(model, options)
+    """As `compile_model`, with all options as one value, and without a look at what is kept.
+
+    A model with one program is also saved as an artifact `into` a folder, from which its code and
+    weights come then.
+    """
+    return compile_read(reading(model, options), options, into)
+
+
+def compile_read(
+    read: list[ReadModel], options: CompileOptions, into: Path | None = None
+) -> Executable | SizedExecutable | StagedExecutable:
+    """As `compile_with`, for what `reading` gave; the list is empty afterwards."""
     try:
-        return _compile_whole(reading, options)
+        return _compile_whole(read, options, into)
     except UnsupportedOperatorError as error:
         if not error.waits_for:
             raise
-    return _compile_staged(reading.pop(), options)
+    return _compile_staged(read.pop(), options)
 
 
 def compile_whole(
@@ -331,11 +224,15 @@ def compile_whole(
             (`UnsupportedOperatorError.waits_for`) if the model must be cut.
     """
     options = options or CompileOptions()
-    return _compile_whole(_reading(model, options), options)
+    return _compile_whole(reading(model, options), options)
 
 
-def _reading(model: Model, options: CompileOptions) -> list[ReadModel]:
-    """A list with the model's message, so that who takes it out frees the memory."""
+def reading(model: Model, options: CompileOptions) -> list[ReadModel]:
+    """A list with the model's message, so that who takes it out frees the memory.
+
+    Raises:
+        CompilerError: if an option is impossible, or the model cannot be read.
+    """
     options.machine()  # what is impossible is said before a large file is read
     with timed(options.timings, "read"), enough_memory_for("to read the model"):
         read = read_model(model)
@@ -357,34 +254,34 @@ def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecuta
 
     def compiling() -> Callable[[Graph], Executable]:
         """What compiles the graphs of one stage, which have their packed weights in common."""
-        builder = options.builder(any_rows=True)
-        return lambda graph: options.executable(graph, builder, None, SPARE)
+        builder = _builder(options, any_rows=True)
+        return lambda graph: _executable(options, graph, builder, None, SPARE)
 
     return StagedExecutable(source, ports, ranges, compiling)
 
 
 def _compile_whole(
-    reading: list[ReadModel], options: CompileOptions
+    read: list[ReadModel], options: CompileOptions, into: Path | None = None
 ) -> Executable | SizedExecutable:
-    """The model of `reading`, out of which it is taken once it is imported."""
+    """The model of `read`, out of which it is taken once it is imported."""
     timings = options.timings
-    ranges, given, ports = _closed_and_open(reading[0], options)
-    builder = options.builder(any_rows=bool(ports.open))
+    ranges, given, ports = _closed_and_open(read[0], options)
+    builder = _builder(options, any_rows=bool(ports.open))
     if not ports.open:
         with enough_memory_for("to compile the model"):
             # The message and the graph read from it are each as large as the weights: each is freed
             # when the next one is made.
-            graphs = [load_graph(reading[0], given, timings)]
-            reading.clear()
-            return options.executable(graphs.pop(), builder, given, 1)
+            graphs = [load_graph(read[0], given, timings)]
+            read.clear()
+            return _executable(options, graphs.pop(), builder, given, 1, into)
 
     with timed(timings, "read"), enough_memory_for("to read the model"):
-        reading[0] = source = with_tensors(reading[0])
+        read[0] = source = with_tensors(read[0])
 
     def made(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):
             whole = {**given, **dict(sizes)}
-            return options.executable(load_graph(source, whole, timings), builder, whole, SPARE)
+            return _executable(options, load_graph(source, whole, timings), builder, whole, SPARE)
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for all sizes of the ranges, or the reason why there is none."""
@@ -393,7 +290,8 @@ def _compile_whole(
 
         def within(defaults: Mapping[str, Dimension]) -> Executable:
             whole: dict[str, SizeRange] = {**ranges, **defaults}
-            return options.executable(load_graph(source, whole, timings), builder, given, SPARE)
+            graph = load_graph(source, whole, timings)
+            return _executable(options, graph, builder, given, SPARE, into, ports)
 
         try:
             with enough_memory_for("to compile the model"):
@@ -420,16 +318,49 @@ def _compile_whole(
     return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason, own=own)
 
 
-def check_numerics(numerics: str) -> None:
-    """Raises InvalidArgumentError unless it is one of NUMERICS."""
-    if numerics not in NUMERICS:
-        raise InvalidArgumentError(f"numerics is '{numerics}', known are {', '.join(NUMERICS)}")
+def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
+    """What builds the programs of one model, or of one stage."""
+    return ProgramBuilder(
+        options.schedules,
+        options.machine(),
+        options.threads,
+        options.numerics,
+        options.weight_limit_bytes,
+        options.timings,
+        any_rows=any_rows,
+    )
 
 
-def check_precision(precision: str) -> None:
-    """Raises InvalidArgumentError unless it is one of PRECISIONS."""
-    if precision not in PRECISIONS:
-        raise InvalidArgumentError(f"precision is '{precision}', known are {', '.join(PRECISIONS)}")
+def _executable(
+    options: CompileOptions,
+    graph: Graph,
+    builder: ProgramBuilder,
+    sizes: Mapping[str, int] | None,
+    spare: int,
+    into: Path | None = None,
+    ports: OpenPorts | None = None,
+) -> Executable:
+    """Plan, build and load an imported graph; `sizes` are those that a planner is told.
+
+    With a folder to save it `into` as an artifact that has `ports`, it is loaded from there.
+    """
+    timings = options.timings
+    if options.planner is not None:
+        plan = options.planner(graph, sizes)
+    else:
+        target, numerics = builder.target, options.numerics
+        optimised = optimise(graph, target, numerics, timings=timings, precision=options.precision)
+        plan = make_plan(optimised, target, numerics, timings)
+    del graph
+    if into is None:
+        return load_program(builder.build(plan, spare), options.threads, timings)
+    loaded: list[Executable] = []
+
+    def load(made: Artifact) -> None:
+        loaded.append(made.executable(options.threads))
+
+    save_artifact({(): plan}, builder, into, ports, timings, load)
+    return loaded.pop()
 
 
 __all__ = [
@@ -443,6 +374,7 @@ __all__ = [
     "check_precision",
     "compile_model",
     "compile_plan",
+    "compile_read",
     "compile_whole",
     "compile_with",
     "load_graph",
@@ -450,4 +382,5 @@ __all__ = [
     "lower_workload",
     "make_plan",
     "optimise",
+    "reading",
 ]

@@ -11,6 +11,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # rich and typer wrap and colour by what they think the terminal is
 os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "200"
+# A test compiles what it tests: it finds nothing that another run kept, and keeps nothing.
+os.environ["TILEWRIGHT_KEPT_FOLDER"] = ""
 
 from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
 

@@ -9,7 +9,8 @@ from math import prod
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from onnx import TensorProto
+from google.protobuf.message import Message  # type: ignore[import-untyped]  # no types
+from onnx import ModelProto, TensorProto
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
@@ -94,6 +95,23 @@ def external_bytes(tensors: Iterable[TensorProto]) -> int:
         and (tensor.data_type in ONNX_TYPES or tensor.data_type in NIBBLES)
     )
     return sum(max(size, 0) for size in sizes)
+
+
+def external_files(model: ModelProto) -> tuple[str, ...]:
+    """The files beside a model's that its tensors lie in, wherever these stand in it."""
+    found: dict[str, None] = {}
+    messages: list[Message] = [model]
+    while messages:
+        message = messages.pop()
+        if isinstance(message, TensorProto):
+            if message.data_location == TensorProto.EXTERNAL:
+                entries = {entry.key: entry.value for entry in message.external_data}
+                found[entries.get("location", "")] = None
+            continue
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                messages.extend([value] if isinstance(value, Message) else value)
+    return tuple(sorted(found))
 
 
 def _stored_bytes(number: int, shape: Sequence[int]) -> int:

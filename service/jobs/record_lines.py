@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.driver import NUMERICS
 from compiler.errors import CompilerError
+from compiler.options import NUMERICS
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target
 from compiler.workload import Workload

@@ -551,7 +551,7 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
-    from compiler.driver import NUMERICS
+    from compiler.options import NUMERICS
     from compiler.runtime.native import MAX_THREADS
     from service.api.schemas.fields import Numerics
     from service.api.schemas.jobs import JobRequest

@@ -1,0 +1,247 @@
+"""Compiled models that the processes of a machine share: what one has compiled, the next one loads.
+
+A model is kept as an artifact, under the digest of all that its code depends on: the model's bytes,
+the options, the processor, and the compiler itself. Loading one reads no ONNX and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.detection import this_device
+from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
+from compiler.kept_folder import KeptFolder
+from compiler.options import CompileOptions
+from compiler.ranges import as_range
+from compiler.runtime.artifact import read_artifact
+from compiler.runtime.executable import Executable
+from compiler.runtime.ports import Sizes
+from compiler.runtime.sized import SizedExecutable
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from compiler.driver import Model
+    from compiler.staged import StagedExecutable
+
+    Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
+
+FORMAT = 1
+ARTIFACT, DETAILS = "artifact", "details.json"
+
+FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
+DEFAULT_LIMIT_BYTES = 4 << 30
+
+
+def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
+    """Where this user's models are kept: `$TILEWRIGHT_KEPT_FOLDER`, or `tilewright/compiled` in
+    `$XDG_CACHE_HOME` or ~/.cache. None if the variable is set to nothing.
+
+    Raises:
+        InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is no number of bytes.
+    """
+    stated = environment.get(FOLDER)
+    if stated == "":
+        return None
+    limit = environment.get(LIMIT, str(DEFAULT_LIMIT_BYTES))
+    if not (limit.isascii() and limit.isdigit()):
+        raise InvalidArgumentError(f"{LIMIT} is '{limit}', expected a number of bytes")
+    base = environment.get("XDG_CACHE_HOME", "")
+    caches = Path(base) if base else Path.home() / ".cache"
+    return KeptFolder(stated or caches / "tilewright" / "compiled", int(limit))
+
+
+class KeptModels:
+    """Compiles models that are not kept, and keeps what it compiled.
+
+    A model is kept if it is a file or bytes, has one program, and no schedules or plans of others
+    are used: nobody knows whether they are the same the next time.
+
+    Args:
+        folder: where they are; None keeps nothing.
+    """
+
+    def __init__(self, folder: KeptFolder | None) -> None:
+        self._folder = folder
+
+    def compile(self, model: Model, options: CompileOptions) -> Compiled:
+        """The kept model, or the one that is compiled and kept now.
+
+        Raises:
+            CompilerError: naming what is wrong with the model or the options.
+        """
+        options.machine()  # what is impossible is said before a large file is read
+        source = None if self._folder is None else _Source.of(model)
+        if source is None or options.schedules is not None or options.planner is not None:
+            from compiler.driver import compile_with
+
+            return compile_with(model, options)
+        key = _key(source.digest, options)
+        return self._load(key, source, options) or self._make(key, source, options)
+
+    def _load(self, key: str, source: _Source, options: CompileOptions) -> Compiled | None:
+        assert self._folder is not None
+        entry = self._folder.find(key)
+        if entry is None:
+            return None
+        try:
+            details = json.loads((entry / DETAILS).read_bytes())
+            if not source.has(details["files"]):
+                raise ArtifactError("its external data has changed")
+            artifact = read_artifact(entry / ARTIFACT)
+            program = artifact.executable(options.threads)
+            if not artifact.ports.open:
+                return program
+            ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
+        except (ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            self._folder.remove(key)  # it is damaged, or another process is removing it
+            return None
+
+        def made(sizes: Sizes) -> Executable:
+            """A program of its own for sizes that the kept one does not serve."""
+            source.check_same()
+            dims = {**options.dims, **dict(sizes)}
+            found = self.compile(source.model, replace(options, dims=dims))
+            assert isinstance(found, Executable)
+            return found
+
+        own = options.own_sizes
+        return SizedExecutable(artifact.ports, made, ranges=ranges, ranged=program, own=own)
+
+    def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
+        from compiler.driver import compile_read, reading
+        from compiler.frontend.tensors import external_files
+
+        assert self._folder is not None
+        made: list[Compiled] = []
+        read = reading(source.model, options)
+        files = source.digests(external_files(read[0].proto))
+
+        def make(folder: Path) -> None:
+            made.append(compile_read(read, options, folder / ARTIFACT))
+            source.check_same()
+            if not (folder / ARTIFACT).exists():
+                raise ArtifactError("it has more than one program")
+            ranged = made[0] if isinstance(made[0], SizedExecutable) else None
+            ranges = {} if ranged is None else {n: d.range_text for n, d in ranged.ranges.items()}
+            (folder / DETAILS).write_text(json.dumps({"files": files, "ranges": ranges}))
+
+        with suppress(ArtifactError, ChangedModelError):
+            self._folder.keep(key, make)
+        return made[0] if made else compile_read(reading(source.model, options), options)
+
+
+class ChangedModelError(InvalidModelError):
+    """A model's file is not what it was when it was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model that can be told from others.
+
+    Attributes:
+        model: a file, or its bytes.
+        digest: SHA-256 (hex) of the bytes.
+        state: of the file when it was read: where it lies, its size, when it changed.
+    """
+
+    model: Path | bytes
+    digest: str
+    state: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> _Source | None:
+        """None if it is no file or bytes, or cannot be read, which the import can say better."""
+        if isinstance(model, bytes | bytearray | memoryview):
+            return cls(bytes(model), hashlib.sha256(model).hexdigest())
+        if not isinstance(model, str | os.PathLike):
+            return None
+        path = Path(model)
+        try:
+            with path.open("rb") as file:
+                state = _state(os.fstat(file.fileno()))
+                return cls(path, hashlib.file_digest(file, "sha256").hexdigest(), state)
+        except (OSError, ValueError):
+            return None
+
+    def digests(self, locations: Iterable[str]) -> dict[str, str]:
+        """SHA-256 (hex) of files beside the model; empty for one that cannot be read."""
+        if not isinstance(self.model, Path):
+            return {}
+        return {location: _digest(self.model.parent / location) for location in locations}
+
+    def has(self, files: Mapping[str, str]) -> bool:
+        """Whether the files beside the model have these digests."""
+        return self.digests(files) == dict(files)
+
+    def check_same(self) -> None:
+        """Raises ChangedModelError if the file has changed since it was read."""
+        if not isinstance(self.model, Path):
+            return
+        try:
+            state = _state(self.model.stat())
+        except OSError:
+            state = ()
+        if state != self.state:
+            raise ChangedModelError(f"'{self.model}' has changed since it was compiled")
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def _key(model: str, options: CompileOptions) -> str:
+    """Of all that the code of a model depends on. What comes to naught in another process, such as
+    the order of the dimensions, is left out."""
+    device = this_device()
+    parts = {
+        "format": FORMAT,
+        "compiler": _compiler_digest(),
+        "model": model,
+        "target": options.machine().key,
+        "device": [device.processor, [asdict(cache) for cache in device.caches]],
+        "threads": options.threads,
+        "dims": sorted((n, as_range(n, given).range_text) for n, given in options.dims.items()),
+        "numerics": options.numerics,
+        "weight_limit_bytes": options.weight_limit_bytes,
+        "precision": str(options.precision),
+        "own_sizes": sorted(sorted(sizes) for sizes in options.own_sizes),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _compiler_digest() -> str:
+    """Of the compiler's own files, by their sizes and times: who works on it compiles again."""
+    root = Path(__file__).parent
+    files = [
+        (path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.suffix in (".py", ".so") and (status := path.stat())
+    ]
+    versions = [_version("numpy"), _version("llvmlite")]
+    return hashlib.sha256(json.dumps([files, versions]).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,276 @@
+"""Models that one process compiles and the next one loads: when they are found, and when not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import compiler
+from compiler.driver import CompileOptions
+from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.kept_folder import KeptFolder
+from compiler.kept_models import ARTIFACT, KeptModels, own_folder
+from compiler.runtime.executable import Executable
+from compiler.runtime.sized import SizedExecutable
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def model(factor: float = 2.0, rows: int | str = 2) -> onnx.ModelProto:
+    """x @ W, with W as many times the identity."""
+    weights = numpy_helper.from_array(factor * np.eye(3, dtype=np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 3])],
+        [weights],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeptFolder:
+    return KeptFolder(tmp_path / "kept", 1 << 20)
+
+
+@pytest.fixture
+def kept(folder: KeptFolder) -> KeptModels:
+    return KeptModels(folder)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(model(), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled, by the sizes of its input."""
+    from compiler import driver
+
+    found: list[str] = []
+    load_graph = driver.load_graph
+
+    def counted(*arguments: object) -> object:
+        graph = load_graph(*arguments)  # type: ignore[arg-type]  # as they come
+        found.append(", ".join(map(str, graph.types[graph.inputs[0]].shape)))
+        return graph
+
+    monkeypatch.setattr(driver, "load_graph", counted)
+    return found
+
+
+class NothingKnown:
+    """A source of schedules."""
+
+    def best(self, *_: object) -> None:
+        return None
+
+
+def entries(folder: KeptFolder) -> list[Path]:
+    return [entry for _, _, entry in folder.entries()]
+
+
+def test_the_second_compile_loads(kept: KeptModels, path: Path, compiles: list[str]) -> None:
+    for each in (path, str(path)):
+        found = kept.compile(each, CompileOptions())
+        assert isinstance(found, Executable)
+        assert np.array_equal(found.run({"x": X})[0], 2 * X)
+    data = path.read_bytes()
+    assert np.array_equal(kept.compile(data, CompileOptions()).run([X])[0], 2 * X)
+    assert len(compiles) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 2},
+        {"numerics": "strict"},
+        {"precision": "bfloat16"},
+        {"weight_limit_bytes": 1 << 20},
+        {"target": "x86-64-v2"},
+    ],
+)
+def test_other_options_are_another_model(
+    kept: KeptModels, path: Path, compiles: list[str], options: dict[str, object]
+) -> None:
+    try:
+        other = CompileOptions(**options)  # type: ignore[arg-type]  # each is of its own type
+        other.machine()
+    except compiler.CompilerError as error:
+        pytest.skip(str(error))
+    for _ in range(2):
+        kept.compile(path, CompileOptions())
+        assert np.array_equal(kept.compile(path, other).run([X])[0], 2 * X)
+    assert len(compiles) == 2
+
+
+def test_other_bytes_are_another_model(kept: KeptModels, path: Path) -> None:
+    kept.compile(path, CompileOptions())
+    onnx.save(model(3.0), path)
+    assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 3 * X)
+
+
+def test_one_program_serves_ranges(kept: KeptModels, path: Path, compiles: list[str]) -> None:
+    onnx.save(model(rows="n"), path)
+    options = CompileOptions(dims={"n": "1..8"})
+    first = kept.compile(path, options)
+    found = kept.compile(path, options)
+    assert isinstance(found, SizedExecutable) and compiles == ["n, 3"]
+    assert found.ranges == getattr(first, "ranges")  # noqa: B009 - not all have it
+    for rows in (1, 2, 8):
+        feeds = np.ones((rows, 3), np.float32)
+        assert np.array_equal(found.run([feeds])[0], 2 * feeds)
+    with pytest.raises(compiler.InvalidInputError, match=r"\('n'\) is 9"):
+        found.run([np.ones((9, 3), np.float32)])
+
+
+def test_sizes_outside_of_a_default_range_compile(
+    kept: KeptModels, path: Path, compiles: list[str]
+) -> None:
+    onnx.save(model(rows="n"), path)
+    kept.compile(path, CompileOptions())
+    found = kept.compile(path, CompileOptions())
+    many = np.ones((5000, 3), np.float32)
+    assert np.array_equal(found.run([many])[0], 2 * many)
+    assert compiles == ["n, 3", "5000, 3"]
+    path.write_bytes(b"another")
+    with pytest.raises(InvalidModelError, match=r"m\.onnx' has changed"):
+        found.run([np.ones((5001, 3), np.float32)])
+
+
+def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> None:
+    for factor in (2.0, 3.0):
+        path.with_suffix(".data").unlink(missing_ok=True)
+        onnx.save(
+            model(factor), path, save_as_external_data=True, location="m.data", size_threshold=0
+        )
+        for _ in range(2):
+            assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], factor * X)
+    path.with_suffix(".data").unlink()
+    with pytest.raises(InvalidModelError, match=r"m\.data"):
+        kept.compile(path, CompileOptions())
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "kernels.so", "weights.bin", "../details.json"])
+@pytest.mark.parametrize("damage", [None, b"", b"[]", b"{}"])
+def test_what_is_damaged_is_compiled_again(
+    kept: KeptModels,
+    folder: KeptFolder,
+    path: Path,
+    compiles: list[str],
+    name: str,
+    damage: bytes | None,
+) -> None:
+    kept.compile(path, CompileOptions())
+    (entry,) = entries(folder)
+    file = entry / ARTIFACT / name
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    for _ in range(2):
+        assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
+    assert len(compiles) == 2
+
+
+def test_a_folder_that_cannot_be_written_does_not_hinder(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kept = KeptModels(KeptFolder(tmp_path / "file", 1 << 20))
+    assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
+
+
+def test_a_full_disk_does_not_hinder(
+    kept: KeptModels, folder: KeptFolder, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("compiler.runtime.artifact_writer._write", full)
+    assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
+    assert not entries(folder)
+
+
+def test_a_model_that_changes_while_it_compiles_is_not_kept(
+    kept: KeptModels, folder: KeptFolder, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compiler import driver
+
+    def changing(*arguments: object) -> object:
+        onnx.save(model(3.0), path)
+        return driver.import_model(*arguments)  # type: ignore[arg-type]  # as they come
+
+    monkeypatch.setattr(driver, "load_graph", lambda *given: changing(*given[:2]))
+    assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
+    assert not entries(folder)
+
+
+def test_what_others_plan_is_not_kept(kept: KeptModels, folder: KeptFolder, path: Path) -> None:
+    kept.compile(model(), CompileOptions())  # a message in memory
+    kept.compile(path, CompileOptions(schedules=NothingKnown()))
+    assert not entries(folder)
+
+
+def test_a_bad_model_is_refused_each_time(kept: KeptModels, path: Path) -> None:
+    path.write_bytes(b"no model")
+    for _ in range(2):
+        with pytest.raises(InvalidModelError):
+            kept.compile(path, CompileOptions())
+    with pytest.raises(InvalidModelError, match="cannot be read"):
+        kept.compile(path.with_name("absent.onnx"), CompileOptions())
+
+
+def test_a_process_loads_what_another_compiled(path: Path, tmp_path: Path) -> None:
+    """The second process does without onnx and the compiler."""
+    script = (
+        "import sys, numpy, compiler\n"
+        f"found = compiler.compile_model({str(path)!r})\n"
+        "print(found.run([numpy.ones((2, 3), numpy.float32)])[0].sum(),"
+        " 'onnx' in sys.modules, 'compiler.driver' in sys.modules)\n"
+    )
+    environment = {**os.environ, "TILEWRIGHT_KEPT_FOLDER": str(tmp_path / "kept")}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=environment, check=True, capture_output=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert said == [[b"12.0", b"True", b"True"], [b"12.0", b"False", b"False"]]
+
+
+def test_the_environment_says_where(tmp_path: Path) -> None:
+    def at(**environment: str) -> Path | None:
+        found = own_folder(environment)
+        return found and found.path
+
+    assert at() == Path.home() / ".cache" / "tilewright" / "compiled"
+    assert at(XDG_CACHE_HOME="/c") == Path("/c/tilewright/compiled")
+    assert at(TILEWRIGHT_KEPT_FOLDER="/f", XDG_CACHE_HOME="/c") == Path("/f")
+    assert at(TILEWRIGHT_KEPT_FOLDER="") is None
+    limited = own_folder({"TILEWRIGHT_KEPT_BYTES": "5"})
+    assert limited is not None and limited.limit_bytes == 5
+    for bad in ("", "-1", "1e9", "many"):
+        with pytest.raises(InvalidArgumentError, match="TILEWRIGHT_KEPT_BYTES"):
+            own_folder({"TILEWRIGHT_KEPT_BYTES": bad})
+
+
+def test_details_that_lie_are_not_believed(
+    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+) -> None:
+    onnx.save(model(rows="n"), path)
+    options = CompileOptions(dims={"n": "1..8"})
+    for lie in ({"files": {}, "ranges": {"n": "8..1"}}, {"files": {}, "ranges": [1]}, {"files": 3}):
+        kept.compile(path, options)
+        (entry,) = entries(folder)
+        (entry / "details.json").write_text(json.dumps(lie))
+    assert np.array_equal(kept.compile(path, options).run([X])[0], 2 * X)
+    assert len(compiles) == 4
