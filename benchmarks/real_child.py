@@ -72,7 +72,7 @@ def _of_onnxruntime(path: Path) -> Run:
 def _of_tilewright(path: Path) -> Run:
     import compiler
 
-    executable = compiler.compile_model(str(path), threads=1)
+    executable = compiler.compile_model(str(path), threads=1, keep=False)
     run: Run = lambda feeds: list(executable.run(feeds))  # noqa: E731
     return run
 

@@ -120,7 +120,7 @@ def race(name: str, folder: Path, samples: int) -> RangeResult:
     def programs(size: int | str) -> list[Any]:
         dims = {**case.others, case.dimension: size}
         return [
-            compile_model(model, TARGET, dims=dims, schedules=source)
+            compile_model(model, TARGET, dims=dims, schedules=source, keep=False)
             for source in (None, storage.records)
         ]
 

@@ -26,7 +26,7 @@ class CompiledFor:
 
     def compile(self, model: onnx.ModelProto | Path) -> Executable:
         """Raises CompilerError if it does not compile."""
-        made = driver.compile_model(model, dims=self.dims, threads=self.threads)
+        made = driver.compile_model(model, dims=self.dims, threads=self.threads, keep=False)
         assert isinstance(made, Executable), "a dimension is open"
         return made
 

@@ -73,8 +73,10 @@ INSIDE: dict[str, set[str]] = {
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
+    "kept_folder": set(),
 }
-FREE = {"driver", "onnx_backend"}
+# the driver, what it is told, and the ways in
+FREE = {"driver", "options", "compiling", "kept_models", "onnx_backend"}
 
 # What runs on a device. Nothing here may need more than the standard library and NumPy.
 DEVICE_SIDE = (
@@ -285,7 +287,7 @@ COMPARES_WITH_THE_HOST = {
     # "host" in the list of a worker on a machine like the service's
     "service.jobs.targets",
 }
-ASKS_WHAT_RUNS_HERE = {"compiler.driver", "service.jobs.local_device"}
+ASKS_WHAT_RUNS_HERE = {"compiler.driver", "compiler.options", "service.jobs.local_device"}
 
 
 def test_only_the_local_device_compares_a_target_with_this_host() -> None:
