@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,7 +20,13 @@ from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 from service.api.schemas.models import ModelView
 from service.api.schemas.records import AnswerView
 from service.api.schemas.resources import DeviceView
-from service.api.schemas.tokens import AuditView, NewTokenView, TokenView
+from service.api.schemas.tokens import (
+    AuditView,
+    NewTokenView,
+    ScopeName,
+    TokenRequest,
+    TokenView,
+)
 from service.api.schemas.workers import WorkerView
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
@@ -260,6 +266,12 @@ class Client:
 
     def tokens(self) -> list[TokenView]:
         return self._views(TokenView, "/v1/tokens", most=None)
+
+    def create_token(
+        self, name: str, scopes: Sequence[ScopeName], lifetime_seconds: float | None
+    ) -> NewTokenView:
+        body = TokenRequest(name=name, scopes=list(scopes), lifetime_seconds=lifetime_seconds)
+        return self._view(NewTokenView, "POST", "/v1/tokens", json=body.model_dump())
 
     def rotate_token(
         self, token_id: str, grace_seconds: float, lifetime_seconds: float | None

@@ -20,6 +20,9 @@ from compiler.errors import CompilerError
 from compiler.targets import families
 
 _FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
+_MODULE = b"\0asm"
+_MODULE_FLAGS = ("--no-entry", "--export-all", "--strip-all", "--stack-first", "-z")
+_MODULE_STACK = "stack-size=1048576"
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -32,14 +35,15 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
 
     Linkers are tried in this order: `ld.lld`, the system's `ld`, zig's (`pip install ziglang`), the
     C compiler. `ld.lld` and zig's link for every target, the others for this machine; zig's starts
-    through Python and takes ten times as long as `ld`.
+    through Python and takes ten times as long as `ld`. Objects of WebAssembly are linked by
+    `wasm-ld` or zig's, to a module that exports its functions and a memory of its own.
 
     Raises:
         LinkerError: if no linker is found, or all that are found refuse the objects.
     """
     if not objects:
         raise LinkerError("there are no objects to link")
-    commands = linkers()
+    commands = module_linkers() if objects[0].startswith(_MODULE) else linkers()
     if not commands:
         raise LinkerError(
             "there is no linker: install a C compiler, lld, or the package 'ziglang' "
@@ -90,6 +94,17 @@ def linkers() -> tuple[tuple[str, ...], ...]:
     if compiler:
         found.append((compiler, "-shared", "-nostdlib"))
     return tuple(found)
+
+
+@cache
+def module_linkers() -> tuple[tuple[str, ...], ...]:
+    """The commands of the linkers of WebAssembly that this machine has, best first."""
+    found: list[tuple[str, ...]] = []
+    if linker := shutil.which("wasm-ld"):
+        found.append((linker,))
+    if importlib.util.find_spec("ziglang") is not None:
+        found.append((sys.executable, "-m", "ziglang", "wasm-ld"))
+    return tuple((*command, *_MODULE_FLAGS, _MODULE_STACK) for command in found)
 
 
 def _machine(code: bytes) -> int:

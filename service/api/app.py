@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from db.changes import open_changes
 from db.notices import open_source, topic_states
 from db.storage import Storage
-from service.api import errors, probes, routes
+from service.api import errors, probes, routes, worker_page
 from service.api.answers import KnownAnswers
 from service.api.description import describe
 from service.api.freshness import Freshness
@@ -109,6 +109,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     for router in route_modules():
         app.include_router(router, prefix="/v1")
     app.include_router(probes.router)
+    app.include_router(worker_page.router)
     app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlencode
 
 import typer
 
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
     from service.client import Client
 
 
+MOST_LINK_MINUTES = 24 * 60.0
+"""A link is for a while: who wants more makes another one."""
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = typer.Typer(help="The tokens: who they are, what they may do, when they were used.")
     group.callback(invoke_without_command=True)(tokens)
     group.command()(rotate)
     group.command()(revoke)
+    group.command()(link)
     app.add_typer(group, name="tokens")
     app.command()(audit)
 
@@ -79,6 +85,24 @@ def revoke(token_id: TokenName, server: ServerOption = None, token: TokenOption 
     with connect(server, token) as client:
         ended = client.revoke_token(_token_id(client, token_id))
     console().print(f"token {ended.id} of {ended.name} is revoked", soft_wrap=True, markup=False)
+
+
+def link(
+    name: Annotated[str, typer.Option("--name", help="What the worker is called")] = "page",
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=1.0, max=MOST_LINK_MINUTES, help="How long it holds")
+    ] = 60.0,
+    server: ServerOption = None,
+    token: TokenOption = None,
+) -> None:
+    """An address that makes the browser that opens it a measurement worker, for a while.
+
+    Its token measures and does nothing else. It is in the fragment, which browsers send to nobody.
+    """
+    with connect(server, token) as client:
+        made = client.create_token(name, ["measure"], 60.0 * minutes)
+        say(f"{client.server}/worker#{urlencode({'token': made.secret, 'name': name})}")
+    complain(f"token {made.id}: it holds for {minutes:g} min, 'tokens revoke' ends it sooner")
 
 
 def audit(

@@ -24,6 +24,7 @@ from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import RunQueue
 from tuner.cancel import CancelToken
 from tuner.measure.model_runs import Race
+from tuner.measure.plain_form import plain_programs
 from tuner.measure.run_packing import (
     Blobs,
     PackedProgram,
@@ -108,6 +109,7 @@ class LeasedDevice:
             gives_back=gives_back,
             canaries=canaries,
             priority=priority,
+            plain=target.family.modules,
         )
         self._queue = RunQueue(
             storage,
@@ -314,10 +316,18 @@ class LeasedDevice:
         target: Target | None = None,
     ) -> tuple[RunResult, str]:
         """A worker's result of a run, and the worker's id."""
+        target = target or self._target
+        plain: tuple[str, ...] = ()
+        if target.family.modules and not isinstance(work, SpeedsWork):
+            try:
+                plain, spelled = plain_programs([each.program for each in programs], work.seed)
+            except ValueError as error:
+                raise DeviceError(f"worker '{self.name}': {error}") from error
+            more = {**more, **{name: memoryview(data) for name, data in spelled.items()}}
         request, blobs = make_request(
             self._job_id, threads, programs, work, more, work_bytes, self._limit_seconds
         )
-        return self._queue.run(request, blobs, target or self._target)
+        return self._queue.run(replace(request, plain=plain), blobs, target)
 
     def _incomplete(self) -> DeviceError:
         return DeviceError(f"worker '{self.name}' reported a run without its results")

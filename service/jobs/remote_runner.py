@@ -21,6 +21,7 @@ from db.stores.workers import Health
 from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Status
+from tuner.measure.plain_form import PlainForms
 from tuner.measure.plausible import ImplausibleError, check_measured
 from tuner.measure.run_wire import is_run
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
@@ -51,6 +52,7 @@ class RemoteRunner:
     those that it has not taken in time. Where none of them has been alive for `absent_seconds`
     while requests wait, the job is given back (`gives_back`: WorkerAbsent), or the requests are
     cancelled. One in quarantine counts as alive where it may be tried with them (`canaries`).
+    For workers without NumPy requests are spelled out (`plain`).
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class RemoteRunner:
         gives_back: bool = False,
         canaries: bool = True,
         priority: int = 0,
+        plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._priority = priority
+        self._plain = PlainForms() if plain else None
         self._cancel = cancel or CancelToken()
         self._absent_seconds = absent_seconds
         self._gives_back = gives_back
@@ -113,6 +117,9 @@ class RemoteRunner:
         """
         if self._cancel.cancelled:
             raise JobCancelled(self._cancel.reason)
+        if self._plain is not None:
+            request, more = self._plain.batch(request)
+            blobs = {**blobs, **more}
         self._withdrawn.pop(request.request_id, None)
         self._open[request.request_id] = self._gathered[request.request_id] = request
         self._blobs |= {digest: blobs[digest] for digest in request.digests if digest in blobs}

@@ -173,6 +173,15 @@ def emulated(machine: Machine, tmp_path: Path) -> Emulated:
 
 
 @pytest.fixture
+def plain_service(tmp_path: Path) -> Iterator[Service]:
+    """A service for workers of any kind."""
+    (tmp_path / "service").mkdir()
+    started = Service(tmp_path / "service", dict(os.environ))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
 def service(emulated: Emulated, tmp_path: Path) -> Iterator[Service]:
     """A service whose tuner can link for the test's machine."""
     environment = dict(os.environ)

@@ -125,6 +125,7 @@ class RunRequest:
         blobs: bytes of each blob that is named, by digest.
         memory_bytes: what the run takes at most, beside the process.
         limit_seconds: wall time that one step may take: to load a program, one run of it.
+        plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
     """
 
     request_id: str
@@ -136,6 +137,7 @@ class RunRequest:
     blobs: Mapping[str, int]
     memory_bytes: int
     limit_seconds: float
+    plain: tuple[str, ...] = ()
     protocol: int = PROTOCOL
 
     @property
@@ -169,6 +171,7 @@ class RunRequest:
             "blobs": dict(self.blobs),
             "memory_bytes": self.memory_bytes,
             "limit_seconds": self.limit_seconds,
+            **({"plain": list(self.plain)} if self.plain else {}),
         }
 
     @classmethod
@@ -191,6 +194,7 @@ class RunRequest:
                 blobs={_digest(name): _size(size) for name, size in data["blobs"].items()},
                 memory_bytes=_size(data["memory_bytes"]),
                 limit_seconds=_seconds(data["limit_seconds"]),
+                plain=_items(data.get("plain", []), _digest),
             )
             _check_places(request)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -298,7 +302,7 @@ def _part_from_json(data: Sequence[Any]) -> Part:
 
 def _check_places(request: RunRequest) -> None:
     """Raises ValueError if something refers to what the request does not have."""
-    named: set[str] = set()
+    named: set[str] = set(request.plain)
     for program in request.programs:
         if program.block >= len(request.block_bytes):
             raise ValueError(f"there is no block {program.block}")

@@ -259,6 +259,7 @@ class MeasureRequest:
     phase: Phase = Phase.SCREEN
     job_id: str = ""
     codegen_version: str = ""
+    plain: tuple[str, ...] = ()
     protocol: int = PROTOCOL
 
     @property
@@ -274,7 +275,8 @@ class MeasureRequest:
     @property
     def digests(self) -> tuple[str, ...]:
         """The blobs that a device has to fetch."""
-        return (self.library_digest, *dict.fromkeys(c.reference_digest for c in self.cases))
+        references = dict.fromkeys(c.reference_digest for c in self.cases)
+        return (self.library_digest, *references, *self.plain)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -292,6 +294,7 @@ class MeasureRequest:
             "phase": self.phase.value,
             "job_id": self.job_id,
             "codegen_version": self.codegen_version,
+            **({"plain": list(self.plain)} if self.plain else {}),
         }
 
     @classmethod
@@ -321,6 +324,7 @@ class MeasureRequest:
                 phase=Phase(data["phase"]),
                 job_id=str(data["job_id"]),
                 codegen_version=str(data["codegen_version"]),
+                plain=tuple(map(str, data.get("plain", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"malformed measure request: {error!r}") from error

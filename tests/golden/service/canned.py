@@ -269,6 +269,7 @@ def canned(**jobs: Any) -> dict[str, Any]:
         f"POST /v1/workers/{BOARD}/drain": {**WORKERS[0], "name": LONG},
         f"POST /v1/workers/{TWIN}/drain": {**WORKERS[1], "name": LONG, "in_hand": 0},
         "GET /v1/tokens": TOKENS,
+        "POST /v1/tokens": made,
         f"POST /v1/tokens/{'8' * 32}/rotate": made,
         f"DELETE /v1/tokens/{'90' * 16}": {**TOKENS[3], "name": LONG},
         "GET /v1/audit": AUDIT,

@@ -71,6 +71,8 @@ COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         (f"tokens rotate 8 {SERVER}", {}),
         (f"tokens revoke 909 {SERVER}", {}),
         (f"tokens revoke 6 {SERVER}", {}),
+        (f"tokens link {SERVER} --name 'a phone' --minutes 5", {}),
+        (f"tokens link {SERVER} --minutes 9999", {}),
         ("tokens --server http://service revoke 909", {}),
         (f"audit {SERVER}", {}),
         (f"audit {SERVER} --limit 3 --action token.revoked --subject s --json", {}),

@@ -1,0 +1,35 @@
+// Runs in a Web Worker (or a worker of Node), which ends when its time is over: does one lease, and
+// says each step before it is taken. Code from the service is WebAssembly that imports nothing.
+
+import {measureBatch} from "./batch.mjs";
+import {referenceSeconds} from "./code.mjs";
+import {doRun} from "./programs.mjs";
+
+const port = globalThis.postMessage ? globalThis : (await import("node:worker_threads")).parentPort;
+const emit = (event) => port.postMessage(event);
+
+async function work(asked) {
+  const speed = () => emit({event: "speed", seconds: referenceSeconds()});
+  const {request} = asked;
+  if (request.kind === "run") {
+    emit({event: "result", ...(await doRun(asked, emit))});
+  } else {
+    speed();
+    await measureBatch(asked, emit);
+    speed();
+  }
+  emit({event: "done"});
+}
+
+const listen = (handle) =>
+  port.addEventListener
+    ? port.addEventListener("message", ({data}) => handle(data))
+    : port.on("message", handle);
+
+listen((asked) =>
+  work(asked).catch((error) => {
+    const status = error instanceof WebAssembly.RuntimeError ? "crashed" : error instanceof RangeError ? "out_of_memory" : "failed";
+    emit({event: "failed", status, error: `${error}`});
+  }),
+);
+emit({event: "ready"});

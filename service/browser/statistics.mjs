@@ -1,0 +1,77 @@
+// What times say: the same as in tuner/measure/statistics.py and speed.py.
+
+const PRIOR_EXCESS = 0.05;
+const PRIOR_SAMPLES = 4;
+const LEAST_RACED = 3;
+const CONFIDENCE = 0.95;
+const TIE_MARGIN = 0.005;
+const REACH = Math.log(1 / (1 - CONFIDENCE));
+
+/** Whether each kernel may still be the fastest, or within `margin` of it, given its samples. */
+export function racing(samples, margin, leader = null) {
+  const fastest = samples.map((each) => Math.min(...each));
+  const best = Math.min(...fastest, leader ?? Infinity);
+  let excess = PRIOR_SAMPLES * PRIOR_EXCESS;
+  let freedom = PRIOR_SAMPLES;
+  samples.forEach((each, i) => {
+    freedom += each.length - 1;
+    if (fastest[i] > 0) for (const sample of each) excess += sample / fastest[i] - 1;
+  });
+  const reach = (excess / freedom) * REACH;
+  return samples.map(
+    (each, i) => each.length < LEAST_RACED || fastest[i] <= best * (1 + margin) * (1 + reach / each.length),
+  );
+}
+
+/** What the ratios of pairs say of a challenger: their median, in an interval of order statistics. */
+export function comparison(against, ratios) {
+  const ordered = [...ratios].sort((a, b) => a - b);
+  const count = ordered.length;
+  const middle = count >> 1;
+  const ratio = count % 2 ? ordered[middle] : (ordered[middle - 1] + ordered[middle]) / 2;
+  let rank = 1;
+  let ways = 1; // count over rank
+  let outside = 0.5 ** count;
+  for (; rank < (count + 1) >> 1; rank++) {
+    ways = (ways * (count - rank + 1)) / rank;
+    const more = outside + ways * 0.5 ** count;
+    if (1 - 2 * more < CONFIDENCE) break;
+    outside = more;
+  }
+  const [low, high] = [ordered[rank - 1], ordered[count - rank]];
+  const coverage = Math.max(0, 1 - 2 * outside);
+  let outcome = "tie";
+  if (high < 1 && ratio < 1 - TIE_MARGIN && coverage >= CONFIDENCE) outcome = "faster";
+  else if (low > 1 && ratio > 1 + TIE_MARGIN) outcome = "slower";
+  return {against, ratios, ratio, low, high, coverage, outcome};
+}
+
+/** Put a list into a random order. */
+export function shuffle(list) {
+  for (let i = list.length - 1; i > 0; i--) {
+    const other = Math.floor(Math.random() * (i + 1));
+    [list[i], list[other]] = [list[other], list[i]];
+  }
+}
+
+/** The readings of the reference work, each beside the best so far. */
+export class SpeedWatch {
+  #parts = [[], []];
+
+  /** What a measurement says of the device's speed. */
+  take(seconds) {
+    const ratios = this.#parts.map((part, i) => {
+      part.push(seconds[i]);
+      if (part.length > 4096) part.shift();
+      const best = [...part].sort((a, b) => a - b)[Math.floor(part.length / 10)];
+      return best > 0 ? seconds[i] / best : 1;
+    });
+    return {
+      arithmetic_seconds: seconds[0],
+      memory_seconds: seconds[1],
+      arithmetic_ratio: ratios[0],
+      memory_ratio: ratios[1],
+      disturbed: ratios[0] > 1.1 || ratios[1] > 1.5,
+    };
+  }
+}

@@ -1,0 +1,355 @@
+// A measurement worker in JavaScript, the same in a page and in Node: leases work over HTTP, has a
+// sandbox do it, reports results. What it runs is WebAssembly, without imports, in a Web Worker that
+// is ended when a step takes too long.
+
+import {Refused, Unreachable, secondsOf} from "./api.mjs";
+import {SpeedWatch, comparison} from "./statistics.mjs";
+
+const PROTOCOL = 6;
+const START_SECONDS = 20; // to start a sandbox, and to read what a lease names
+const LAST_PAUSE_SECONDS = 5;
+const KEPT_BYTES = 256 << 20;
+const MOST_ERROR = 2000;
+
+const hex = (bytes) => Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (b) => b.toString(16).padStart(2, "0")).join("");
+
+/** The targets whose code this engine runs, the best first. */
+export function runnableTargets() {
+  const module = (...body) =>
+    new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, body.length + 4, 1, body.length + 2, 0, ...body, 11]);
+  const zero = [65, 0, 253, 15]; // i32.const 0, i8x16.splat
+  const simd = WebAssembly.validate(module(...zero));
+  const relaxed = WebAssembly.validate(module(...zero, ...zero, ...zero, 253, 133, 2)); // f32x4.relaxed_madd
+  return [...(relaxed ? ["wasm32-relaxed"] : []), ...(simd ? ["wasm32"] : [])];
+}
+
+/** One worker.
+ *
+ * `api` is how it reaches the service, `name` what it is called, `device` the facts of its device,
+ * `spawn` starts a sandbox: {post(message), listen(handle), terminate()}. `tell` is given what a
+ * user may want to see: {state, worker, trials, results, task, text}.
+ */
+export class MeasurementWorker {
+  #stopping = new AbortController();
+  #lease = null; // {id, lost: AbortController}
+  #blobs = new Map();
+  #speed = new SpeedWatch();
+  #last = null;
+  #finished = false;
+
+  constructor({api, name, device, targets, spawn, tell}) {
+    Object.assign(this, {api, name, device, targets, spawn});
+    this.shown = {state: "starting", worker: "", trials: 0, results: 0, task: "", text: ""};
+    this.tell = (news) => tell(Object.assign(this.shown, news));
+    this.id = hex(16);
+  }
+
+  /** End soon: what is in hand goes back. */
+  stop() {
+    this.#stopping.abort();
+  }
+
+  /** Give everything back now, in requests that outlive a page. */
+  leaveNow() {
+    this.stop();
+    this.#farewell({keepalive: true});
+  }
+
+  /** Work until `stop`. Throws Refused if the service does not want this worker. */
+  async run() {
+    const {signal} = this.#stopping;
+    let heart;
+    try {
+      await this.#patiently(() => this.#register());
+      heart = this.#beat();
+      let claim = hex(16);
+      while (!signal.aborted) {
+        this.tell({state: "waiting", task: ""});
+        const answer = await this.#patiently(() => this.#claim(claim));
+        claim = hex(16);
+        for (const lease of answer?.leases ?? []) {
+          if (!signal.aborted) await this.#work(lease);
+        }
+      }
+    } finally {
+      this.stop();
+      await this.#farewell({});
+      await heart;
+      this.tell({state: "stopped", task: ""});
+    }
+  }
+
+  /** Do it until there is an answer, with pauses; undefined once the worker stops. */
+  async #patiently(ask) {
+    for (let pause = 0.1; !this.#stopping.signal.aborted; pause = Math.min(2 * pause, LAST_PAUSE_SECONDS)) {
+      try {
+        return await ask();
+      } catch (error) {
+        if (this.#stopping.signal.aborted) return undefined;
+        if (error instanceof Refused && error.workerUnknown) {
+          await this.#patiently(() => this.#register());
+          continue;
+        }
+        if (!(error instanceof Unreachable)) throw error;
+        this.tell({text: error.message});
+        await this.#pause(pause * (0.5 + Math.random() / 2));
+      }
+    }
+    return undefined;
+  }
+
+  async #register() {
+    const answer = await this.api.call("POST", "/v1/workers", {
+      name: this.name,
+      device: this.device,
+      targets: this.targets,
+      protocol: PROTOCOL,
+      worker_id: this.id,
+    });
+    this.heartbeat = secondsOf(answer, "heartbeat_seconds");
+    this.longPoll = secondsOf(answer, "long_poll_seconds");
+    this.tell({worker: this.id, text: ""});
+  }
+
+  #claim(claim_id) {
+    const body = {worker_id: this.id, claim_id, limit: 1, wait_seconds: this.longPoll};
+    return this.api.call("POST", "/v1/leases/claim", body, {seconds: this.longPoll, signal: this.#stopping.signal});
+  }
+
+  async #beat() {
+    while (!this.#stopping.signal.aborted) {
+      await this.#pause(this.heartbeat);
+      if (this.#stopping.signal.aborted) return;
+      const lease = this.#lease;
+      try {
+        const speed = this.#last && {...this.#last, throttled: false};
+        const body = {leases: lease ? [lease.id] : [], speed};
+        const answer = await this.api.call("POST", `/v1/workers/${this.id}/heartbeat`, body);
+        this.heartbeat = secondsOf(answer, "heartbeat_seconds");
+        if (lease && !Object.hasOwn(answer.renewed ?? {}, lease.id)) lease.lost.abort();
+        this.tell({text: answer.health === "healthy" ? "" : `the service says: ${answer.health}`});
+      } catch (error) {
+        this.tell({text: error.message});
+        if (error instanceof Refused && error.endsWorker) this.stop();
+      }
+    }
+  }
+
+  async #farewell(options) {
+    if (this.#finished || !this.shown.worker) return;
+    this.#finished = true;
+    const body = {worker_id: this.id, leases: this.#lease ? [this.#lease.id] : []};
+    const quietly = (asked) => asked.catch((error) => this.tell({text: error.message}));
+    const release = body.leases.length ? [quietly(this.api.call("POST", "/v1/leases/release", body, options))] : [];
+    await Promise.all([...release, quietly(this.api.call("DELETE", `/v1/workers/${this.id}`, undefined, options))]);
+  }
+
+  /** A pause that ends with the worker. */
+  #pause(seconds) {
+    return new Promise((resolve) => {
+      const {signal} = this.#stopping;
+      const done = () => {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", done);
+        resolve();
+      };
+      const timer = setTimeout(done, 1000 * seconds);
+      signal.addEventListener("abort", done);
+    });
+  }
+
+  async #work({lease_id: id, payload: request}) {
+    const lost = new AbortController();
+    this.#lease = {id, lost};
+    const signal = AbortSignal.any([lost.signal, this.#stopping.signal]);
+    try {
+      if (!request.plain?.length && request.work?.do !== "speeds") {
+        throw new TypeError("the request is not spelled out: it needs a worker in Python");
+      }
+      this.tell({state: "fetching", task: describe(request)});
+      const names = request.kind === "run" ? Object.keys(request.blobs) : this.#digests(request);
+      const blobs = await this.#fetched(names, signal);
+      this.tell({state: "measuring"});
+      const result = request.kind === "run" ? await this.#run(request, blobs, signal) : await this.#measure(request, blobs, signal);
+      if (signal.aborted) return; // released, or another's by now
+      const body = {worker_id: this.id, result_key: hex(16), result};
+      await this.#patiently(() => this.api.call("POST", `/v1/leases/${id}/result`, body));
+      this.tell({results: this.shown.results + 1, trials: this.shown.trials + (result.measurements?.length ?? 0)});
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.endsWorker) throw error;
+      this.tell({text: error.message});
+      if (!(error instanceof Refused)) await this.#fail(id, error);
+    } finally {
+      if (!this.#stopping.signal.aborted) this.#lease = null;
+    }
+  }
+
+  async #fail(id, error) {
+    const body = {worker_id: this.id, cause: "worker", error: `${error.message}`.slice(0, MOST_ERROR)};
+    try {
+      await this.api.call("POST", `/v1/leases/${id}/failure`, body);
+    } catch (problem) {
+      if (problem instanceof Refused && problem.endsWorker) throw problem;
+      this.tell({text: problem.message}); // the lease runs out by itself
+    }
+  }
+
+  #digests({library_digest, cases, plain}) {
+    return [...new Set([library_digest, ...cases.map((each) => each.reference_digest), ...plain])];
+  }
+
+  /** The bytes of blobs, by digest. Those used last are kept. */
+  async #fetched(digests, signal) {
+    const found = new Map();
+    for (const digest of digests) {
+      const bytes = this.#blobs.get(digest) ?? (await this.#patiently(() => this.api.blob(digest, signal)));
+      if (signal.aborted || bytes === undefined) throw new Unreachable("the lease is over");
+      this.#blobs.delete(digest);
+      this.#blobs.set(digest, bytes);
+      found.set(digest, bytes);
+    }
+    let held = [...this.#blobs.values()].reduce((all, bytes) => all + bytes.byteLength, 0);
+    for (const [digest, bytes] of this.#blobs) {
+      if (held <= KEPT_BYTES) break;
+      this.#blobs.delete(digest);
+      held -= bytes.byteLength;
+    }
+    return found;
+  }
+
+  /** Have a sandbox do something. How it ended: {status, error}; each event is given to `take`. */
+  #sandboxed(asked, limit, signal, take) {
+    return new Promise((resolve) => {
+      const sandbox = this.spawn();
+      let timer;
+      const end = (status, error = "") => {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", stop);
+        sandbox.terminate();
+        resolve({status, error});
+      };
+      const stop = () => end("cancelled", "the lease is over");
+      const wait = (seconds) => {
+        clearTimeout(timer);
+        timer = setTimeout(() => end("timed_out", `no answer within ${seconds} seconds`), 1000 * seconds);
+      };
+      signal.addEventListener("abort", stop);
+      wait(START_SECONDS + limit);
+      sandbox.listen((event) => {
+        if (event.event === "ready") sandbox.post(asked);
+        else if (event.event === "failed") end(event.status, event.error);
+        else if (event.event === "done") end("ok");
+        else {
+          if (event.event === "begin") wait(limit);
+          take(event);
+        }
+      });
+      if (signal.aborted) stop();
+    });
+  }
+
+  async #run(request, blobs, signal) {
+    const plan = request.plain?.length ? readJson(blobs.get(request.plain[0])) : null;
+    let found = {};
+    const {status, error} = await this.#sandboxed({request, plan, blobs}, request.limit_seconds, signal, (event) => {
+      if (event.event === "result") found = event;
+    });
+    const ok = status === "ok";
+    return {
+      kind: "run",
+      protocol: PROTOCOL,
+      request_id: request.request_id,
+      worker: this.id,
+      status,
+      error,
+      errors: (ok && found.errors) || {},
+      fetched: (ok && found.fetched) || {},
+      race: (ok && found.race) || null,
+      seconds: (ok && found.seconds) || [],
+      speeds: (ok && found.speeds) || null,
+    };
+  }
+
+  /** The result of a batch: a candidate that crashes or hangs is left out, and the rest begin anew. */
+  async #measure(request, blobs, signal) {
+    const plan = readJson(blobs.get(request.plain[0]));
+    const observed = new Map();
+    let only = new Set(request.candidates.map(({trial_id}) => trial_id));
+    while (only.size && !signal.aborted) {
+      for (const trial of only) observed.set(trial, {status: null, error: "", checks: 0, maxError: null, samples: [], ratios: []});
+      let current = [...only][0];
+      const {status, error} = await this.#sandboxed({request, plan, blobs, only}, request.repeat.limit_seconds, signal, (event) => {
+        current = event.trial ?? current;
+        this.#note(observed.get(event.trial), event);
+      });
+      if (status === "ok" || signal.aborted) break;
+      // of what ends a sandbox one candidate is taken to be guilty: the one whose step had begun
+      only = new Set([...only].filter((trial) => trial !== current));
+      const kind = {timed_out: "run_timeout", crashed: "crash"}[status] ?? "run_error";
+      observed.set(current, {status: kind, error, checks: 0, maxError: null, samples: [], ratios: []});
+    }
+    const measurements = request.candidates.map((candidate) => ({
+      trial_id: candidate.trial_id,
+      measurement: this.#measurement(request, candidate, observed.get(candidate.trial_id)),
+    }));
+    return {protocol: PROTOCOL, request_id: request.request_id, worker: this.id, measurements};
+  }
+
+  #note(seen, event) {
+    if (event.event === "speed") {
+      const speed = this.#speed.take(event.seconds);
+      this.#last = speed;
+    }
+    if (!seen) return;
+    seen.ended = Date.now() / 1000;
+    seen.started ??= seen.ended;
+    if (event.event === "checked") {
+      seen.status = event.status;
+      seen.error = event.error;
+      seen.maxError = event.maxError === null ? seen.maxError : Math.max(seen.maxError ?? 0, event.maxError);
+      seen.checks += event.status === "ok";
+    } else if (event.event === "sample") {
+      seen.samples.push(event.seconds);
+    } else if (event.event === "pair") {
+      seen.against = event.against;
+      seen.ratios.push(event.ratio);
+    }
+  }
+
+  #measurement(request, candidate, seen) {
+    const {cases, repeat} = request;
+    const ok = seen.status === "ok" && seen.samples.length > 0;
+    const weighted = cases.filter(({weight}) => weight);
+    const open = Object.keys(cases[0].sizes).length > 0;
+    const timed = weighted.length ? weighted : cases.slice(0, 1);
+    const sum = (seconds) => seconds.reduce((all, each, i) => all + (open ? timed[i].weight : 1) * each, 0);
+    return {
+      status: ok ? "ok" : seen.status === "ok" || seen.status === null ? "run_error" : seen.status,
+      error: ok ? "" : (seen.error || `it was not timed within ${repeat.limit_seconds} seconds`).slice(0, MOST_ERROR),
+      samples_seconds: ok ? seen.samples.map(sum) : [],
+      max_error: seen.maxError,
+      tolerance: request.tolerance,
+      seeds: cases.flatMap(({inputs}) => inputs.map(({seed}) => seed)),
+      reference_digest: cases[0].reference_digest,
+      object_digest: candidate.object_digest,
+      build_seconds: candidate.build_seconds,
+      measure_seconds: Math.max(0, (seen.ended ?? 0) - (seen.started ?? 0)),
+      worker: this.id,
+      device: this.device,
+      measured_at: Date.now() / 1000,
+      checks: seen.checks,
+      comparison: seen.ratios.length ? comparison(seen.against, seen.ratios) : null,
+      speed: this.#last,
+      at_sizes: ok && open ? timed.map(({sizes, weight}, i) => ({sizes, weight, samples_seconds: seen.samples.map((each) => each[i])})) : [],
+    };
+  }
+}
+
+const readJson = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
+
+/** What a request asks for, in words. */
+function describe(request) {
+  if (request.kind !== "run") return `${request.candidates.length} candidates of one kernel (${request.phase})`;
+  return {check: "a whole model, checked", race: "whole models, raced", profile: "a model, kernel by kernel", speeds: "the device itself"}[request.work?.do] ?? "a run";
+}

@@ -1,0 +1,237 @@
+"""The worker in JavaScript, in Node, behind the real application. The page has the same modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from compiler.c_library.toolchain import wasm_toolchain
+from compiler.codegen.link import link_shared
+from compiler.target import Target, resolve_target
+from db.storage import Storage
+from db.stores.tokens import Scope
+from db.stores.workers import Health
+from service.api.worker_page import FOLDER
+from service.jobs.device import DeviceError
+from service.jobs.leased_device import LeasedDevice
+from tests.unit.service.leased import K, N, compile_program, loadable
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tuner.measure.model_runs import draw_inputs
+from tuner.measure.wire import (
+    Candidate,
+    Case,
+    InputSpec,
+    MeasureRequest,
+    RepeatSettings,
+    array_to_bytes,
+    digest_bytes,
+)
+
+SEED = 5
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(
+    NODE is None or importlib.util.find_spec("ziglang") is None,
+    reason="modules are linked by zig and run in Node",
+)
+
+SIZE = 256
+KERNELS = """
+#define KERNEL(name) \\
+  void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
+#define ADD \\
+  (void)scratch, (void)sizes, (void)lo, (void)hi; \\
+  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
+  for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
+KERNEL(good) { ADD }
+KERNEL(slow) { for (volatile int r = 0; r < 50; r++) { ADD } }
+KERNEL(wrong) { ADD out[7] += 1.0f; }
+KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
+KERNEL(traps) { ADD __builtin_trap(); }
+KERNEL(beyond) { ADD *(volatile float *)0xfffffff0u = 1.0f; }
+KERNEL(hangs) { ADD for (volatile int r = 0; r < 1; ) {} }
+"""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return resolve_target("wasm32")
+
+
+@pytest.fixture
+def device(storage: Storage, target: Target) -> Iterator[LeasedDevice]:
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "wasm32").id
+    with LeasedDevice(storage, job, target, CancelToken(), CancelToken()) as found:
+        yield found
+
+
+@pytest.fixture
+def worker(server: Any, storage: Storage, tmp_path: Path) -> Iterator[None]:
+    """Node as a user starts it, with a token that measures and does nothing else."""
+    secret, _ = storage.tokens.create("page", [Scope.MEASURE], lifetime_seconds=600)
+    (tmp_path / "token").write_text(secret)
+    assert NODE is not None
+    command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url, "--name", "node"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--token-file", str(tmp_path / "token")], stdout=log, stderr=log
+        )
+        try:
+            yield
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            sys.stderr.write((tmp_path / "log").read_text())  # shown where a test fails
+    (gone,) = storage.workers.list()
+    assert gone.health is Health.GONE and not storage.leases.in_hand()
+
+
+def module_of(target: Target, source: str, folder: Path) -> bytes:
+    """C as a module of kernels."""
+    (folder / "kernels.c").write_text(source)
+    wasm_toolchain(target).compile(folder, "kernels.c", "kernels.o", ["-Wno-error"])
+    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.wasm")
+    return (folder / "kernels.wasm").read_bytes()
+
+
+@needs_node
+@pytest.mark.usefixtures("worker")
+def test_whole_programs_are_checked_raced_and_profiled(
+    device: LeasedDevice, target: Target, tmp_path: Path
+) -> None:
+    model = loadable(compile_program(target))
+    x = draw_inputs(model.program.inputs, SEED)["x"]
+    rng = np.random.default_rng(3)
+    w1 = rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5)
+    w2 = rng.standard_normal((N, 10), dtype=np.float32) / np.float32(N**0.5)
+    expected = np.maximum(x @ w1, 0) @ w2
+    checked = device.check(model, 1, SEED, {"y": expected}, ["y"])
+    assert checked.errors["y"] < 1e-5
+    assert np.allclose(checked.fetched["y"], expected, atol=1e-4)
+    assert device.check(model, 1, SEED, {"y": expected + 1}).errors["y"] > 0.1
+
+    race = device.race([[model], [model]], 1)
+    assert race.incumbent_seconds > 0 and len(race.comparisons[0].ratios) >= 8
+    assert all(seconds > 0 for seconds in device.profile(model, 1, 3))
+    speeds = device.speeds(target)
+    assert speeds.flops_per_second > 1e8 and [level.name for level in speeds.levels] == ["memory"]
+    assert device.facts is not None and device.facts.system == "Node"
+
+    other = module_of(target, "void other(void);\nvoid other(void) {}", tmp_path)
+    with pytest.raises(DeviceError, match="the module has no function"):
+        device.check(replace(model, link=lambda: other), 1, SEED, {})
+
+
+@needs_node
+@pytest.mark.usefixtures("worker")
+def test_a_candidate_harms_nobody_but_itself(
+    device: LeasedDevice, target: Target, tmp_path: Path
+) -> None:
+    library = module_of(target, KERNELS, tmp_path)
+    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "slow")
+    measured = measure(device, target, library, names, Phase.SCREEN)
+    assert {name: m.status for name, m in measured.items()} == {
+        "good": Status.OK,
+        "wrong": Status.WRONG_ANSWER,
+        "traps": Status.CRASH,
+        "unfinished": Status.WRONG_ANSWER,
+        "hangs": Status.RUN_TIMEOUT,
+        "beyond": Status.CRASH,
+        "absent": Status.RUN_ERROR,
+        "slow": Status.OK,
+    }
+    good, slow = measured["good"], measured["slow"]
+    assert good.run_seconds is not None and slow.run_seconds is not None
+    assert good.run_seconds < slow.run_seconds
+    assert good.device["system"] == "Node" and good.speed is not None
+    assert measured["hangs"].error == "no answer within 1 seconds"
+
+
+@needs_node
+@pytest.mark.usefixtures("worker")
+def test_finalists_are_paired_with_the_incumbent(
+    device: LeasedDevice, target: Target, tmp_path: Path
+) -> None:
+    measured = measure(
+        device, target, module_of(target, KERNELS, tmp_path), ("good", "slow"), Phase.FINAL
+    )
+    compared = measured["slow"].comparison
+    assert compared is not None and compared.ratio > 2 and compared.against == "good"
+    assert measured["good"].comparison is None
+
+
+def measure(
+    device: LeasedDevice, target: Target, library: bytes, symbols: tuple[str, ...], phase: Phase
+) -> dict[str, Measurement]:
+    """What the worker says of kernels that add two arrays, through the queue of leases."""
+    inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
+    expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
+    request = MeasureRequest(
+        request_id="r1",
+        key=RecordKey("w", target.key),
+        candidates=tuple(
+            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, kernel(symbol), "o")
+            for symbol in symbols
+        ),
+        library_digest=digest_bytes(library),
+        cases=(Case(inputs, digest_bytes(expected)),),
+        tolerance=1e-6,
+        incumbent="" if phase is Phase.SCREEN else symbols[0],
+        phase=phase,
+        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
+    )
+    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
+    ends = time.monotonic() + 120
+    while not (results := device.runner.poll(1.0)):
+        assert time.monotonic() < ends
+    return dict(results[0].measurements)
+
+
+def kernel(symbol: str) -> dict[str, Any]:
+    """The specification of a kernel of KERNELS."""
+
+    def buffer(name: str, role: str, source: int) -> dict[str, Any]:
+        size = {"dtype": "float32", "shape": [SIZE], "layout": "row", "bytes": 4 * SIZE}
+        return {"name": name, "role": role, "source": source, **size}
+
+    buffers = [buffer("a", "input", 0), buffer("b", "weight", 1), buffer("out", "output", -1)]
+    stages = [[symbol, 1]]
+    return {"abi": 1, "name": symbol, "stages": stages, "buffers": buffers, "scratch_bytes": 64}
+
+
+def test_the_page_loads_nothing_but_its_own_files(anonymous: TestClient) -> None:
+    page = anonymous.get("/worker")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self' 'wasm-unsafe-eval';")
+    assert "unsafe-inline" not in policy and "http" not in policy
+    names = {path.name for path in FOLDER.iterdir() if path.suffix in (".css", ".mjs")}
+    loaded = set(re.findall(r'(?:src|href)="worker/([^"]+)"', page.text))
+    for name in sorted(names):
+        part = anonymous.get(f"/worker/{name}")
+        assert part.status_code == 200
+        for header in ("content-security-policy", "cross-origin-embedder-policy"):
+            assert part.headers[header] == page.headers[header]
+        loaded |= set(re.findall(r'(?:from |import\(|URL\()"\./([^"]+)"', part.text))
+    assert loaded == names - {"node.mjs"}
+    assert page.headers["cross-origin-opener-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("name", ["index.html", "__init__.py", "..%2Fclient.py", "absent.mjs"])
+def test_the_page_shows_no_other_file(anonymous: TestClient, name: str) -> None:
+    refused = anonymous.get(f"/worker/{name}")
+    assert refused.status_code == 404
+    assert refused.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,155 @@
+"""Requests spelled out for devices without NumPy, such as a page in a browser.
+
+Such a device draws no inputs and reads no layouts. Beside a request it gets a plan, which is JSON
+of numbers and names, and arrays as they are before a layout packs them. The plan says of each
+buffer which array fills it, and where each element goes: one sum of table entries an element, as
+in `compiler.runtime.packing`. Nothing else of a request changes, and neither does its result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from compiler.loops.layout import ROW_MAJOR, strides
+from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from compiler.runtime.packing import make_weight
+from compiler.runtime.program import Port, Program
+from compiler.runtime.program_encoding import encode
+from tuner.measure.model_runs import draw_inputs
+from tuner.measure.wire import Case, InputSpec, MeasureRequest, digest_bytes
+
+KEPT_BYTES = 256 << 20
+"""Arrays that are kept for further batches of the same workloads."""
+
+
+class PlainForms:
+    """Makes plans and arrays; batches of one workload share its arrays."""
+
+    def __init__(self) -> None:
+        self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
+
+    def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
+        """The request with its plan, and the blobs that it names besides.
+
+        Raises:
+            ValueError: if a candidate is no kernel, or has no sizes of a case.
+        """
+        blobs: dict[str, bytes] = {}
+        cases = [
+            [self._kernel(KernelSpec.from_json(c.spec), case, blobs) for c in request.candidates]
+            for case in request.cases
+        ]
+        return replace(request, plain=_added(blobs, {"cases": cases})), blobs
+
+    def _kernel(self, spec: KernelSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
+        known = dict(case.sizes)
+        sizes = tuple(known[d.name] for d in spec.sizes)
+        numbers = [size // d.multiple for d, size in zip(spec.sizes, sizes, strict=True)]
+        spec = spec.at(sizes)
+        return {
+            "stages": [[stage.symbol, stage.extent] for stage in spec.stages],
+            "sizes": numbers,
+            "scratch": spec.scratch_bytes,
+            "buffers": [self._buffer(buffer, case, blobs) for buffer in spec.buffers],
+        }
+
+    def _buffer(self, spec: BufferSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
+        array = ""
+        if spec.role in (BufferRole.INPUT, BufferRole.WEIGHT):
+            array, data = self._array(spec, case.inputs[spec.source])
+            blobs[array] = data
+        layout = spec.parsed_layout()
+        steps, elements = strides(spec.shape, layout, spec.halo)
+        factors = zip(layout.resolved(len(spec.shape)), steps, strict=True)
+        return {
+            "role": spec.role.value,
+            "dtype": spec.dtype.value,
+            "bytes": spec.bytes,
+            "elements": elements,
+            "shape": list(spec.shape),
+            "halo": [list(pair) for pair in spec.halo],
+            # [dimension, divisor, modulus or 0, elements from one slice to the next]
+            "factors": [[f.dim, f.div, f.mod or 0, step] for f, step in factors],
+            "array": array,
+        }
+
+    def _array(self, spec: BufferSpec, source: InputSpec) -> tuple[str, bytes]:
+        """What fills a buffer, row-major and without a halo: its digest, and its bytes."""
+        plain = replace(spec, name="", layout=str(ROW_MAJOR), halo=(), bytes=0, may_alias=())
+        key = source, json.dumps(plain.to_json(), sort_keys=True)
+        found = self._arrays.pop(key, None)
+        if found is None:
+            drawn = source.draw()
+            packed = make_weight(plain, drawn) if spec.role is BufferRole.WEIGHT else drawn
+            data = np.ascontiguousarray(packed).tobytes()
+            found = digest_bytes(data), data
+        self._arrays[key] = found
+        while len(self._arrays) > 1 and _total(self._arrays) > KEPT_BYTES:
+            self._arrays.popitem(last=False)
+        return found
+
+
+def plain_programs(
+    programs: Sequence[Program], seed: int
+) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """Digests of the plan of a run and of the inputs that it names, and these blobs.
+
+    Raises:
+        ValueError: if a program has open sizes.
+    """
+    blobs: dict[str, bytes] = {}
+    plan = {"programs": [_program(program, seed, blobs) for program in programs]}
+    return _added(blobs, plan), blobs
+
+
+def _program(program: Program, seed: int, blobs: dict[str, bytes]) -> dict[str, Any]:
+    if program.dimensions or program.rooms:
+        raise ValueError(f"program '{program.name}' has open sizes, which need a device with NumPy")
+    encoded = encode(program)
+    drawn = draw_inputs(program.inputs, seed)
+    arrays = {name: np.ascontiguousarray(array).tobytes() for name, array in drawn.items()}
+    blobs |= {digest_bytes(data): data for data in arrays.values()}
+    return {
+        "code": encoded.code.tolist(),
+        "starts": list(encoded.starts),
+        "symbols": list(encoded.symbols),
+        "natives": list(encoded.natives),
+        "references": [[ref.space.value, ref.offset] for ref in encoded.refs],
+        "refusals": list(program.refusals),
+        "arena": program.arena_bytes,
+        "scratch": program.scratch_bytes,
+        "weights": program.weight_bytes,
+        "inputs": [
+            {**_port(port), "array": digest_bytes(arrays[port.name])} for port in program.inputs
+        ],
+        "outputs": [_port(port) for port in program.outputs],
+    }
+
+
+def _port(port: Port) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "dtype": port.dtype.value,
+        "shape": list(port.shape),
+        "bytes": port.bytes,
+        "counted": -1 if port.counted is None else port.counted,
+    }
+
+
+def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Digests of a plan and of the arrays that it names; the plan is put to the blobs."""
+    arrays = tuple(blobs)
+    text = json.dumps(plan, separators=(",", ":")).encode()
+    digest = digest_bytes(text)
+    blobs[digest] = text
+    return (digest, *arrays)
+
+
+def _total(arrays: Mapping[Any, tuple[str, bytes]]) -> int:
+    return sum(len(data) for _, data in arrays.values())
