@@ -70,6 +70,19 @@ def test_a_product_with_one_row_reads_its_weights_in_few_streams() -> None:
     assert found.work.rows == 8  # the sum of a word's factors, times the zero point
 
 
+def test_one_row_of_bytes_reads_each_panel_in_order() -> None:
+    """A step reads several vectors of words for a vector of columns: two would take turns."""
+    vectors = {}
+    for quantised in (False, True):
+        one = block_matmul(1, 768, 768, quantised=quantised)
+        space = TEMPLATE.space(one, width(512), threads=1, numerics="fast")
+        assert space is not None
+        vectors[quantised] = space.default.integer("vectors")
+        found = analyse(one)
+        assert found is not None and found.interleaved == quantised
+    assert vectors[True] == 1 < vectors[False]
+
+
 def test_rows_share_what_is_unpacked() -> None:
     space = TEMPLATE.space(block_matmul(64, 768, 768), width(512), threads=1, numerics="fast")
     assert space is not None
