@@ -22,6 +22,7 @@ from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.sizes import Dimension, OpenSizeError
+from compiler.slices import slices_of
 from compiler.stacked_memory import stack_memory
 from compiler.target import Target
 from compiler.timings import Timings, timed
@@ -204,6 +205,7 @@ class ProgramBuilder:
             memory.arena_bytes,
             weights.bytes,
             slots,
+            slices_of(plan, self.target.core),
         )
 
 

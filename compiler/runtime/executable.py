@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
 from compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from compiler.runtime.kernel import ALIGNMENT
@@ -22,6 +22,7 @@ from compiler.runtime.program import Port, Program
 from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
+from compiler.runtime.slicing import Slicing
 from compiler.sizes import Dimension, dimensions
 
 REFUSED = 4
@@ -74,6 +75,7 @@ class Executable:
         self._starts = list(encoded.starts)
         self._form = ProgramForm(program, encoded, np.array(functions, np.uintp), weights)
         self._sizes = InputSizes(program)
+        self._slicing = Slicing(program, self._sizes) if program.slices is not None else None
         self._no_rooms = (0,) * len(program.rooms)
         self._input_names = tuple(port.name for port in program.inputs)
         self._counted = tuple(
@@ -140,7 +142,8 @@ class Executable:
         """Run the model once.
 
         An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
-        copied. The outputs are new arrays, each as large as the run found it to be.
+        copied. The outputs are new arrays, each as large as the run found it to be. A batch whose
+        values outgrow the caches is run in slices (`Program.slices`).
 
         Args:
             inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
@@ -160,7 +163,13 @@ class Executable:
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
-        outputs = self.run_into(arrays, {})
+        parts = self._slicing.parts(arrays) if self._slicing is not None else []
+        if parts and self.takes(arrays):
+            runs = [self.run_into(part, {}) for part in parts]
+            with enough_memory_for(f"for the outputs of '{self.program.name}'"):
+                outputs = [np.concatenate(slices) for slices in zip(*runs, strict=True)]
+        else:
+            outputs = self.run_into(arrays, {})
         return self.labelled(outputs) if labels and self._labelled else outputs
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
@@ -364,6 +373,7 @@ class Executable:
         seconds = np.zeros((samples, len(self._starts)), np.float64)
         words = np.zeros(max(1, self._form.encoded.code.size), np.float64)
         other = self.with_threads(self.threads)
+        other._slicing = None
         other.run(inputs)
         other._run = partial(native().tw_profile_program, words.ctypes.data)
         for row in seconds:

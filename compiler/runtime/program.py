@@ -76,6 +76,30 @@ class Slot:
     after: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """How a run with a large batch is done in several, each of the whole program on a slice.
+
+    Elements along a dimension, which leads every input that has it and every output, have no part
+    in each other's results.
+
+    Attributes:
+        dimension: its name.
+        bytes: what one element takes of a cache, over the other dimensions.
+        budget: how many bytes of it a slice may take.
+        least: a slice has so many elements, whatever they take.
+    """
+
+    dimension: str
+    bytes: int
+    budget: int
+    least: int
+
+    def most(self, sizes: Mapping[str, int]) -> int:
+        """Elements of a slice, for sizes of the dimensions by name."""
+        return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
+
+
 def slot_start(number: int) -> int:
     """Where a slot starts: bytes after the start of the arena, known when a program runs."""
     return open_size(slot_dimension(number))
@@ -236,6 +260,7 @@ class Program:
         arena_bytes: work memory of one run; `slots` are beside it.
         weight_bytes: size of the packed constants.
         slots: parts of the arena, of which a program with open sizes has all of its arena.
+        slices: how large batches are run; None in one piece.
     """
 
     name: str
@@ -246,6 +271,7 @@ class Program:
     arena_bytes: int
     weight_bytes: int
     slots: tuple[Slot, ...] = ()
+    slices: Slices | None = None
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -303,6 +329,7 @@ class Program:
             instructions=instructions,
             arena_bytes=self.arena_bytes + max(ends, default=0),
             slots=(),
+            slices=None,
         )
 
     @property

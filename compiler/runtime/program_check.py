@@ -26,7 +26,7 @@ from compiler.runtime.program import (
     slot_dimension,
     slot_start,
 )
-from compiler.sizes import dimensions, is_open, known_divisor, open_sizes
+from compiler.sizes import dimensions, is_open, known_divisor, open_size, open_sizes
 
 
 def check_program(program: Program) -> None:
@@ -42,6 +42,7 @@ def check_program(program: Program) -> None:
     """
     _check_numbers(program)
     _check_sizes(program)
+    _check_slices(program)
     where = f"program '{program.name}'"
     written, counted = _Instructions(program).check(program.instructions, where, 0)
     for port in (*program.inputs, *program.outputs):
@@ -207,6 +208,27 @@ def _check_room(program: Program, port: Port) -> None:
     axis, extent = port.room
     if not 0 <= axis < len(port.shape) or port.shape[axis] > extent or port.counted is not None:
         raise ValueError(f"program '{program.name}': '{port.name}' has no room of {port.room}")
+
+
+def _check_slices(program: Program) -> None:
+    """Check that what is run in slices has a batch, which leads each output and all inputs that
+    have it."""
+    slices = program.slices
+    if slices is None:
+        return
+    batch = next((d for d in program.dimensions if d.name == slices.dimension), None)
+    others = {d for d in program.dimensions if d != batch}
+    if batch is None or batch.low > 1 or batch.multiple > 1 or slices.least < 1:
+        raise ValueError(f"program '{program.name}' has no slices of {slices.dimension}")
+    if not set(dimensions(slices.bytes)) <= others:
+        raise ValueError(f"program '{program.name}': slices of {slices.bytes} bytes")
+    for port in (*program.inputs, *program.outputs):
+        leads = port.shape[:1] == (open_size(batch),)
+        inner = port.shape[1:] if leads else port.shape
+        if batch in dimensions(*inner) or (port in program.outputs and not leads):
+            raise ValueError(f"program '{program.name}': '{port.name}' has no slices of {batch}")
+        if port.counted is not None or port.room is not None:
+            raise ValueError(f"program '{program.name}': '{port.name}' is no array of slices")
 
 
 def _check_sizes(program: Program) -> None:

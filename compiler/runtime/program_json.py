@@ -30,6 +30,7 @@ from compiler.runtime.program import (
     Port,
     Program,
     Refuse,
+    Slices,
     Slot,
     slot_start,
 )
@@ -60,7 +61,26 @@ def _open_to_json(program: Program) -> dict[str, Any]:
         "dimensions": ranges_to_json(program.dimensions),
         **({"rooms": ranges_to_json(program.rooms)} if program.rooms else {}),
         "slots": [[size_to_json(slot.bytes), list(slot.after)] for slot in program.slots],
+        **({"slices": _slices_to_json(program.slices)} if program.slices else {}),
     }
+
+
+def _slices_to_json(slices: Slices) -> dict[str, Any]:
+    return {
+        "dimension": slices.dimension,
+        "bytes": size_to_json(slices.bytes),
+        "budget": slices.budget,
+        "least": slices.least,
+    }
+
+
+def _slices_from_json(data: Mapping[str, Any], known: Known) -> Slices:
+    return Slices(
+        str(data["dimension"]),
+        size_from_json(data["bytes"], known),
+        size_from_json(data["budget"], {}),
+        size_from_json(data["least"], {}),
+    )
 
 
 def program_from_json(data: Mapping[str, Any]) -> Program:
@@ -84,6 +104,7 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
             arena_bytes=size_from_json(data["arena_bytes"], {}),
             weight_bytes=size_from_json(data["weight_bytes"], {}),
             slots=tuple(Slot(size, tuple(map(int, after))) for size, after in slots),
+            slices=_slices_from_json(sliced, known) if (sliced := data.get("slices")) else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed program: {error!r}") from error

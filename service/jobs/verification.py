@@ -314,7 +314,7 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
         instructions += [*(c for _, c in before), instruction, after[1]]
         names = tuple(name for name, _ in before)
         calls.append(_Call(instruction.function, instruction.parameters, names, after[0]))
-    changed = replace(program, outputs=tuple(ports), instructions=tuple(instructions))
+    changed = replace(program, outputs=tuple(ports), instructions=tuple(instructions), slices=None)
     return changed, tuple(calls)
 
 

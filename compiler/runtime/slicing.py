@@ -1,0 +1,41 @@
+"""Large batches in slices: which parts of its inputs each run of a program takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.runtime.inputs import InputSizes
+from compiler.runtime.packing import Array
+from compiler.runtime.program import Program
+from compiler.sizes import open_size
+
+
+class Slicing:
+    """How the runs of a program with `slices` are divided."""
+
+    def __init__(self, program: Program, sizes: InputSizes) -> None:
+        assert program.slices is not None
+        self._slices = program.slices
+        self._sizes = sizes
+        (batch,) = (d for d in program.dimensions if d.name == self._slices.dimension)
+        self._leads = tuple(port.shape[:1] == (open_size(batch),) for port in program.inputs)
+
+    def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """The inputs of each run; none where one run does it all.
+
+        The last slice may be smaller.
+
+        Raises:
+            InvalidInputError: if a dimension is outside of its range.
+        """
+        sizes = self._sizes.named(arrays)
+        count, most = sizes[self._slices.dimension], self._slices.most(sizes)
+        if count <= most:
+            return []
+        return [
+            [
+                array[start : start + most] if leads else array
+                for array, leads in zip(arrays, self._leads, strict=True)
+            ]
+            for start in range(0, count, most)
+        ]
