@@ -67,9 +67,11 @@ INSIDE: dict[str, set[str]] = {
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
     "program_emitter": _IR | {"workload", "plan", "memory_plan", "build", "runtime"},
+    "slices": _IR
+    | {"ops", "workload", "plan", "costs", "schedule", "program_emitter", "runtime", "targets"},
     "program_builder": _IR
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
-    | {"program_emitter"},
+    | {"program_emitter", "slices"},
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
