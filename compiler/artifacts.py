@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from compiler.build import CODEGEN_VERSION
@@ -13,6 +13,7 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.stages import Cut
 from compiler.timings import Timings, timed
 
 
@@ -41,10 +42,35 @@ def save_artifact(
         CompilerError: if a workload does not compile, the folder cannot be written, or from
             `check`.
     """
+    return _saved(list(plans.items()), builder, folder, ports, None, timings, check)
+
+
+def save_stages(
+    plans: Sequence[GraphPlan],
+    stages: Cut[int],
+    builder: ProgramBuilder,
+    folder: str | Path,
+    ports: OpenPorts,
+    timings: Timings | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
+) -> tuple[CompiledProgram, ...]:
+    """As `save_artifact`, for a model that is cut: `stages` have the numbers of the plans."""
+    return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
+
+
+def _saved(
+    plans: Sequence[tuple[Sizes, GraphPlan]],
+    builder: ProgramBuilder,
+    folder: str | Path,
+    ports: OpenPorts | None,
+    stages: Cut[int] | None,
+    timings: Timings | None,
+    check: Callable[[Artifact], object],
+) -> tuple[CompiledProgram, ...]:
     with ArtifactWriter(folder) as writer:
         builder = builder.into(writer.weights)
-        builder.reserve(list(plans.values()))
-        compiled = {sizes: builder.build(plan) for sizes, plan in plans.items()}
+        builder.reserve([plan for _, plan in plans])
+        compiled = [builder.build(plan) for _, plan in plans]
         details = {
             "codegen_version": CODEGEN_VERSION,
             "target_key": builder.target.key,
@@ -52,21 +78,24 @@ def save_artifact(
             "numerics": builder.numerics,
             "schedules": {
                 key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
-                for program in compiled.values()
+                for program in compiled
                 for key, schedule in program.schedules.items()
             },
         }
-        objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
+        objects = dict.fromkeys(code for program in compiled for code in program.objects)
         if not objects:  # nothing is left to compute: a library without code
             objects[backend_of(builder.target).compile("", builder.target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"
             backend_of(builder.target).link(list(objects), library)
             code = library.read_bytes()
-        programs = [SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
+        programs = [
+            SizedProgram(sizes, made.program)
+            for (sizes, _), made in zip(plans, compiled, strict=True)
+        ]
         with timed(timings, "write"):
-            made = writer.finish(programs, code, builder.target.to_json(), details, ports)
+            made = writer.finish(programs, code, builder.target.to_json(), details, ports, stages)
         check(made)
         with timed(timings, "write"):
             writer.publish()
-    return tuple(compiled.values())
+    return tuple(compiled)

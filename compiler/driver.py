@@ -57,8 +57,9 @@ from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.stages import Facts, StagedExecutable
 from compiler.sizes import Dimension, open_size, typical
-from compiler.staged import TAKEN_FOR_NUMBERS, StagedExecutable
+from compiler.staged import TAKEN_FOR_NUMBERS, Stager
 from compiler.target import Target
 from compiler.timings import Timings, timed
 
@@ -257,7 +258,11 @@ def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecuta
         builder = _builder(options, any_rows=True)
         return lambda graph: _executable(options, graph, builder, None, SPARE)
 
-    return StagedExecutable(source, ports, ranges, compiling)
+    stager = Stager(compiling)
+    first = stager.first(source, ports, ranges)
+    if not ports.open:
+        stager.make(first, Facts(), {})
+    return StagedExecutable(ports, first, stager.make)
 
 
 def _compile_whole(

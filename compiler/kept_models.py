@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from compiler.driver import Model
-    from compiler.staged import StagedExecutable
+    from compiler.runtime.stages import StagedExecutable
 
     Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
 

@@ -136,7 +136,7 @@ class ModelImport:
         rest = rest_of(self.read, waiting, self._builder, self._values, before)
         outputs = [info for info in self._graph.output if info.name in self._values]
         given = {info.name for info in self._graph.input} | {info.name for info in outputs}
-        passed = [c.name for c in rest.crossings if c.name not in given]
+        passed = [c.name for c in rest.reads.crossings if c.name not in given]
         if not outputs and not passed:
             return None, (), rest
         made = (*(info.name for info in outputs), *passed)

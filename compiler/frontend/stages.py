@@ -15,29 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod
+from math import isfinite
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from compiler.dtypes import DType
 from compiler.errors import UnsupportedOperatorError
 from compiler.frontend.model_file import ReadModel
 from compiler.frontend.order import reads
+from compiler.frontend.tensors import element_type
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.cast import ONNX_TYPES
 from compiler.ops.onnx_node import OnnxTensor
-from compiler.ranges import default_range
+from compiler.runtime.stages import Crossing, Facts, Reads
 from compiler.sizes import Dimension, bounds, is_open
 
 DECIDING_ELEMENTS = 64
 """Values with more elements decide no sizes."""
-
-LARGEST_SIZE = 1 << 30
-"""Larger numbers are no sizes: the ends of slices that reach to the last element."""
-
-MOST_OPEN = 16
-"""So many elements of one value stay open: they are the extents of one array."""
 
 NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 """ONNX's numbers of element types."""
@@ -76,100 +71,19 @@ class Waiting:
         self.made.update(value for value in node.output if value)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A value that the rest reads. A text among `dims` names an open dimension of the rest.
-
-    If it is `deciding`, sizes depend on its elements, and the rest is imported for them; `label`
-    is what their names start with.
-    """
-
-    name: str
-    label: str
-    dtype: DType
-    dims: tuple[int | str, ...]
-    deciding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of the values that a rest reads when it is imported.
-
-    `sizes` are dimensions and deciding elements with one value, `known` the bytes of deciding
-    values that are no sizes. `open` are those that stay open, with their ranges.
-    """
-
-    sizes: tuple[tuple[str, int], ...] = ()
-    known: tuple[tuple[str, bytes, tuple[int, ...]], ...] = ()
-    open: tuple[Dimension, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rest:
     """What is left of a model behind a cut: nodes, and the values that they read.
 
     Attributes:
         source: the model, without inputs for these values.
-        crossings: the values, in order.
-        ranges: of the open dimensions that extents are; elements have none.
+        reads: the values.
         reason: why it was cut.
     """
 
     source: ReadModel
-    crossings: tuple[Crossing, ...]
-    ranges: Mapping[str, Dimension]
+    reads: Reads
     reason: str
-
-    def facts(
-        self, arrays: Mapping[str, np.ndarray], ends: Mapping[str, Sequence[int]] | None
-    ) -> Facts:
-        """What to import the rest for.
-
-        If there are `ends`, all sizes above 0 stay open; `ends` are the sizes that a range must not
-        reach across, by name.
-        """
-        sizes: dict[str, int] = {}
-        known: list[tuple[str, bytes, tuple[int, ...]]] = []
-        for crossing in self.crossings:
-            array = arrays[crossing.name]
-            for dim, extent in zip(crossing.dims, array.shape, strict=True):
-                if isinstance(dim, str):
-                    sizes[dim] = extent
-            if not crossing.deciding:
-                continue
-            if array.dtype.kind in "iu" and array.size:
-                sizes |= dict(zip(_elements(crossing, array), array.flat, strict=True))
-            else:
-                known.append((crossing.name, array.tobytes(), array.shape))
-        opened = set() if ends is None else self._open(sizes)
-        fixed = tuple((name, int(s)) for name, s in sizes.items() if name not in opened)
-        ranges = (self._around(n, int(s), (ends or {}).get(n, ())) for n, s in sizes.items()
-                  if n in opened)  # fmt: skip
-        return Facts(fixed, tuple(known), tuple(ranges))
-
-    def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """The sizes that a range of them can stand for, by name."""
-        found = {name for name, size in sizes.items() if size > 0}
-        for crossing in self.crossings:
-            if crossing.deciding:
-                elements = {n for n in found if n.startswith(f"{crossing.label}_")}
-                few = {n for n in elements if sizes[n] <= LARGEST_SIZE}
-                # NumPy has no array of more elements, even if one of its extents is 0
-                if len(few) > MOST_OPEN or prod(int(sizes[n]) for n in few) > LARGEST_SIZE**2:
-                    few = set()
-                found -= elements - few
-        return found
-
-    def _around(self, name: str, size: int, ends: Sequence[int]) -> Dimension:
-        """The largest range that holds a size and does not reach across the ends."""
-        whole = self.ranges.get(name) or default_range(name)
-        if size not in whole:
-            whole = Dimension(name, 1)
-        if whole.multiple > 1 or not ends:
-            return whole
-        low = max([whole.low, *(end for end in ends if end <= size)])
-        high = min([end - 1 for end in ends if end > size], default=whole.high)
-        return Dimension(name, low, high if whole.high is None else min(high or 0, whole.high))
 
     def at(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> ReadModel:
         """The rest as a model with these facts, which `arrays` have: deciding values."""
@@ -179,50 +93,26 @@ class Rest:
         proto.CopyFrom(self.source.proto)
         tensors = dict(self.source.tensors)
         nodes: list[NodeProto] = []
-        for crossing in self.crossings:
+        for crossing in self.reads.crossings:
             name, dtype = crossing.name, crossing.dtype
             dims = [sizes.get(d, d) if isinstance(d, str) else d for d in crossing.dims]
             if crossing.deciding:
                 array = arrays[name]
-                elements = _elements(crossing, array)
+                elements = crossing.elements(array)
                 opened = [element for element in elements if element in names]
                 if not opened:
                     tensors[name] = OnnxTensor(array, dtype)
                     proto.graph.initializer.add(name=name)
                     continue
                 nodes += _spelled(crossing, array, elements, opened)
-                name, dtype, dims = sizes_input(crossing), DType.INT8, [*opened, 0]
-            info = helper.make_tensor_value_info(name, NUMBERS[dtype], dims)
+                name, dtype, dims = crossing.sizes_input, DType.INT8, [*opened, 0]
+            number = TensorProto.STRING if crossing.text else NUMBERS[dtype]
+            info = helper.make_tensor_value_info(name, number, dims)
             proto.graph.input.append(info)
         rest = list(proto.graph.node)
         del proto.graph.node[:]
         proto.graph.node.extend([*nodes, *rest])
         return replace(self.source, proto=proto, tensors=tensors)
-
-    def inputs(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the model of `at` takes: values, and for deciding ones an array without elements
-        that has those as its extents."""
-        found: dict[str, np.ndarray] = {}
-        names = {dimension.name for dimension in facts.open}
-        for crossing in self.crossings:
-            array = arrays[crossing.name]
-            if not crossing.deciding:
-                found[crossing.name] = array
-                continue
-            elements = zip(_elements(crossing, array), array.flat, strict=True)
-            opened = [int(element) for name, element in elements if name in names]
-            if opened:
-                found[sizes_input(crossing)] = np.empty((*opened, 0), np.int8)
-        return found
-
-
-def sizes_input(crossing: Crossing) -> str:
-    """The name of the input whose extents are the elements of a deciding value."""
-    return f"{crossing.name}//sizes"
-
-
-def _elements(crossing: Crossing, array: np.ndarray) -> tuple[str, ...]:
-    return tuple(f"{crossing.label}_{k}" for k in range(array.size))
 
 
 def _spelled(
@@ -253,11 +143,24 @@ def _spelled(
     ]
     return [
         *nodes,
-        helper.make_node("Shape", [sizes_input(crossing)], [shape]),
+        helper.make_node("Shape", [crossing.sizes_input], [shape]),
         helper.make_node("Concat", [shape, closed_name], [whole], axis=0),
         helper.make_node("Gather", [whole, places], [wide], axis=0),
         helper.make_node("Cast", [wide], [name], to=NUMBERS[crossing.dtype]),
     ]
+
+
+def input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> Crossing:
+    """An input of the model as what its first stage reads.
+
+    Raises:
+        UnsupportedOperatorError: if its element type is not supported.
+    """
+    number = info.type.tensor_type.elem_type
+    if number == TensorProto.STRING:
+        return Crossing(info.name, "", DType.INT64, dims, deciding=False, text=True)
+    dtype = element_type(number, f"input '{info.name}'")
+    return Crossing(info.name, "", dtype, dims, deciding=False)
 
 
 def rest_of(
@@ -277,12 +180,17 @@ def rest_of(
         before: what the model is made of, if it is itself a rest.
 
     Raises:
-        UnsupportedOperatorError: why the first node waits, if a value is text or a sequence, or
-            waiting would not help.
+        UnsupportedOperatorError: why the first node waits, if a value is made of text or a
+            sequence, or waiting would not help.
     """
     first = waiting.first
     assert first is not None
     deciding = _deciding(waiting, builder, values)
+    texts = {
+        info.name
+        for info in read.proto.graph.input
+        if info.type.tensor_type.elem_type == TensorProto.STRING
+    }
     names: dict[str, str] = {}
     ranges: dict[str, Dimension] = {}
     tensors: dict[str, OnnxTensor] = {}
@@ -291,11 +199,16 @@ def rest_of(
         value = values.get(name)
         if value is None:
             continue
-        if value in builder.labels or value in builder.sequences or value in builder.narrow:
-            raise first
+        # Texts that the caller gives are read again behind the cut.
+        text, labels = name in texts, builder.labels.get(value)
         kind, trim, constant = builder.types[value], builder.trim(value), builder.known(value)
-        if constant is not None and trim is None:
-            tensors[name] = OnnxTensor(constant, kind.dtype)
+        is_known = constant is not None and trim is None
+        if value in builder.sequences or value in builder.narrow:
+            raise first
+        if labels is not None and (labels.columns or not (text or is_known)):
+            raise first
+        if constant is not None and is_known:
+            tensors[name] = OnnxTensor(constant, kind.dtype, labels=labels)
             continue
         dims: list[int | str] = []
         for axis, extent in enumerate(kind.shape):
@@ -309,11 +222,12 @@ def rest_of(
             high = max(int(most), 1) if isfinite(most) else None
             ranges.setdefault(dim, Dimension(dim, 1, high))
             dims.append(dim)
-        decides = name in deciding or value in builder.sizes
+        decides = not text and (name in deciding or value in builder.sizes)
         label = f"element_{len(crossings)}"
-        crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides))
+        crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides, text))
     _check_progress(waiting, read, crossings, before)
-    return Rest(_left(read, waiting, tensors), tuple(crossings), ranges, str(first))
+    reads_ = Reads(tuple(crossings), ranges)
+    return Rest(_left(read, waiting, tensors), reads_, str(first))
 
 
 def _deciding(
@@ -346,7 +260,7 @@ def _check_progress(
     """Raises the first node's error if all nodes wait and nothing more is going to be known."""
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node
-    known = {c.name for c in before.crossings if c.deciding} if before else set()
+    known = {c.name for c in before.reads.crossings if c.deciding} if before else set()
     if len(waiting.nodes) == len(whole) and {c.name for c in crossings if c.deciding} <= known:
         raise waiting.first
 
@@ -359,6 +273,9 @@ def _left(read: ReadModel, waiting: Waiting, tensors: Mapping[str, OnnxTensor]) 
     proto.graph.name = read.proto.graph.name
     proto.graph.node.extend(waiting.nodes)
     proto.graph.output.extend(o for o in read.proto.graph.output if o.name in waiting.made)
-    for name in tensors:
-        proto.graph.initializer.add(name=name)
+    for name, tensor in tensors.items():
+        stated = proto.graph.initializer.add(name=name)
+        if tensor.labels is not None:  # what an input of text may say is looked up there
+            stated.data_type = TensorProto.STRING
+            stated.string_data.extend(key.encode() for key in map(str, tensor.labels.keys))
     return replace(read, proto=proto, tensors=dict(tensors), is_own=True)

@@ -40,12 +40,15 @@ from compiler.runtime.ports import (
 from compiler.runtime.program import Port, Program
 from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
+from compiler.runtime.stages import Cut, StagedExecutable
 from compiler.sizes import Dimension
 from compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
-FORMAT_VERSION, RANGED_VERSION = 2, 3
-"""Of artifacts whose sizes are all numbers, and of those with ranges of sizes."""
+FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION = 2, 3, 4
+"""Of artifacts whose sizes are all numbers, of those with ranges of sizes, and of those of models
+that are cut."""
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 
@@ -69,6 +72,8 @@ class Artifact:
         programs: one for each served combination of sizes, and at most one with open sizes, which
             serves their ranges; the list is closed.
         ports: inputs and outputs with the names of their open dimensions.
+        stages: how the programs follow each other, if the model is cut where the data decide a
+            size; they are not selected by sizes then.
         target: what the code was generated for (`Target.to_json`).
         metadata: what the compiler adds: model, schedules, keys, versions.
     """
@@ -78,6 +83,7 @@ class Artifact:
     ports: OpenPorts
     target: Mapping[str, Any]
     metadata: Mapping[str, Any]
+    stages: Cut[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
         """Load the program for these sizes; None is the first in the artifact.
@@ -87,9 +93,30 @@ class Artifact:
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
-        return self._load(self.program(sizes), threads)
+        return self.load(self.program(sizes), threads)
 
-    def _load(self, chosen: Program, threads: int) -> Executable:
+    def staged(self, threads: int = 1) -> StagedExecutable:
+        """All programs of a model that is cut, behind one `run`. A program loads when it is used.
+
+        Raises:
+            ArtifactError: if the model is not cut.
+            InvalidArgumentError: if `threads` is no possible number of threads.
+        """
+        check_threads(threads)
+        if self.stages is None:
+            raise ArtifactError(f"artifact '{self.path}' holds no stages")
+        return load_stages(
+            self.stages,
+            self.ports,
+            lambda number: self.load(self.programs[number].program, threads),
+        )
+
+    def load(self, chosen: Program, threads: int = 1) -> Executable:
+        """Load one of its programs, or one at some of its sizes.
+
+        Raises:
+            ArtifactError: if the library does not load.
+        """
         path = self.path / LIBRARY
         try:
             library = ctypes.CDLL(str(path.resolve()))
@@ -120,24 +147,37 @@ class Artifact:
             lambda sizes: self.executable(threads, dict(sizes)),
             [entry.sizes for entry in self.programs if entry.program is not ranged],
             {} if ranged is None else {d.name: d for d in self._ranges(ranged)},
-            None if ranged is None else self._load(ranged, threads),
+            None if ranged is None else self.load(ranged, threads),
         )
 
     @property
     def ranged(self) -> Program | None:
-        """The program with open sizes, if there is one."""
+        """The program with open sizes, if there is one for the whole model."""
+        if self.stages is not None:
+            return None
         return next((e.program for e in self.programs if e.program.dimensions), None)
 
     def weights(self) -> Bytes:
         """The packed constants, mapped from the file. Raises OSError if it cannot be read."""
         return _map(self.path / WEIGHTS)
 
-    def program(self, sizes: Mapping[str, int] | None = None) -> Program:
+    def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
         """The program for these sizes; None is the first in the artifact.
 
+        Of a model that is cut, `stage` is the number of a program, and the sizes are those of its
+        own dimensions.
+
         Raises:
-            ArtifactError: if no program has the sizes.
+            ArtifactError: if no program has the sizes, or the model is cut and no stage is given.
         """
+        if stage is not None:
+            program = self.programs[stage].program
+            return program.at(sizes or {}) if program.dimensions else program
+        if self.stages is not None:
+            raise ArtifactError(
+                f"artifact '{self.path}' runs in stages, since the data decide sizes: none of its "
+                "programs is the whole model"
+            )
         if sizes is None:
             return self.programs[0].program
         for entry in self.programs:
@@ -181,11 +221,11 @@ class Artifact:
 
 def load_artifact(
     path: str | Path, threads: int = 1, sizes: Mapping[str, int] | None = None
-) -> Executable | SizedExecutable:
+) -> Executable | SizedExecutable | StagedExecutable:
     """Verify an artifact folder and load it.
 
     With `sizes`, or where all sizes are known, the program for them; otherwise all of them behind
-    one `run`, which picks (or pads to) what fits its inputs.
+    one `run`, which picks (or pads to) what fits its inputs, or goes from stage to stage.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
@@ -196,6 +236,8 @@ def load_artifact(
     if sizes is not None:
         sizes = checked_sizes(sizes)
     artifact = read_artifact(path)
+    if sizes is None and artifact.stages is not None:
+        return artifact.staged(threads)
     if sizes is None and (len(artifact.programs) > 1 or artifact.ranged is not None):
         return artifact.sized(threads)
     return artifact.executable(threads, sizes)
@@ -233,11 +275,15 @@ def _read(path: Path) -> Artifact:
     )
     ports = OpenPorts.from_json(manifest["ports"])
     ports.check_padding()
+    if not programs:
+        raise ArtifactError(f"artifact '{path}' holds no program")
+    if manifest["version"] == STAGED_VERSION:
+        stages = stages_from_json(manifest["stages"])
+        check_stages(stages, [entry.program for entry in programs], ports)
+        return Artifact(path, programs, ports, target, dict(manifest["metadata"]), stages)
     for entry in programs:
         _check_ports("input", ports.inputs, entry.program.inputs)
         _check_ports("output", ports.outputs, entry.program.outputs)
-    if not programs:
-        raise ArtifactError(f"artifact '{path}' holds no program")
     if sum(bool(entry.program.dimensions) for entry in programs) > 1:
         raise ArtifactError(f"artifact '{path}' holds two programs with ranges")
     return Artifact(path, programs, ports, target, dict(manifest["metadata"]))
@@ -268,10 +314,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is of another kind")
     versions = (manifest.get("version"), manifest.get("abi"))
-    if versions not in ((FORMAT_VERSION, ABI_VERSION), (RANGED_VERSION, ABI_VERSION)):
+    formats = FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION
+    if versions not in [(version, ABI_VERSION) for version in formats]:
         raise ArtifactError(
             f"artifact '{path}' has format {versions[0]} and kernel ABI {versions[1]}, this "
-            f"runtime reads formats {FORMAT_VERSION} and {RANGED_VERSION} and ABI {ABI_VERSION}: "
+            f"runtime reads formats {FORMAT_VERSION} to {STAGED_VERSION} and ABI {ABI_VERSION}: "
             "compile the model again"
         )
     if manifest.get("checksum") != manifest_checksum(manifest):

@@ -20,6 +20,7 @@ from compiler.runtime.artifact import (
     LIBRARY,
     MANIFEST,
     RANGED_VERSION,
+    STAGED_VERSION,
     WEIGHTS,
     Artifact,
     SizedProgram,
@@ -29,6 +30,8 @@ from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.ports import OpenPorts, open_dims
 from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_to_json
+from compiler.runtime.stage_tree import stages_to_json
+from compiler.runtime.stages import Cut
 from compiler.runtime.weight_file import WeightFile
 
 
@@ -82,6 +85,7 @@ class ArtifactWriter:
         target: Mapping[str, Any],
         metadata: Mapping[str, Any],
         ports: OpenPorts | None = None,
+        stages: Cut[int] | None = None,
     ) -> Artifact:
         """Write the rest and return the artifact, which is not at its place yet.
 
@@ -91,6 +95,7 @@ class ArtifactWriter:
             target: `Target.to_json()`.
             metadata: plain data for `json`: model, schedules, keys, versions.
             ports: the open dimensions of inputs and outputs; None where no name selects a program.
+            stages: how the programs follow each other, if the model is cut.
 
         Raises:
             OSError: if it cannot be written.
@@ -98,10 +103,14 @@ class ArtifactWriter:
         ports = ports or _fixed_ports(programs[0].program)
         _write(self._staging / LIBRARY, library)
         digest = hashlib.sha256(library).hexdigest()
-        ranged = any(entry.program.dimensions for entry in programs)
+        version = FORMAT_VERSION
+        if stages is not None:
+            version = STAGED_VERSION
+        elif any(entry.program.dimensions for entry in programs):
+            version = RANGED_VERSION
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": RANGED_VERSION if ranged else FORMAT_VERSION,
+            "version": version,
             "abi": ABI_VERSION,
             "target": dict(target),
             "programs": [
@@ -109,6 +118,7 @@ class ArtifactWriter:
                 for entry in programs
             ],
             "ports": ports.to_json(),
+            **({} if stages is None else {"stages": stages_to_json(stages)}),
             "files": {
                 LIBRARY: {"bytes": len(library), "sha256": digest},
                 WEIGHTS: self.weights.finish(),
@@ -117,7 +127,7 @@ class ArtifactWriter:
         }
         manifest["checksum"] = manifest_checksum(manifest)
         _write(self._staging / MANIFEST, json.dumps(manifest, indent=1).encode())
-        return Artifact(self._staging, tuple(programs), ports, dict(target), dict(metadata))
+        return Artifact(self._staging, tuple(programs), ports, dict(target), dict(metadata), stages)
 
     def publish(self) -> None:
         """Put the finished folder at its place, once all of it is on the disk.

@@ -60,35 +60,13 @@ class Session:
         states: Mapping[str, str],
         initial: Mapping[str, Array],
     ) -> None:
-        for what, given in (("states", states), ("initial", initial)):
-            if not isinstance(given, Mapping):
-                raise InvalidArgumentError(f"{what} is a mapping from names, not {given!r}")
+        taken = bound_states(tuple(inputs), outputs, states, initial)
         order = tuple(inputs)
         self._fitting = fitting
-        self._states: list[SessionState] = []
-        taken: dict[str, str] = {}
-        for output, name in states.items():
-            if output not in outputs:
-                raise InvalidArgumentError(
-                    f"there is no output '{output}', the outputs are {listed(outputs)}"
-                )
-            if not isinstance(name, str) or name not in inputs:
-                raise InvalidArgumentError(
-                    f"there is no input '{name}', the inputs are {listed(order)}"
-                )
-            if name in taken:
-                raise InvalidArgumentError(
-                    f"input '{name}' is bound to two outputs, '{taken[name]}' and '{output}'"
-                )
-            taken[name] = output
-            self._states.append(
-                SessionState(name, order.index(name), outputs.index(output), inputs[name])
-            )
-        for name in initial:
-            if name not in taken:
-                raise InvalidArgumentError(
-                    f"'{name}' has a first value and is no state, the states are {listed(taken)}"
-                )
+        self._states: list[SessionState] = [
+            SessionState(name, order.index(name), outputs.index(output), inputs[name])
+            for name, output in taken.items()
+        ]
         self._states.sort(key=lambda state: state.input)
         for state in self._states:
             state.begin_with(initial.get(state.name))
@@ -117,7 +95,7 @@ class Session:
             InvalidArgumentError: if another thread is running this session.
             OutOfMemoryError: as `Executable.run` does.
         """
-        with _alone(self._lock):
+        with alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:
                 raise InvalidInputError(f"input '{bound}' is a state of this session")
             given = arrays_in_order(inputs, self.input_names)
@@ -146,7 +124,7 @@ class Session:
             InvalidArgumentError: if it is no state, another thread is running this session, or
                 nothing has said yet what type it has.
         """
-        with _alone(self._lock):
+        with alone(self._lock):
             return self._named(name).copied()
 
     def reset(self) -> None:
@@ -155,7 +133,7 @@ class Session:
         Raises:
             InvalidArgumentError: if another thread is running this session.
         """
-        with _alone(self._lock):
+        with alone(self._lock):
             for state in self._states:
                 state.reset()
 
@@ -212,8 +190,46 @@ class Session:
         )
 
 
+def bound_states(
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    states: Mapping[str, str],
+    initial: Mapping[str, Array],
+) -> dict[str, str]:
+    """The output that becomes each input that is a state.
+
+    Raises:
+        InvalidArgumentError: if what is given is no mapping, a name is unknown, two outputs become
+            one input, or what has a first value is no state.
+    """
+    for what, given in (("states", states), ("initial", initial)):
+        if not isinstance(given, Mapping):
+            raise InvalidArgumentError(f"{what} is a mapping from names, not {given!r}")
+    taken: dict[str, str] = {}
+    for output, name in states.items():
+        if output not in outputs:
+            raise InvalidArgumentError(
+                f"there is no output '{output}', the outputs are {listed(outputs)}"
+            )
+        if not isinstance(name, str) or name not in inputs:
+            raise InvalidArgumentError(
+                f"there is no input '{name}', the inputs are {listed(inputs)}"
+            )
+        if name in taken:
+            raise InvalidArgumentError(
+                f"input '{name}' is bound to two outputs, '{taken[name]}' and '{output}'"
+            )
+        taken[name] = output
+    for name in initial:
+        if name not in taken:
+            raise InvalidArgumentError(
+                f"'{name}' has a first value and is no state, the states are {listed(taken)}"
+            )
+    return taken
+
+
 @contextmanager
-def _alone(lock: threading.Lock) -> Iterator[None]:
+def alone(lock: threading.Lock) -> Iterator[None]:
     if not lock.acquire(blocking=False):
         raise InvalidArgumentError(
             "a session takes one step at a time, and another thread is running this one"

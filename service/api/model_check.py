@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.jobs.job_spec import JobSpec
-from service.jobs.planning import open_ports, plan_first_sizes
+from service.jobs.planning import open_ports
+from service.jobs.stage_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:
@@ -37,4 +38,4 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    open_ports([plan_first_sizes(spec.request, spec.sizes, spec.shares)], pad=spec.pad)
+    open_ports([plan_first_program(spec.request, spec.sizes, spec.shares)], pad=spec.pad)

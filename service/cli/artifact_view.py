@@ -23,6 +23,8 @@ def artifact_facts(artifact: Artifact) -> dict[str, Any]:
         "numerics": artifact.metadata.get("numerics"),
         "weight_bytes": max(entry.program.weight_bytes for entry in artifact.programs),
         "pads": artifact.ports.pad,
+        "cuts": 0 if artifact.stages is None else sum(1 for _ in artifact.stages.walk()) - 1,
+        "outputs": list(artifact.ports.outputs),
         "programs": [_program_facts(entry) for entry in artifact.programs],
     }
 
@@ -55,12 +57,14 @@ def artifact_view(facts: dict[str, Any]) -> RenderableType:
     head.add_column()
     head.add_column()
     first = facts["programs"][0]
+    outputs = [port["text"] for port in first["outputs"]]
     rows = [
         ("artifact", first["name"]),
         ("target", f"{facts['target']}, {facts['threads']} threads, numerics {facts['numerics']}"),
         ("inputs", ", ".join(port["text"] for port in first["inputs"])),
-        ("outputs", ", ".join(port["text"] for port in first["outputs"])),
+        ("outputs", ", ".join(facts["outputs"] if facts["cuts"] else outputs)),
         ("packed weights", size(facts["weight_bytes"])),
+        *([("runs", f"in stages, with {facts['cuts']} cuts")] if facts["cuts"] else []),
         *([("between sizes", "inputs are padded up to the next")] if facts["pads"] else []),
     ]
     for name, value in rows:

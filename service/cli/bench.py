@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from compiler.ranges import Shares
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
-    from compiler.staged import StagedExecutable
+    from compiler.runtime.stages import StagedExecutable
 
 
 class Peer(StrEnum):

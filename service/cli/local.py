@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from compiler.program_builder import CompiledProgram
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
-    from compiler.staged import StagedExecutable
+    from compiler.runtime.stages import StagedExecutable
     from service.jobs.known_model import KnownModel
 
 
@@ -169,13 +169,15 @@ def compile_(
     timings: TimingsOption = False,
 ) -> None:
     """Compile to an artifact folder, a C library or a program, with whatever the database knows."""
+    from compiler.program_builder import KernelCache
     from compiler.target import resolve_target
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import range_lines, settled_line, timings_table
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
-    from service.jobs.planning import ModelRequest, plan_sizes
+    from service.jobs.planning import ModelRequest
+    from service.jobs.stage_planning import plan_programs
     from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage
 
@@ -198,7 +200,15 @@ def compile_(
     if format_ is not Format.ARTIFACT and pad:
         raise UserError(f"--pad is for artifacts, not for --format {format_.value}")
     recorder = Timings()
-    plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
+    kernels = KernelCache()
+    plans = plan_programs(
+        request, parse_sizes(dim), dump_observer(dump_after), recorder, kernels=kernels
+    )
+    if format_ is not Format.ARTIFACT and plans[0].stages is not None:
+        raise UserError(
+            f"--format {format_.value}: the data decide sizes of this model, so that it runs in "
+            "stages, which only artifacts hold"
+        )
     if format_ is not Format.ARTIFACT and len(plans) > 1:
         raise UserError(
             f"--format {format_.value} holds one size or one range of each dimension, not "
@@ -211,10 +221,17 @@ def compile_(
     finally:
         storage.close()
     plans = settled.planned
-    plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
+    constants = [each.plan.graph.constants for each in (plans if plans[0].stages else plans[:1])]
+    plain = sum(array.nbytes for each in constants for array in each.values())
     if format_ is Format.ARTIFACT:
         compiled = build_artifact(
-            plans, settled.schedules, output, weight_limit, pad=pad, timings=recorder
+            plans,
+            settled.schedules,
+            output,
+            weight_limit,
+            pad=pad,
+            timings=recorder,
+            kernels=kernels,
         )
         packed = max(each.program.weight_bytes for each in compiled)
         made = f"artifact: {output}"

@@ -200,6 +200,8 @@ def settled_line(settled: Settled) -> str:
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
     """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    if planned[0].stages is not None:
+        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
     lines = []
     for each in planned:
         if each.open is not None:

@@ -20,8 +20,8 @@ from compiler.ranges import SizeRange
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import Sizes
 from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.stages import StagedExecutable
 from compiler.schedule.schedule import Schedule
-from compiler.staged import StagedExecutable
 from compiler.target import resolve_target
 from db.storage import Storage
 from service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes

@@ -34,8 +34,8 @@ def known_plan(planned: Planned, storage: Storage, job_id: str = "") -> Planned:
     same model, sizes, target, threads, numerics and code generation. It must still be the plan that
     its choice leads to. The model's digest stands for its constants.
     """
-    if planned.open is not None:
-        return planned  # what was chosen for one size says nothing of all
+    if planned.open is not None or planned.stages is not None:
+        return planned  # what was chosen for one size says nothing of all, or of a stage
     return with_plan(
         planned, _of(plan_verdict(planned, storage, job_id), *_model(planned), storage)
     )

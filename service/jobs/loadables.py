@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from compiler.codegen.link import link_shared
 from compiler.program_builder import CompiledProgram
 from compiler.runtime.artifact import LIBRARY, Artifact
 from service.jobs.device import Loadable
+from service.jobs.planning import Planned
 
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:
@@ -24,17 +24,20 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
     )
 
 
-def of_artifact(artifact: Artifact, sizes: Mapping[str, int]) -> Loadable:
-    """The program of an artifact for these sizes, from the artifact's own files.
+def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
+    """The program of an artifact for the sizes of a plan, or for its stage, from the artifact's own
+    files.
 
     Raises:
         ArtifactError: if it serves no such sizes.
         OSError: if its files cannot be read.
     """
+    sizes = dict(planned.sizes)
+    program = artifact.program(sizes, planned.stage if planned.stages is not None else None)
     return Loadable(
-        artifact.program(sizes),
+        program,
         artifact.weights(),
-        lambda threads: artifact.executable(threads, sizes),
+        lambda threads: artifact.load(program, threads),
         (artifact.path / LIBRARY).read_bytes,
     )
 

@@ -23,6 +23,7 @@ from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram
 from compiler.ranges import Shares, as_range, narrower_text, size_choices, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
+from compiler.runtime.stages import Cut
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.sizes import Dimension, OpenSizeError, open_size, typical
@@ -102,6 +103,9 @@ class Planned:
     optimised: Optimised | None = field(default=None, repr=False, compare=False)
     """The graph after all passes: the start of every plan that leaves no pass out."""
     open: OpenPlan | None = None
+    stages: Cut[int] | None = field(default=None, repr=False, compare=False)
+    """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
+    stage: int = 0
 
     @property
     def threads(self) -> int:
@@ -296,6 +300,8 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
         InvalidArgumentError: if `pad` is asked for and nothing varies.
     """
     first = planned[0]
+    if first.stages is not None:
+        return _staged_ports(first, pad=pad)
     names = dict(first.sizes)
     if not names:
         if pad:
@@ -313,6 +319,15 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
     ports = replace(ports, outputs=outputs, pad=pad, ranges=ranges)
     ports.check_padding()
     return ports
+
+
+def _staged_ports(first: Planned, *, pad: bool) -> OpenPorts:
+    if pad:
+        raise InvalidArgumentError("inputs of a model whose data decide sizes cannot be padded")
+    assert first.stages is not None
+    ports = model_ports(read_model(first.request.model).proto.graph)
+    reads = {crossing.name: crossing.dims for crossing in first.stages.reads.crossings}
+    return replace(ports, inputs={name: reads[name] for name in ports.inputs})
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:

@@ -33,8 +33,9 @@ from service.jobs.graph_choice import (
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
 from service.jobs.no_regret import Settled, settle
-from service.jobs.planning import Planned, open_ports, plan_sizes, tasks_of
+from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
+from service.jobs.stage_planning import plan_programs
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
     all_known,
@@ -261,7 +262,8 @@ def run_job(
             if storage.ledger.use(settled.records, job_id):
                 break  # from now on the job is told when one of them is withdrawn
     for planned in plans:
-        keep_plan(planned, storage)
+        if planned.stages is None:
+            keep_plan(planned, storage)
     outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
     if output is None:
         return outcome
@@ -302,7 +304,9 @@ def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
     spec.budget.options()  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
-        plans = plan_sizes(spec.request, spec.sizes, timings=timings, shares=spec.shares)
+        plans = plan_programs(
+            spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
+        )
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met
@@ -324,7 +328,8 @@ def _choose(
     """The plan of each size, and the budget that is left after choosing them."""
     chosen, budget = [], spec.budget
     for planned in plans:
-        if planned.open is not None:  # one plan for all sizes: the rules' own
+        # one plan for all sizes, or for a stage, which no file's digest names: the rules' own
+        if planned.open is not None or planned.stages is not None:
             chosen.append(ChosenPlan(planned, budget))
             continue
         found = choose_plan(

@@ -121,6 +121,10 @@ def build_artifact(
     """
     builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
     ports = open_ports(planned, pad=pad)
+    if (stages := planned[0].stages) is not None:
+        assert ports is not None
+        plans_ = [p.served_plan for p in planned]
+        return artifacts.save_stages(plans_, stages, builder, folder, ports, timings, check)
     plans = {() if p.open else p.sizes: p.served_plan for p in planned}
     return artifacts.save_artifact(plans, builder, folder, ports, timings, check)
 

@@ -181,7 +181,7 @@ def verify_artifact(
         return Verification(
             None, not_run=f"{device.name} does not run target '{planned.target.name}'"
         )
-    loadable = of_artifact(artifact, dict(planned.sizes))
+    loadable = of_artifact(artifact, planned)
     undecided: UndecidedError | None = None
     found: Verification | None = None
     for attempt in range(ATTEMPTS):

@@ -21,7 +21,8 @@ from compiler.errors import (
     ModelWarning,
     UnsupportedOperatorError,
 )
-from compiler.staged import StagedExecutable
+from compiler.runtime.stages import StagedExecutable
+from compiler.staged import Stager
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Info = tuple[str, int, Sequence[int | str]]
@@ -257,8 +258,76 @@ def test_bad_inputs_are_named() -> None:
         made.run(good | {"x": good["x"][1:]})
     with pytest.raises(InvalidInputError, match="mark"):
         made.run({"x": good["x"]})
-    with pytest.raises(InvalidArgumentError, match="no state is kept"):
-        made.bind({})
+
+
+def test_sessions_keep_what_the_data_chose() -> None:
+    """What is above 0 of the state and the new values stays."""
+    node = helper.make_node
+    proto = model(
+        [
+            node("Concat", ["kept", "new"], ["all"], axis=0),
+            node("NonZero", ["all"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["all", "places"], ["left"], axis=0),
+            node("ReduceSum", ["left"], ["sum"], keepdims=0),
+        ],
+        [("kept", FLOAT, ("n",)), ("new", FLOAT, (3,))],
+        ["sum", "left"],
+        first=np.array([0]),
+    )
+    made = staged(proto)
+    session = made.bind({"left": "kept"}, {"kept": np.ones(2, np.float32)})
+    assert (session.input_names, session.output_names) == (("new",), ("sum",))
+    for number, size in ((1, 4), (2, 6), (3, 8)):
+        (total,) = session.run([np.array([0, number, 5], np.float32)])
+        assert session.state("kept").size == size
+        assert total == session.state("kept").sum()
+    for wrong, said in (({"kept": np.ones(2)}, "is a state"), ([np.ones(3)], "'new' is float64")):
+        with pytest.raises(InvalidInputError, match=said):
+            session.run(wrong)
+    assert session.state("kept").size == 8
+    session.reset()
+    assert session.state("kept").tolist() == [1, 1]
+    for states, initial, said in (
+        ({"left": "kept"}, {}, "give its first value"),
+        ({"none": "kept"}, {}, "no output 'none'"),
+        ({"left": "kept"}, {"new": np.ones(3)}, "is no state"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            made.bind(states, initial)
+    with pytest.raises(InvalidArgumentError, match="no state 'new'"):
+        session.state("new")
+
+
+def test_texts_are_read_before_a_cut_and_behind_it() -> None:
+    node = helper.make_node
+    proto = model(
+        [
+            node("Equal", ["t", "red"], ["is_red"]),
+            node("NonZero", ["is_red"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Shape", ["places"], ["count"]),
+            node("Slice", ["t", "first", "count", "first"], ["part"]),
+            node("Equal", ["part", "blue"], ["is_blue"]),
+            node("Cast", ["is_blue"], ["blues"], to=FLOAT),
+            node("Mul", ["blues", "x"], ["y"]),
+        ],
+        [("t", TensorProto.STRING, (6,)), ("x", FLOAT, (1,))],
+        ["y"],
+        first=np.array([0]),
+        red=np.array("red", object),
+        blue=np.array("blue", object),
+    )
+    made = staged(proto)
+    x = np.array([3], np.float32)
+    for texts, expected in (
+        (["red", "blue", "", "red", "blue", "red"], [0, 3, 0]),
+        (["blue", "green", "red", "", "", "red"], [3, 0]),
+    ):
+        (y,) = made.run({"t": np.array(texts), "x": x})
+        assert y.tolist() == expected
+    with pytest.raises(InvalidInputError, match=r"'t' is int64 of .* expected text"):
+        made.run({"t": np.arange(6), "x": x})
 
 
 def test_without_a_cut_such_a_model_is_refused() -> None:
@@ -295,14 +364,14 @@ def test_a_loop_whose_shapes_depend_on_the_step_runs_as_often_as_the_data_say() 
 
 
 def test_threads_that_wait_for_the_same_program_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = StagedExecutable._compiled
+    compiled = Stager._compiled
 
     def slowly(*given: Any) -> Any:
         time.sleep(0.02)
         return compiled(*given)
 
     made = staged(chosen_rows())
-    monkeypatch.setattr(StagedExecutable, "_compiled", slowly)
+    monkeypatch.setattr(Stager, "_compiled", slowly)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(made.run, [marked(count) for count in (7, 40, 9, 23)]))
     assert made.reasons == ()

@@ -73,6 +73,7 @@ INSIDE: dict[str, set[str]] = {
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
     | {"program_emitter", "slices"},
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
+    "foreseen": _BASE | {"ranges", "runtime", "staged"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
     "kept_folder": set(),

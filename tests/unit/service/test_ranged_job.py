@@ -12,6 +12,8 @@ import onnxruntime
 import pytest
 from fastapi.testclient import TestClient
 
+from compiler.runtime.artifact import load_artifact
+from compiler.runtime.stages import StagedExecutable
 from service.archive import unpack
 from service.jobs import run_job
 from service.jobs.tuner_process import TunerProcess
@@ -67,3 +69,48 @@ else:
     for n, array in given.items():
         (expected,) = oracle.run(None, {port.name: array})
         np.testing.assert_allclose(made[n], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_job_of_a_model_whose_data_decide_sizes_serves_its_stages(
+    client: TestClient, tuner: TunerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that are above 0, times a matrix: before the cut they are found, behind it taken."""
+    node, floats = onnx.helper.make_node, onnx.TensorProto.FLOAT
+    weights = np.arange(12, dtype=np.float32).reshape(4, 3)
+    constants = {"w": weights, "first": np.array([0]), "zero": np.float32(0)}
+    graph = onnx.helper.make_graph(
+        [
+            node("Greater", ["mark", "zero"], ["mask"]),
+            node("NonZero", ["mask"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["x", "places"], ["rows"], axis=0),
+            node("MatMul", ["rows", "w"], ["h"]),
+            node("Softmax", ["h"], ["y"], axis=0),
+        ],
+        "staged",
+        [
+            onnx.helper.make_tensor_value_info("x", floats, (9, 4)),
+            onnx.helper.make_tensor_value_info("mark", floats, (9,)),
+        ],
+        [onnx.helper.make_empty_tensor_value_info("y")],
+        [onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()],
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    digest = upload(client, proto.SerializeToString())
+    job = submit(client, model=digest, trials=4)
+    path = f"/v1/jobs/{job['id']}"
+    assert work_once(tuner)
+    done = client.get(path).json()
+    assert (done["state"], done["error"]) == ("succeeded", None)
+    assert done["result"]["verified"] is True
+    (tmp_path / "a.tar").write_bytes(client.get(f"{path}/artifact").content)
+    unpack(tmp_path / "a.tar", tmp_path / "a")
+    made = load_artifact(tmp_path / "a")
+    assert isinstance(made, StagedExecutable)
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    for count in (1, 5, 9):
+        mark = np.where(np.arange(9) < count, 1, -1).astype(np.float32)
+        (y,) = made.run({"x": x, "mark": mark})
+        grown = np.exp(x[:count] @ weights - (x[:count] @ weights).max(axis=0))
+        np.testing.assert_allclose(y, grown / grown.sum(axis=0), rtol=1e-4, atol=1e-6)

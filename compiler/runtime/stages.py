@@ -1,0 +1,330 @@
+"""Programs of a model that is cut where the data decide a size: what runs from cut to cut.
+
+A run goes from cut to cut. What the data decide is known at each: a size, or which branch is
+taken. Behind a cut one program serves all sizes above 0, as for a model with open dimensions; sizes
+of 0, truth values and numbers that are no sizes have programs of their own. In a process that has
+the compiler they are made when a run first needs them (`compiler.staged`); an artifact holds a
+closed list (`StageTree`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidInputError
+from compiler.ranges import default_range
+from compiler.runtime.executable import Executable
+from compiler.runtime.inputs import arrays_in_order, shapes_of
+from compiler.runtime.packing import Array
+from compiler.runtime.ports import OpenPorts, dims_text, ranges_text
+from compiler.runtime.staged_session import StagedSession
+from compiler.sizes import Dimension
+
+P = TypeVar("P")
+
+LARGEST_SIZE = 1 << 30
+"""Larger numbers are no sizes: the ends of slices that reach to the last element."""
+
+MOST_OPEN = 16
+"""So many elements of one value stay open: they are the extents of one array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that is read behind a cut. A text among `dims` names an open dimension there.
+
+    If it is `deciding`, sizes depend on its elements, and what is behind is imported for them;
+    `label` is what their names start with. A `text` is an array of `str`.
+    """
+
+    name: str
+    label: str
+    dtype: DType
+    dims: tuple[int | str, ...]
+    deciding: bool
+    text: bool = False
+
+    def elements(self, array: Array) -> tuple[str, ...]:
+        """The names of an array's elements."""
+        return tuple(f"{self.label}_{k}" for k in range(array.size))
+
+    @property
+    def sizes_input(self) -> str:
+        """The name of the input whose extents are the elements of a deciding value."""
+        return f"{self.name}//sizes"
+
+    def takes(self, array: Array) -> bool:
+        """Whether an array has this type."""
+        return array.dtype.kind in "OUT" if self.text else array.dtype == self.dtype.numpy
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the values that are read behind a cut.
+
+    `sizes` are dimensions and deciding elements with one value, `known` the bytes of deciding
+    values that are no sizes. `open` are those that stay open, with their ranges.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    known: tuple[tuple[str, bytes, tuple[int, ...]], ...] = ()
+    open: tuple[Dimension, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`count_0=0, element_1_0 1..4096` for people."""
+        parts = [f"{name}={size}" for name, size in self.sizes]
+        parts += [f"{name} of {len(data)} bytes, shape {shape}" for name, data, shape in self.known]
+        return ", ".join([*parts, *filter(None, [ranges_text(self.open)])]) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The values that are read behind a cut, in order.
+
+    `ranges` are of the open dimensions that extents are; elements have none.
+    """
+
+    crossings: tuple[Crossing, ...]
+    ranges: Mapping[str, Dimension]
+
+    def facts(self, arrays: Mapping[str, Array], ends: Mapping[str, Sequence[int]] | None) -> Facts:
+        """What a program behind the cut is for.
+
+        If there are `ends`, all sizes above 0 stay open; `ends` are the sizes that a range must not
+        reach across, by name.
+        """
+        sizes: dict[str, int] = {}
+        known: list[tuple[str, bytes, tuple[int, ...]]] = []
+        for crossing in self.crossings:
+            array = arrays[crossing.name]
+            for dim, extent in zip(crossing.dims, array.shape, strict=True):
+                if isinstance(dim, str):
+                    sizes[dim] = extent
+            if not crossing.deciding:
+                continue
+            if array.dtype.kind in "iu" and array.size:
+                sizes |= dict(zip(crossing.elements(array), map(int, array.flat), strict=True))
+            else:
+                known.append((crossing.name, array.tobytes(), array.shape))
+        opened = set() if ends is None else self._open(sizes)
+        fixed = tuple((name, int(s)) for name, s in sizes.items() if name not in opened)
+        ranges = (
+            self._around(name, int(size), (ends or {}).get(name, ()))
+            for name, size in sizes.items()
+            if name in opened
+        )
+        return Facts(fixed, tuple(known), tuple(ranges))
+
+    def inputs(self, facts: Facts, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """What a program for these facts takes: values, and for deciding ones an array without
+        elements that has those as its extents."""
+        found: dict[str, Array] = {}
+        names = {dimension.name for dimension in facts.open}
+        for crossing in self.crossings:
+            array = arrays[crossing.name]
+            if not crossing.deciding:
+                found[crossing.name] = array
+                continue
+            elements = zip(crossing.elements(array), array.flat, strict=True)
+            opened = [int(element) for name, element in elements if name in names]
+            if opened:
+                found[crossing.sizes_input] = np.empty((*opened, 0), np.int8)
+        return found
+
+    def _open(self, sizes: Mapping[str, int]) -> set[str]:
+        """The sizes that a range of them can stand for, by name."""
+        found = {name for name, size in sizes.items() if size > 0}
+        for crossing in self.crossings:
+            if crossing.deciding:
+                elements = {n for n in found if n.startswith(f"{crossing.label}_")}
+                few = {n for n in elements if sizes[n] <= LARGEST_SIZE}
+                # NumPy has no array of more elements, even if one of its extents is 0
+                if len(few) > MOST_OPEN or prod(int(sizes[n]) for n in few) > LARGEST_SIZE**2:
+                    few = set()
+                found -= elements - few
+        return found
+
+    def _around(self, name: str, size: int, ends: Sequence[int]) -> Dimension:
+        """The largest range that holds a size and does not reach across the ends."""
+        whole = self.ranges.get(name) or default_range(name)
+        if size not in whole:
+            whole = Dimension(name, 1)
+        if whole.multiple > 1 or not ends:
+            return whole
+        low = max([whole.low, *(end for end in ends if end <= size)])
+        high = min([end - 1 for end in ends if end > size], default=whole.high)
+        return Dimension(name, low, high if whole.high is None else min(high or 0, whole.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[P]):
+    """A program between two cuts, None where nothing is to be computed, and what is behind it.
+
+    `makes` are the names of its outputs in the model; the program's own differ where an output is
+    an input or a constant.
+    """
+
+    program: P | None
+    makes: tuple[str, ...]
+    behind: Cut[P] | None
+
+
+@dataclass(slots=True, eq=False)
+class Cut(Generic[P]):
+    """What is left of a model, with the programs that there are for it.
+
+    `ends` are sizes that no range reaches across, by name: what the model asks of a size has one
+    answer up to there and another one from there on. `reason` says why no program serves ranges of
+    sizes; it is empty while one may.
+    """
+
+    reads: Reads
+    ends: dict[str, list[int]] = field(default_factory=dict)
+    made: dict[Facts, Stage[P]] = field(default_factory=dict)
+    reason: str = ""
+
+    def facts(self, values: Mapping[str, Array]) -> Facts:
+        """What a program for these values is for."""
+        return self.reads.facts(values, None if self.reason else self.ends)
+
+    def walk(self) -> Iterator[Cut[P]]:
+        """This cut and all behind it, each before those behind it."""
+        waiting = [self]
+        while waiting:
+            cut = waiting.pop(0)
+            yield cut
+            waiting += [stage.behind for stage in list(cut.made.values()) if stage.behind]
+
+
+Make = Callable[[Cut[P], Facts, Mapping[str, Array]], "Stage[P] | None"]
+"""Makes the stage for these facts, which the values have; None if none serves these ranges: the cut
+has new ends, or a reason."""
+
+
+class StagedExecutable:
+    """A compiled model whose data decide sizes that other nodes have to know.
+
+    `run` may be called from several threads at once; a program is made once.
+
+    Args:
+        ports: its inputs and outputs, without the dimensions that the caller gives a size.
+        first: the model as what is left of itself: its inputs are what it reads.
+        make: gives stages that are not among `Cut.made`, and puts them there. One thread calls it
+            at a time.
+    """
+
+    def __init__(self, ports: OpenPorts, first: Cut[Executable], make: Make[Executable]) -> None:
+        self.ports = ports
+        self.ranges = {n: r for n, r in first.reads.ranges.items() if n in ports.open}
+        self._first = first
+        self._make = make
+        self._names = tuple(ports.inputs)
+        self._lock = threading.Lock()
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the inputs' open dimensions, each once, in order."""
+        return self.ports.open
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of what `run` returns, in order."""
+        return tuple(self.ports.outputs)
+
+    @property
+    def programs(self) -> int:
+        """How many programs have been made so far and are kept."""
+        stages = (stage for cut in self._first.walk() for stage in list(cut.made.values()))
+        return sum(stage.program is not None for stage in stages)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why programs behind cuts serve one combination of sizes each, where they do."""
+        return tuple(dict.fromkeys(cut.reason for cut in self._first.walk() if cut.reason))
+
+    def run(
+        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+    ) -> list[Array]:
+        """Run the model once; the outputs in order, as `Executable.run` gives them.
+
+        Raises:
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, or the
+                model contradicts itself for what the data decide, or an artifact has no program for
+                that.
+            CompilerError: if a stage that this run is the first to need does not compile.
+        """
+        arrays = arrays_in_order(inputs, self._names)
+        self._check(arrays)
+        values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
+        cut: Cut[Executable] | None = self._first
+        while cut is not None:
+            stage, given = self._stage(cut, values)
+            if stage.program is not None:
+                found = stage.program.run(given, labels=labels)
+                values |= dict(zip(stage.makes, found, strict=True))
+            cut = stage.behind
+        return [values[name] for name in self.output_names]
+
+    def bind(
+        self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
+    ) -> StagedSession:
+        """As `Executable.bind`. A state may have another size after each step where its input's
+        dimension is open.
+
+        Raises:
+            InvalidArgumentError, InvalidInputError, OutOfMemoryError: as `StagedSession` does.
+        """
+        crossings = {crossing.name: crossing for crossing in self._first.reads.crossings}
+        inputs = {n: (crossings[n].dtype.numpy, dims) for n, dims in self.ports.inputs.items()}
+        return StagedSession(inputs, self.output_names, self.run, states, initial or {})
+
+    def _check(self, arrays: Sequence[Array]) -> None:
+        shapes = shapes_of(arrays, self._names)
+        sizes: dict[str, int] = {}
+        crossings = self._first.reads.crossings
+        for crossing, array, shape in zip(crossings, arrays, shapes, strict=True):
+            # those of inputs before this one, so that no program is made for a contradiction
+            dims = [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in crossing.dims]
+            fits = len(shape) == len(dims)
+            for size, dim, known in zip(shape, crossing.dims, dims, strict=False):
+                if isinstance(dim, str):
+                    fits = fits and size in self.ranges.get(dim, (size,))
+                    known = sizes.setdefault(dim, size)
+                fits = fits and size == known
+            if not fits or not crossing.takes(array):
+                wanted = "text" if crossing.text else crossing.dtype
+                raise InvalidInputError(
+                    f"input '{crossing.name}' is {array.dtype} of {shape}, expected "
+                    f"{wanted} of {dims_text(tuple(dims))}"
+                )
+
+    def _stage(
+        self, cut: Cut[Executable], values: Mapping[str, Array]
+    ) -> tuple[Stage[Executable], dict[str, Array]]:
+        """The stage for these values, made if it is not there, and its inputs."""
+        while True:
+            facts = cut.facts(values)
+            stage = cut.made.get(facts)
+            if stage is None:
+                with self._lock:
+                    if facts != cut.facts(values):
+                        continue  # what another thread has found out meanwhile
+                    stage = cut.made.get(facts) or self._make(cut, facts, values)
+            if stage is None:
+                continue  # with other ends, or with a reason
+            given = cut.reads.inputs(facts, values)
+            if stage.program is None:
+                return stage, given
+            given = {port.name: given[port.name] for port in stage.program.inputs}
+            if not facts.open or stage.program.takes(list(given.values())):
+                return stage, given
+            # Two sizes that the program expresses by each other differ in this run.
+            cut.reason = "sizes that the model needs to be equal are not, or only sometimes"

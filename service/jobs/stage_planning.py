@@ -1,0 +1,192 @@
+"""Models whose data decide sizes, planned in stages (`compiler.staged`): one plan for each program.
+
+Tuning, races and verification take the stages as they take a model at several sizes: each is a
+program with a reference of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from compiler import driver
+from compiler.errors import CompilerError, InvalidArgumentError, UnsupportedOperatorError
+from compiler.foreseen import make_foreseen
+from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
+from compiler.frontend.model_file import read_model
+from compiler.graph.ir import Graph
+from compiler.passes.pipeline import Observer
+from compiler.ranges import Shares, as_range, default_range
+from compiler.runtime.stages import Cut, Stage
+from compiler.sizes import OpenSizeError, open_size, typical
+from compiler.staged import RestCut, Stager
+from compiler.target import resolve_target
+from compiler.timings import Timings
+from service.jobs.planning import (
+    ModelRequest,
+    OpenPlan,
+    Planned,
+    SizeChoice,
+    plan_first_sizes,
+    plan_sizes,
+    planned_for_ranges,
+)
+from tuner.drawn_sizes import draw_sizes
+from tuner.graph.planner import optimise
+
+
+def plan_programs(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+    shares: Shares | None = None,
+    kernels: driver.KernelCache | None = None,
+) -> tuple[Planned, ...]:
+    """The plans of all programs of a model: `plan_sizes`, or `plan_stages` if it must be cut.
+
+    Raises:
+        CompilerError: as those do.
+    """
+    try:
+        return plan_sizes(request, dims, observer, timings, shares)
+    except CompilerError as error:
+        if not _must_be_cut(request, dims, error):
+            raise
+    return plan_stages(request, dims, timings, shares, kernels)
+
+
+def plan_first_program(
+    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], shares: Shares | None = None
+) -> Planned:
+    """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
+    that does, for what is wrong up to there."""
+    try:
+        return plan_first_sizes(request, dims, shares)
+    except CompilerError as error:
+        if not _must_be_cut(request, dims, error):
+            raise
+    return plan_first_stage(request, dims, shares)
+
+
+def _must_be_cut(
+    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
+) -> bool:
+    """Whether a model was refused because the data decide sizes of it: no size says them then."""
+    if isinstance(error.__cause__, OpenSizeError):
+        names = free_dimensions(read_model(request.model).proto.graph)
+        listed = {name: dims.get(name) or (default_range(name),) for name in names}
+        sizes = {n: typical(open_size(as_range(n, each[0]))) for n, each in listed.items()}
+        try:
+            driver.load_graph(request.model, sizes)
+        except CompilerError as found:
+            error = found
+    return isinstance(error, UnsupportedOperatorError) and bool(error.waits_for)
+
+
+def plan_stages(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    timings: Timings | None = None,
+    shares: Shares | None = None,
+    kernels: driver.KernelCache | None = None,
+) -> tuple[Planned, ...]:
+    """A plan for each stage that can be foreseen, in the order of their numbers.
+
+    Stages are compiled to see which ranges of sizes they serve; `kernels` keep what was compiled.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported, a dimension has several
+            sizes, or what the data decide cannot be foreseen.
+    """
+    stager, first = _beginning(request, dims, timings, shares or {}, kernels, build=True)
+    make_foreseen(stager, first)
+    plans: list[Planned] = []
+    stages = _numbered(first, plans)
+    return tuple(
+        replace(planned, stages=stages, stage=number) for number, planned in enumerate(plans)
+    )
+
+
+def plan_first_stage(
+    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], shares: Shares | None = None
+) -> Planned:
+    """The plan of the first stage alone, for which no code is generated. Raises CompilerError as
+    `plan_stages` does, for what is wrong up to there."""
+    stager, first = _beginning(request, dims, None, shares or {}, None, build=False)
+    plans: list[Planned] = []
+    make_foreseen(stager, first, behind=False)
+    stages = _numbered(first, plans)
+    if not plans:  # all that it computes is behind the cut
+        make_foreseen(stager, first)
+        stages = _numbered(first, plans)
+    return replace(plans[0], stages=stages)
+
+
+def _beginning(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    timings: Timings | None,
+    shares: Shares,
+    kernels: driver.KernelCache | None,
+    *,
+    build: bool,
+) -> tuple[Stager[Planned], RestCut[Planned]]:
+    """What makes the stages, and the model as what is left of itself."""
+    target = request.target
+    if isinstance(target, str):
+        target = resolve_target(target)
+    for name, listed in dims.items():
+        if len(listed) > 1:
+            raise InvalidArgumentError(
+                f"the data decide sizes of this model, and dimension '{name}' has {len(listed)} "
+                "sizes: give it one, or a range"
+            )
+    source = read_model(request.model)
+    ranges = check_dims(source.proto.graph, {name: listed[0] for name, listed in dims.items()})
+    given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
+    ports = model_ports(source.proto.graph).fixed(given)
+    for name in shares:
+        if name not in ports.open:
+            raise InvalidArgumentError(
+                f"sizes are stated of dimension '{name}', which has no range"
+            )
+    request = replace(request, dims=given, target=target)
+
+    def compiling() -> Callable[[Graph], Planned]:
+        builder = driver.ProgramBuilder(
+            None, target, request.threads, request.numerics, kernels=kernels, any_rows=True
+        )
+
+        def planned(graph: Graph) -> Planned:
+            optimised = optimise(graph, target, request.numerics, None, timings, request.precision)
+            plan = driver.make_plan(
+                optimised.graph, target, request.numerics, timings, in_place=request.in_place
+            )
+            if build:
+                builder.build(plan)
+            if not graph.dimensions:
+                return Planned(request, graph, plan, target, optimised=optimised)
+            known = {d.name for d in graph.dimensions}
+            stated = {name: each for name, each in shares.items() if name in known}
+            drawn = tuple(draw_sizes(graph.dimensions, stated))
+            open_plan = OpenPlan(plan, graph, graph.dimensions, (), drawn, bool(stated))
+            return planned_for_ranges(request, target, open_plan)
+
+        return planned
+
+    stager = Stager(compiling)
+    return stager, stager.first(source, ports, ranges)
+
+
+def _numbered(cut: Cut[Planned], plans: list[Planned]) -> Cut[int]:
+    """The same stages with numbers in the places of plans, which go to `plans`."""
+    found = Cut[int](cut.reads, cut.ends, reason=cut.reason)
+    for facts, stage in cut.made.items():
+        number = None
+        if stage.program is not None:
+            number = len(plans)
+            plans.append(stage.program)
+        behind = None if stage.behind is None else _numbered(stage.behind, plans)
+        found.made[facts] = Stage(number, stage.makes, behind)
+    return found

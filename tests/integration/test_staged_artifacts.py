@@ -1,0 +1,217 @@
+"""Artifacts of models that are cut: written by commands, run with NumPy alone, attacked."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from compiler.codegen.link import linkers
+from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
+from compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
+from compiler.runtime.stages import StagedExecutable
+from service.cli import run as run_cli
+from service.jobs.planning import ModelRequest
+from service.jobs.stage_planning import plan_first_program, plan_programs
+from tests.integration.test_staged import branches, chosen_rows, computed_shapes, marked
+
+pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of `chosen_rows`, made by the command line."""
+    place = tmp_path_factory.mktemp("staged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILEWRIGHT_DATA_FOLDER", str(place / "data"))
+        onnx.save(chosen_rows(), place / "m.onnx")
+        assert run_cli(["compile", str(place / "m.onnx"), "-o", str(place / "a")]) == 0
+    return place / "a"
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")  # of no rows
+def test_an_artifact_runs_its_stages_with_numpy_alone(folder: Path, tmp_path: Path) -> None:
+    counts = (0, 1, 2, 3, 4, 7, 23, 40)
+    feeds = {n: marked(n, seed=n) for n in counts}
+    np.savez(tmp_path / "in.npz", **{f"{k}{n}": a for n, f in feeds.items() for k, a in f.items()})
+    code = f"""
+import sys
+import numpy as np
+for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "fastapi", "pydantic", "ml_dtypes"):
+    sys.modules[name] = None
+import compiler
+loaded = compiler.load_artifact({str(folder)!r})
+given = np.load({str(tmp_path / "in.npz")!r})
+made = {{}}
+for n in {counts!r}:
+    found = loaded.run({{"x": given[f"x{{n}}"], "mark": given[f"mark{{n}}"]}})
+    made |= {{f"{{name}}{{n}}": a for name, a in zip(loaded.output_names, found)}}
+np.savez({str(tmp_path / "out.npz")!r}, **made)
+assert loaded.programs == 4, loaded.programs  # before the cut; of none, up to three, and more
+assert not {{"compiler.graph", "compiler.frontend", "compiler.staged"}} & sys.modules.keys()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    made = np.load(tmp_path / "out.npz")
+    for n, feed in feeds.items():
+        expected = ReferenceEvaluator(chosen_rows()).run(None, feed)
+        for name, theirs in zip(("centred", "part", "count"), expected, strict=True):
+            np.testing.assert_allclose(made[f"{name}{n}"], theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_command_line_says_what_it_made(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    model = folder.parent / "m.onnx"
+    feed = marked(5)
+    np.savez(tmp_path / "in.npz", **feed)  # type: ignore[arg-type]
+    results = []
+    for what in (model, folder):
+        out = tmp_path / f"{what.name}.npz"
+        command = ["run", str(what), "--inputs", str(tmp_path / "in.npz"), "--outputs", str(out)]
+        assert run_cli(command) == 0
+        results.append(np.load(out))
+    for name in results[0]:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+    capsys.readouterr()
+    assert run_cli(["inspect", str(folder)]) == 0
+    assert "stages" in capsys.readouterr().out
+    for refused, said in (
+        (["compile", str(model), "-o", str(tmp_path / "c"), "--format", "c"], "only artifacts"),
+        (["compile", str(model), "-o", str(tmp_path / "c"), "--pad"], "cannot be padded"),
+        (["run", str(folder), "--dim", "x=3", *command[2:]], "runs in stages"),
+        (["bench", str(folder)], "the data decide sizes"),
+    ):
+        assert run_cli(refused) == 1
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_sizes_that_nobody_foresaw_are_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="no program serves what the data"):
+        plan_programs(ModelRequest(computed_shapes().SerializeToString()), {})
+    node = onnx.helper.make_node
+    floats = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [node("Range", ["none", "limit", "step"], ["y"])],
+            "floats",
+            [onnx.helper.make_tensor_value_info(n, 1, ()) for n in ("limit", "step")],
+            [onnx.helper.make_empty_tensor_value_info("y")],
+            [onnx.numpy_helper.from_array(np.float32(0), "none")],
+        )
+    )
+    request = ModelRequest(floats.SerializeToString())
+    for plan in (plan_programs, plan_first_program):
+        with pytest.raises(InvalidArgumentError, match="'limit' decides by its values, of float"):
+            plan(request, {})
+
+
+def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None:
+    from service.jobs.no_regret import FixedSchedules
+    from service.jobs.tuning import build_artifact
+
+    with pytest.warns(UserWarning, match="is an error if it is chosen"):
+        plans = plan_programs(ModelRequest(branches().SerializeToString()), {})
+    build_artifact(plans, FixedSchedules({}), tmp_path / "a")
+    made = load_artifact(tmp_path / "a")
+    assert isinstance(made, StagedExecutable)
+    mark, x = np.arange(9) % 2 == 0, np.ones((9, 4), np.float32)
+    (y,) = made.run({"x": x, "mark": mark})
+    np.testing.assert_array_equal(y, np.ones((5, 4), np.float32))
+    with pytest.raises(InvalidInputError, match="chosen contradicts itself"):
+        made.run({"x": -x, "mark": mark})
+
+
+def _behind(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["stages"]["stages"][0]["behind"]
+    return found
+
+
+ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no stages": (lambda m: m.pop("stages"), "'stages'"),
+    "nothing behind": (lambda m: _behind(m).update(stages=[]), "no stage behind"),
+    "the end is missing": (
+        lambda m: m["stages"]["stages"][0].update(behind=None),
+        "does not make output",
+    ),
+    "a program that is not there": (
+        lambda m: _behind(m)["stages"][0].update(program=99),
+        "names program 99",
+    ),
+    "a negative program": (lambda m: m["stages"]["stages"][0].update(program=-1), "-1 is no size"),
+    "another stage's program": (
+        lambda m: _behind(m)["stages"][0].update(program=0),
+        "which its cut does not",
+    ),
+    "a value that nobody makes": (
+        lambda m: m["stages"]["stages"][0].update(makes=["other"]),
+        "makes 1 values|nothing makes",
+    ),
+    "another type": (lambda m: _behind(m)["reads"][0].update(dtype="float64"), "read as float64"),
+    "another rank": (lambda m: _behind(m)["reads"][0].update(dims=[1] * 7), "of 7 dimensions"),
+    "other inputs": (lambda m: m["stages"]["reads"].pop(), "something else than the inputs"),
+    "absurd extents": (lambda m: _behind(m)["reads"][0].update(dims=[-4, 5]), "-4 is no size"),
+    "no ranges": (lambda m: _behind(m)["stages"][0].update(open=[["count_0", "9..2"]]), "9..2"),
+    "deep": (lambda m: _nested(m, 5000), "malformed"),
+}
+
+
+def _nested(manifest: dict[str, Any], depth: int) -> None:
+    cut = {"reads": [], "ranges": [], "ends": {}, "reason": "", "stages": []}
+    stage = {"sizes": [], "known": [], "open": [], "program": None, "makes": []}
+    inner: dict[str, Any] = cut
+    for _ in range(depth // 20):
+        inner = {**cut, "stages": [{**stage, "behind": inner}]}
+    manifest["stages"]["stages"][0]["behind"] = inner
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_stages_that_do_not_fit_each_other_are_refused(
+    folder: Path, tmp_path: Path, attack: str
+) -> None:
+    change, said = ATTACKS[attack]
+    manifest = _copied(folder, tmp_path / "a")
+    change(manifest)
+    _signed(manifest, tmp_path / "a")
+    with pytest.raises(ArtifactError, match=said):
+        read_artifact(tmp_path / "a")
+
+
+def test_sizes_that_lie_are_refused_when_they_are_met(folder: Path, tmp_path: Path) -> None:
+    """The program of up to three rows stands for more, and the one of more for few."""
+    manifest = _copied(folder, tmp_path / "a")
+    stages = _behind(manifest)["stages"]
+    few, many = [s for s in stages if s["open"]][:2]
+    few["program"], many["program"] = many["program"], few["program"]
+    _signed(manifest, tmp_path / "a")
+    made = load_artifact(tmp_path / "a")
+    for count in (2, 23):
+        with pytest.raises(InvalidInputError, match="no program for what the data decide: count_0"):
+            made.run(marked(count))
+
+
+def _copied(folder: Path, place: Path) -> dict[str, Any]:
+    place.mkdir()
+    for path in folder.iterdir():
+        (place / path.name).symlink_to(path)
+    (place / "manifest.json").unlink()
+    found: dict[str, Any] = copy.deepcopy(json.loads((folder / "manifest.json").read_bytes()))
+    return found
+
+
+def _signed(manifest: dict[str, Any], place: Path) -> None:
+    manifest["checksum"] = manifest_checksum(manifest)
+    (place / "manifest.json").write_text(json.dumps(manifest))
