@@ -13,7 +13,7 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.artifact import Artifact, SizedProgram
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.ports import OpenPorts, Sizes
-from compiler.runtime.stages import Cut
+from compiler.runtime.stages import DataCut
 from compiler.timings import Timings, timed
 
 
@@ -47,7 +47,7 @@ def save_artifact(
 
 def save_stages(
     plans: Sequence[GraphPlan],
-    stages: Cut[int],
+    stages: DataCut[int],
     builder: ProgramBuilder,
     folder: str | Path,
     ports: OpenPorts,
@@ -63,7 +63,7 @@ def _saved(
     builder: ProgramBuilder,
     folder: str | Path,
     ports: OpenPorts | None,
-    stages: Cut[int] | None,
+    stages: DataCut[int] | None,
     timings: Timings | None,
     check: Callable[[Artifact], object],
 ) -> tuple[CompiledProgram, ...]:

@@ -17,7 +17,7 @@ from compiler.dtypes import DType
 from compiler.errors import CompilerError, InvalidArgumentError
 from compiler.ranges import default_range
 from compiler.runtime.packing import Array
-from compiler.runtime.stages import Crossing, Cut, Facts, Stage
+from compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
 from compiler.staged import PROGRAMS_LIMIT, RestCut, Stager
 
 P = TypeVar("P")
@@ -36,7 +36,7 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
         CompilerError: if a stage does not compile, or nothing serves the sizes that data may
             decide: there are too many, or numbers that are no sizes decide.
     """
-    waiting: list[Cut[P]] = [first]
+    waiting: list[DataCut[P]] = [first]
     while waiting:
         cut = waiting.pop()
         cut.made = _stages(stager, cut)
@@ -44,8 +44,8 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
             waiting += [stage.behind for stage in cut.made.values() if stage.behind is not None]
 
 
-def _stages(stager: Stager[P], cut: Cut[P]) -> dict[Facts, Stage[P]]:
-    tried: dict[Facts, Stage[P] | None] = {}
+def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
+    tried: dict[Facts, DataStage[P] | None] = {}
     while True:
         wanted = {cut.facts(values): values for values in _cases(cut)}
         if len(wanted) > PROGRAMS_LIMIT:
@@ -61,8 +61,8 @@ def _stages(stager: Stager[P], cut: Cut[P]) -> dict[Facts, Stage[P]]:
 
 
 def _tried(
-    stager: Stager[P], cut: Cut[P], facts: Facts, values: Mapping[str, Array], *, optional: bool
-) -> Stage[P] | None:
+    stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array], *, optional: bool
+) -> DataStage[P] | None:
     """A stage; None if there is none: its range was parted, or the model contradicts itself.
 
     Raises:
@@ -83,7 +83,7 @@ def _tried(
     return found
 
 
-def _cases(cut: Cut[P]) -> Iterator[dict[str, Array]]:
+def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
     """Values that lead to each program; of most only the shape is looked at."""
     crossings = cut.reads.crossings
     given = isinstance(cut, RestCut) and cut.is_first
@@ -139,7 +139,7 @@ def _count(crossing: Crossing) -> int:
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
 
-def _parts(cut: Cut[P], name: str) -> list[int]:
+def _parts(cut: DataCut[P], name: str) -> list[int]:
     """A size in each part of a dimension's range."""
     whole = cut.reads.ranges.get(name) or default_range(name)
     least = max(whole.low, 1) * whole.multiple

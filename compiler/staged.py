@@ -24,7 +24,7 @@ from compiler.graph.ir import Graph
 from compiler.ranges import turning_point
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import OpenPorts
-from compiler.runtime.stages import Cut, Facts, Reads, Stage
+from compiler.runtime.stages import DataCut, DataStage, Facts, Reads
 from compiler.sizes import Dimension, OpenSizeError
 
 P = TypeVar("P")
@@ -43,7 +43,7 @@ program for the range alone, since each size compiles without."""
 
 
 @dataclass(slots=True, eq=False)
-class RestCut(Cut[P]):
+class RestCut(DataCut[P]):
     """A cut, with what is left of the model and what compiles it. The model itself has no `before`:
     nothing was computed for it yet."""
 
@@ -83,7 +83,9 @@ class Stager(Generic[P]):
         rest = Rest(replace(source, proto=proto), Reads(crossings, ranges), "")
         return RestCut(rest.reads, rest=rest, compile=self._compiling(), is_first=True)
 
-    def make(self, cut: Cut[P], facts: Facts, values: Mapping[str, Array]) -> Stage[P] | None:
+    def make(
+        self, cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[P] | None:
         """A new stage; None if none serves these ranges: there are new ends, or a reason.
 
         Raises:
@@ -120,7 +122,7 @@ class Stager(Generic[P]):
         cut.made[facts] = stage
         return stage
 
-    def _compiled(self, cut: RestCut[P], facts: Facts, values: Mapping[str, Array]) -> Stage[P]:
+    def _compiled(self, cut: RestCut[P], facts: Facts, values: Mapping[str, Array]) -> DataStage[P]:
         rest, compile_ = cut.rest, cut.compile
         assert rest is not None and compile_ is not None
         model = rest.at(facts, values)
@@ -135,4 +137,4 @@ class Stager(Generic[P]):
             behind = None
             if left is not None:
                 behind = RestCut(left.reads, rest=left, compile=self._compiling())
-            return Stage(program, makes, behind)
+            return DataStage(program, makes, behind)

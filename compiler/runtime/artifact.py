@@ -41,7 +41,7 @@ from compiler.runtime.program import Port, Program
 from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
-from compiler.runtime.stages import Cut, StagedExecutable
+from compiler.runtime.stages import DataCut, StagedExecutable
 from compiler.sizes import Dimension
 from compiler.targets import family_of
 
@@ -83,7 +83,7 @@ class Artifact:
     ports: OpenPorts
     target: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    stages: Cut[int] | None = None
+    stages: DataCut[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
         """Load the program for these sizes; None is the first in the artifact.

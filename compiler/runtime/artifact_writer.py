@@ -31,7 +31,7 @@ from compiler.runtime.ports import OpenPorts, open_dims
 from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_to_json
 from compiler.runtime.stage_tree import stages_to_json
-from compiler.runtime.stages import Cut
+from compiler.runtime.stages import DataCut
 from compiler.runtime.weight_file import WeightFile
 
 
@@ -85,7 +85,7 @@ class ArtifactWriter:
         target: Mapping[str, Any],
         metadata: Mapping[str, Any],
         ports: OpenPorts | None = None,
-        stages: Cut[int] | None = None,
+        stages: DataCut[int] | None = None,
     ) -> Artifact:
         """Write the rest and return the artifact, which is not at its place yet.
 

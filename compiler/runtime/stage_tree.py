@@ -16,14 +16,14 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import OpenPorts
 from compiler.runtime.program import Port, Program
-from compiler.runtime.stages import Crossing, Cut, Facts, Reads, Stage, StagedExecutable
+from compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads, StagedExecutable
 from compiler.sizes import Dimension
 
-Kind = tuple[DType, int, bool]
+ValueKind = tuple[DType, int, bool]
 """Of a value: its type, its rank, and whether it is text."""
 
 
-def stages_to_json(cut: Cut[int]) -> dict[str, Any]:
+def stages_to_json(cut: DataCut[int]) -> dict[str, Any]:
     """What `stages_from_json` reads."""
     return {
         "reads": [
@@ -54,7 +54,7 @@ def stages_to_json(cut: Cut[int]) -> dict[str, Any]:
     }
 
 
-def stages_from_json(data: Mapping[str, Any]) -> Cut[int]:
+def stages_from_json(data: Mapping[str, Any]) -> DataCut[int]:
     """Read what `stages_to_json` gives; whatever malformed data raise comes through."""
     crossings = tuple(
         Crossing(
@@ -69,7 +69,7 @@ def stages_from_json(data: Mapping[str, Any]) -> Cut[int]:
     )
     ranges = {d.name: d for d in _ranges_from_json(data["ranges"])}
     ends = {str(name): [_number(end) for end in found] for name, found in data["ends"].items()}
-    cut = Cut[int](Reads(crossings, ranges), ends, reason=str(data["reason"]))
+    cut = DataCut[int](Reads(crossings, ranges), ends, reason=str(data["reason"]))
     for each in data["stages"]:
         facts = Facts(
             tuple((str(name), int(size)) for name, size in each["sizes"]),
@@ -81,7 +81,7 @@ def stages_from_json(data: Mapping[str, Any]) -> Cut[int]:
         )
         behind = None if each["behind"] is None else stages_from_json(each["behind"])
         program = None if each["program"] is None else _number(each["program"])
-        cut.made[facts] = Stage(program, tuple(map(str, each["makes"])), behind)
+        cut.made[facts] = DataStage(program, tuple(map(str, each["makes"])), behind)
     return cut
 
 
@@ -99,7 +99,7 @@ def _ranges_from_json(data: Sequence[Sequence[str]]) -> tuple[Dimension, ...]:
     return tuple(parse_range(str(name), text) for name, text in data)
 
 
-def check_stages(first: Cut[int], programs: Sequence[Program], ports: OpenPorts) -> None:
+def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPorts) -> None:
     """Check that every way through the stages makes what is read, and all outputs at its end.
 
     Raises:
@@ -113,8 +113,8 @@ def check_stages(first: Cut[int], programs: Sequence[Program], ports: OpenPorts)
 
 
 def _check_cut(
-    cut: Cut[int],
-    known: Mapping[str, Kind],
+    cut: DataCut[int],
+    known: Mapping[str, ValueKind],
     programs: Sequence[Program],
     outputs: Sequence[str],
 ) -> None:
@@ -158,7 +158,7 @@ def _check_cut(
 def _check_inputs(program: Program, reads: Reads, facts: Facts) -> None:
     """Raises ValueError unless a program takes no more than what is read behind its cut."""
     names = [dimension.name for dimension in facts.open]
-    given: dict[str, Kind] = {}
+    given: dict[str, ValueKind] = {}
     for crossing in reads.crossings:
         if not crossing.deciding:
             given[crossing.name] = crossing.dtype, len(crossing.dims), crossing.text
@@ -174,31 +174,33 @@ def _check_inputs(program: Program, reads: Reads, facts: Facts) -> None:
             )
 
 
-def _kind(port: Port) -> Kind:
+def _kind(port: Port) -> ValueKind:
     return port.dtype, len(port.shape), port.labels is not None
 
 
-def _kind_text(kind: Kind) -> str:
+def _kind_text(kind: ValueKind) -> str:
     dtype, rank, text = kind
     return f"{'text' if text else dtype} of {rank} dimensions"
 
 
 @dataclass(slots=True, eq=False)
-class _LoadedCut(Cut[Executable]):
+class _LoadedCut(DataCut[Executable]):
     """A cut whose programs load when a run first needs them."""
 
-    listed: Mapping[Facts, Stage[int]] = field(default_factory=dict)
+    listed: Mapping[Facts, DataStage[int]] = field(default_factory=dict)
 
 
 def load_stages(
-    first: Cut[int], ports: OpenPorts, load: Callable[[int], Executable]
+    first: DataCut[int], ports: OpenPorts, load: Callable[[int], Executable]
 ) -> StagedExecutable:
     """The stages as an executable; `load` gives a program by its number."""
 
-    def loaded(cut: Cut[int]) -> _LoadedCut:
+    def loaded(cut: DataCut[int]) -> _LoadedCut:
         return _LoadedCut(cut.reads, cut.ends, reason=cut.reason, listed=cut.made)
 
-    def make(cut: Cut[Executable], facts: Facts, values: Mapping[str, Array]) -> Stage[Executable]:
+    def make(
+        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable]:
         assert isinstance(cut, _LoadedCut)
         found = cut.listed.get(facts)
         if found is None:
@@ -207,7 +209,7 @@ def load_stages(
             )
         program = None if found.program is None else load(found.program)
         behind = None if found.behind is None else loaded(found.behind)
-        stage = cut.made[facts] = Stage(program, found.makes, behind)
+        stage = cut.made[facts] = DataStage(program, found.makes, behind)
         return stage
 
     return StagedExecutable(ports, loaded(first), make)

@@ -165,7 +165,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage(Generic[P]):
+class DataStage(Generic[P]):
     """A program between two cuts, None where nothing is to be computed, and what is behind it.
 
     `makes` are the names of its outputs in the model; the program's own differ where an output is
@@ -174,11 +174,11 @@ class Stage(Generic[P]):
 
     program: P | None
     makes: tuple[str, ...]
-    behind: Cut[P] | None
+    behind: DataCut[P] | None
 
 
 @dataclass(slots=True, eq=False)
-class Cut(Generic[P]):
+class DataCut(Generic[P]):
     """What is left of a model, with the programs that there are for it.
 
     `ends` are sizes that no range reaches across, by name: what the model asks of a size has one
@@ -188,14 +188,14 @@ class Cut(Generic[P]):
 
     reads: Reads
     ends: dict[str, list[int]] = field(default_factory=dict)
-    made: dict[Facts, Stage[P]] = field(default_factory=dict)
+    made: dict[Facts, DataStage[P]] = field(default_factory=dict)
     reason: str = ""
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
         """What a program for these values is for."""
         return self.reads.facts(values, None if self.reason else self.ends)
 
-    def walk(self) -> Iterator[Cut[P]]:
+    def walk(self) -> Iterator[DataCut[P]]:
         """This cut and all behind it, each before those behind it."""
         waiting = [self]
         while waiting:
@@ -204,7 +204,7 @@ class Cut(Generic[P]):
             waiting += [stage.behind for stage in list(cut.made.values()) if stage.behind]
 
 
-Make = Callable[[Cut[P], Facts, Mapping[str, Array]], "Stage[P] | None"]
+Make = Callable[[DataCut[P], Facts, Mapping[str, Array]], "DataStage[P] | None"]
 """Makes the stage for these facts, which the values have; None if none serves these ranges: the cut
 has new ends, or a reason."""
 
@@ -217,11 +217,13 @@ class StagedExecutable:
     Args:
         ports: its inputs and outputs, without the dimensions that the caller gives a size.
         first: the model as what is left of itself: its inputs are what it reads.
-        make: gives stages that are not among `Cut.made`, and puts them there. One thread calls it
+        make: gives stages that are not among `DataCut.made`, and puts them there. One thread calls it
             at a time.
     """
 
-    def __init__(self, ports: OpenPorts, first: Cut[Executable], make: Make[Executable]) -> None:
+    def __init__(
+        self, ports: OpenPorts, first: DataCut[Executable], make: Make[Executable]
+    ) -> None:
         self.ports = ports
         self.ranges = {n: r for n, r in first.reads.ranges.items() if n in ports.open}
         self._first = first
@@ -264,7 +266,7 @@ class StagedExecutable:
         arrays = arrays_in_order(inputs, self._names)
         self._check(arrays)
         values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
-        cut: Cut[Executable] | None = self._first
+        cut: DataCut[Executable] | None = self._first
         while cut is not None:
             stage, given = self._stage(cut, values)
             if stage.program is not None:
@@ -307,8 +309,8 @@ class StagedExecutable:
                 )
 
     def _stage(
-        self, cut: Cut[Executable], values: Mapping[str, Array]
-    ) -> tuple[Stage[Executable], dict[str, Array]]:
+        self, cut: DataCut[Executable], values: Mapping[str, Array]
+    ) -> tuple[DataStage[Executable], dict[str, Array]]:
         """The stage for these values, made if it is not there, and its inputs."""
         while True:
             facts = cut.facts(values)

@@ -23,7 +23,7 @@ from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram
 from compiler.ranges import Shares, as_range, narrower_text, size_choices, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
-from compiler.runtime.stages import Cut
+from compiler.runtime.stages import DataCut
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.sizes import Dimension, OpenSizeError, open_size, typical
@@ -103,7 +103,7 @@ class Planned:
     optimised: Optimised | None = field(default=None, repr=False, compare=False)
     """The graph after all passes: the start of every plan that leaves no pass out."""
     open: OpenPlan | None = None
-    stages: Cut[int] | None = field(default=None, repr=False, compare=False)
+    stages: DataCut[int] | None = field(default=None, repr=False, compare=False)
     """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
     stage: int = 0
 

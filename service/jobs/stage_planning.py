@@ -17,7 +17,7 @@ from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.passes.pipeline import Observer
 from compiler.ranges import Shares, as_range, default_range
-from compiler.runtime.stages import Cut, Stage
+from compiler.runtime.stages import DataCut, DataStage
 from compiler.sizes import OpenSizeError, open_size, typical
 from compiler.staged import RestCut, Stager
 from compiler.target import resolve_target
@@ -179,14 +179,14 @@ def _beginning(
     return stager, stager.first(source, ports, ranges)
 
 
-def _numbered(cut: Cut[Planned], plans: list[Planned]) -> Cut[int]:
+def _numbered(cut: DataCut[Planned], plans: list[Planned]) -> DataCut[int]:
     """The same stages with numbers in the places of plans, which go to `plans`."""
-    found = Cut[int](cut.reads, cut.ends, reason=cut.reason)
+    found = DataCut[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():
         number = None
         if stage.program is not None:
             number = len(plans)
             plans.append(stage.program)
         behind = None if stage.behind is None else _numbered(stage.behind, plans)
-        found.made[facts] = Stage(number, stage.makes, behind)
+        found.made[facts] = DataStage(number, stage.makes, behind)
     return found
