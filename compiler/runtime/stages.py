@@ -217,8 +217,8 @@ class StagedExecutable:
     Args:
         ports: its inputs and outputs, without the dimensions that the caller gives a size.
         first: the model as what is left of itself: its inputs are what it reads.
-        make: gives stages that are not among `DataCut.made`, and puts them there. One thread calls it
-            at a time.
+        make: gives stages that are not among `DataCut.made`, and puts them there. One thread
+            calls it at a time.
     """
 
     def __init__(
