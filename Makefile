@@ -3,6 +3,7 @@
 #   setup         a virtual environment in .venv with tilewright and all it needs to run
 #   demo          start the service and a worker, tune ResNet-50, compare with ONNX Runtime
 #   test          the test suite
+#   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
 #   check         formatter, linter, type checker, tests: what .ci/run runs
 #   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
@@ -30,7 +31,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -83,6 +84,9 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)
+
+wheels: $(STAMPS)/run
+	$(PY) -m deploy.wheels $(ARGS)
 
 mutants: $(STAMPS)/mutants
 	$(PY) -m benchmarks.mutants $(ARGS)

@@ -16,7 +16,13 @@ setup(
             "compiler.runtime._native",
             sources=sorted(glob(f"{NATIVE}/*.c")),
             depends=sorted(glob(f"{NATIVE}/*.h")),
-            extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread"],
+            extra_compile_args=[
+                "-std=c11",
+                "-D_GNU_SOURCE",
+                "-O2",
+                "-fvisibility=hidden",
+                "-pthread",
+            ],
             extra_link_args=["-pthread"],
         )
     ]

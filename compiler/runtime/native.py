@@ -13,6 +13,7 @@ from pathlib import Path
 
 from compiler.errors import InvalidArgumentError
 from compiler.runtime.kernel import ABI_VERSION
+from compiler.runtime.native_build import build_native
 
 MAX_THREADS = 256
 """Threads that one run can use: TW_MAX_THREADS of the C runtime."""
@@ -52,22 +53,34 @@ class ProgramStruct(ctypes.Structure):
     )
 
 
+def find_library(folder: Path) -> Path:
+    """The library in a folder, compiled there if there is none.
+
+    Raises:
+        ImportError: if it cannot be compiled.
+    """
+    paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        found = paths[-1]
+        build_native(found)
+    return found
+
+
 @cache
 def native() -> ctypes.CDLL:
     """The loaded library, with the types of its functions set.
 
+    Where the package came without it, a C compiler of this machine makes it first.
+
     Raises:
-        ImportError: if it was not built, or was built for another ABI version.
+        ImportError: if it can be neither had nor loaded, or was built for another ABI version.
     """
-    folder = Path(__file__).parent
-    paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((p for p in paths if p.is_file()), None)
-    if path is None:
-        raise ImportError(
-            f"the C runtime is not built: there is no _native library in {folder}; "
-            "install the package, or run `python setup.py build_ext --inplace`"
-        )
-    library = ctypes.CDLL(str(path))
+    library_path = find_library(Path(__file__).parent)
+    try:
+        library = ctypes.CDLL(str(library_path))
+    except OSError as error:
+        raise ImportError(f"the C runtime cannot be loaded: {error}") from error
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
         "tw_abi_version": (ctypes.c_int, ()),
@@ -89,7 +102,8 @@ def native() -> ctypes.CDLL:
     version = library.tw_abi_version()
     if version != ABI_VERSION:
         raise ImportError(
-            f"the C runtime at {path} has ABI {version}, this package {ABI_VERSION}: build it again"
+            f"the C runtime at {library_path} has ABI {version}, this package {ABI_VERSION}: "
+            "build it again"
         )
     return library
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.wheels import LIBRARY, PLATFORMS, compile_runtime
 from tests.devices.machines import Machine
 from tests.devices.packages import UnavailableError, cached, debian, zig
 
 SOURCE = Path(__file__).parents[2]
-SYSROOTS = {"aarch64": ("arm64", "bookworm"), "riscv64": ("riscv64", "trixie")}
+SYSROOTS = {
+    "aarch64": ("arm64", "bookworm"),
+    "armv7l": ("armhf", "bookworm"),
+    "riscv64": ("riscv64", "trixie"),
+}
 """What Debian calls an architecture, and the suite that its Python is from."""
+
+PROGRAMS = {"armv7l": "arm"}
+"""What qemu calls an architecture, where that is not `uname -m`."""
+
+LIBRARIES = {"armv7l": "arm-linux-gnueabihf"}
+"""Folders of libraries that are not ARCHITECTURE-linux-gnu."""
 
 QEMU_SUITE = "bookworm"
 """Its qemu 7.2 imports NumPy in 3 s where version 10 takes 5."""
-
-GLIBC = "2.36"
-"""The oldest of the sysroots: what is compiled for it runs on the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ def emulator(architecture: str) -> tuple[str, ...]:
     Raises:
         UnavailableError: if there is none.
     """
-    name = f"qemu-{architecture}"
+    name = f"qemu-{PROGRAMS.get(architecture, architecture)}"
     installed = shutil.which(name) or shutil.which(f"{name}-static")
     if installed is not None:
         return (installed,)
@@ -88,7 +95,7 @@ def sysroot(architecture: str) -> Path:
     name, suite = SYSROOTS[architecture]
     root = debian(name, suite, ["python3-numpy", "python3", "libc6", "libstdc++6"])
     # what installing would have done: the libraries that NumPy is linked with lie a folder deeper
-    folder = root / f"usr/lib/{architecture}-linux-gnu"
+    folder = root / "usr/lib" / LIBRARIES.get(architecture, f"{architecture}-linux-gnu")
     for library in ("blas/libblas.so.3", "lapack/liblapack.so.3"):
         link = folder / Path(library).name
         if not link.is_symlink():
@@ -108,18 +115,8 @@ def copy_packages(architecture: str, folder: Path) -> None:
             folder / package,
             ignore=shutil.ignore_patterns("__pycache__", "*.so"),
         )
-    library = folder / "compiler/runtime/_native.abi3.so"
-    sources = sorted(map(str, (SOURCE / "compiler/runtime/native").glob("*.c")))
-    flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]
-    target = f"{architecture}-linux-gnu.{GLIBC}"
-    done = subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", "-target", target, *flags, *sources, "-o", library],
-        env=zig_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    (platform,) = (p for p in PLATFORMS if p.tags[0].endswith(architecture) and "gnu" in p.zig)
+    compile_runtime(platform, folder / LIBRARY, zig_environment())
 
 
 def zig_environment() -> dict[str, str]:

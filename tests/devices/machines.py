@@ -133,6 +133,35 @@ CORTEX_A72 = Machine(
     board=_BOARD,
 )
 
+_ARMV7_BOARD = "BeagleBone with a Cortex-A15"
+
+CORTEX_A15 = Machine(
+    name="cortex-a15",
+    architecture="armv7l",
+    cpu="cortex-a15",
+    target="cortex-a15",
+    model="ARMv7 Processor rev 4 (v7l)",
+    cpuinfo=_cpuinfo(
+        2,
+        [
+            "model name: ARMv7 Processor rev 4 (v7l)",
+            "Features: half thumb fastmult vfp edsp neon vfpv3 tls vfpv4 idiva idivt vfpd32 lpae",
+            "CPU implementer: 0x41",
+            "CPU architecture: 7",
+            "CPU variant: 0x2",
+            "CPU part: 0xc0f",
+            "CPU revision: 4",
+        ],
+    ),
+    memory_kib=2_034_120,
+    caches=(
+        Cache(1, "data", 32 << 10, 2, 64, 1),
+        Cache(1, "instruction", 32 << 10, 2, 64, 1),
+        Cache(2, "unified", 1 << 20, 16, 64, 2),
+    ),
+    board=_ARMV7_BOARD,
+)
+
 NEOVERSE_V1 = replace(
     CORTEX_A72,
     name="neoverse-v1",

@@ -109,8 +109,8 @@ def _download(apt: Path, architecture: str, suite: str, packages: Sequence[str])
     }
     command = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     what = f"the {architecture} packages of {suite}"
-    _run([*command, "update"], what)
-    _run([*command, "-y", "--no-install-recommends", "-d", "install", *packages], what)
+    fetch([*command, "update"], what)
+    fetch([*command, "-y", "--no-install-recommends", "-d", "install", *packages], what)
 
 
 def _mirror() -> str:
@@ -151,12 +151,13 @@ def zig() -> Path:
 
     def make(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
-        _run([*command, "--target", str(folder), "ziglang>=0.15"], "the package 'ziglang'")
+        fetch([*command, "--target", str(folder), "ziglang>=0.15"], "the package 'ziglang'")
 
     return cached("ziglang", make)
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def fetch(command: Sequence[str], what: str) -> None:
+    """Run a command that fetches something. Raises UnavailableError if it fails or hangs."""
     try:
         done = subprocess.run(
             command,

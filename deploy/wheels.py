@@ -1,0 +1,164 @@
+"""Wheels for every architecture, made on any: `python -m deploy.wheels --output dist`.
+
+The Python parts are built once, by setuptools. The C runtime is compiled for each platform by zig,
+which needs no system root, and put beside them: it is loaded by ctypes and knows nothing of Python,
+so one wheel serves every version. The wheel for any platform has none; a device compiles its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from compiler.runtime.native_build import FLAGS, SOURCES
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "compiler", "tuner", "db", "service")
+"""What a distribution is built from."""
+
+LIBRARY = "compiler/runtime/_native.abi3.so"
+ANY = "any"
+DATE = (1980, 1, 1, 0, 0, 0)
+"""Of every file: equal sources make equal wheels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A kind of machine.
+
+    Attributes:
+        tags: what pip calls it, the widest last.
+        zig: what zig calls it, with the oldest C library that it may have.
+    """
+
+    tags: tuple[str, ...]
+    zig: str
+
+
+PLATFORMS = tuple(
+    Platform(tuple(tags.split(".")), zig)
+    for tags, zig in {
+        "manylinux_2_17_x86_64.manylinux2014_x86_64": "x86_64-linux-gnu.2.17",
+        "manylinux_2_17_aarch64.manylinux2014_aarch64": "aarch64-linux-gnu.2.17",
+        "manylinux_2_17_armv7l.manylinux2014_armv7l": "arm-linux-gnueabihf.2.17",
+        "manylinux_2_31_riscv64": "riscv64-linux-gnu.2.31",
+        "musllinux_1_2_x86_64": "x86_64-linux-musl",
+        "musllinux_1_2_aarch64": "aarch64-linux-musl",
+        "musllinux_1_2_armv7l": "arm-linux-musleabihf",
+        "musllinux_1_2_riscv64": "riscv64-linux-musl",
+    }.items()
+)
+
+
+def compile_runtime(
+    platform: Platform, output: Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Compile the C runtime. Raises CalledProcessError if zig refuses.
+
+    Args:
+        environment: in which zig is found; None: this process's.
+    """
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", platform.zig, *FLAGS, "-s"]
+    subprocess.run([*command, *map(str, SOURCES), "-o", str(output)], env=environment, check=True)
+
+
+def build_python(folder: Path) -> Path:
+    """The wheel of this machine, made by setuptools from a copy of the sources."""
+    source = folder / "source"
+    source.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=ignore)
+        else:
+            shutil.copy(ROOT / part, source / part)
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "wheel", *quiet, "-w", str(folder), str(source)]
+    subprocess.run(command, check=True)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel but its list of them and the C runtime, by name."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        dropped = ("/RECORD", ".so")
+        return {name: archive.read(name) for name in names if not name.endswith(dropped)}
+
+
+def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[str, bytes]:
+    """The same files as a wheel of other platforms."""
+    (name,) = (each for each in files if each.endswith(".dist-info/WHEEL"))
+    lines = files[name].decode().splitlines()
+    kept = [line for line in lines if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
+    kept += [f"Root-Is-Purelib: {str(pure).lower()}", *(f"Tag: py3-none-{tag}" for tag in tags)]
+    return {**files, name: ("\n".join(kept) + "\n").encode()}
+
+
+def write_wheel(files: Mapping[str, bytes], path: Path) -> None:
+    """Write files as a wheel, with the list that installers check them by."""
+    (information,) = {name.split("/")[0] for name in files if name.endswith(".dist-info/WHEEL")}
+    record = f"{information}/RECORD"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {**files, record: _record(files, record)}.items():
+            entry = zipfile.ZipInfo(name, DATE)
+            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+
+
+def _record(files: Mapping[str, bytes], own: str) -> bytes:
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}\n")
+    return "".join([*lines, f"{own},,\n"]).encode()
+
+
+def make_wheels(output: Path, platforms: Iterable[Platform]) -> list[Path]:
+    """Write a wheel for each of the platforms, and one for any; returns where they are.
+
+    Raises:
+        CalledProcessError: if setuptools or zig refuses.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    made = []
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        built = build_python(folder)
+        name, version = built.name.split("-")[:2]
+        files = contents(built)
+        for platform in (None, *platforms):
+            whole = tagged(files, (ANY,) if platform is None else platform.tags, platform is None)
+            if platform is not None:
+                compile_runtime(platform, folder / "library")
+                whole[LIBRARY] = (folder / "library").read_bytes()
+            tag = ANY if platform is None else ".".join(platform.tags)
+            made.append(output / f"{name}-{version}-py3-none-{tag}.whl")
+            write_wheel(whole, made[-1])
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make all wheels, or those of some architectures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of platforms' names")
+    given = parser.parse_args(arguments)
+    chosen = [p for p in PLATFORMS if any(part in p.tags[0] for part in given.only)]
+    for path in make_wheels(given.output, chosen):
+        print(f"{path.stat().st_size / 1024:6.0f} KiB  {path.name}")
+
+
+if __name__ == "__main__":
+    main()

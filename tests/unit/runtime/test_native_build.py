@@ -1,0 +1,52 @@
+"""The C runtime of a package that came without it, and what is said where it cannot be made."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from compiler.runtime import native_build
+from compiler.runtime.kernel import ABI_VERSION
+from compiler.runtime.native import find_library
+from compiler.runtime.native_build import build_native
+
+
+def test_the_library_is_compiled_once_where_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = find_library(tmp_path)
+    assert ctypes.CDLL(str(made)).tw_abi_version() == ABI_VERSION
+    assert [path.name for path in tmp_path.iterdir()] == [made.name], "and nothing else"
+    monkeypatch.setattr("compiler.runtime.native.build_native", lambda path: 1 / 0)
+    assert find_library(tmp_path) == made
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SOURCES", [], "holds no sources of it"),
+        ("SOURCES", [Path("/absent/x.c")], "does not compile: .*error"),
+        ("_compiler", lambda: ("/absent/cc",), "does not compile: .*No such file"),
+        ("_compiler", lambda: ("false",), "does not compile"),
+        ("os.access", lambda path, mode: False, "cannot be written: install the package"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
+) -> None:
+    monkeypatch.setattr(f"compiler.runtime.native_build.{name}", value)
+    with pytest.raises(ImportError, match=said):
+        build_native(tmp_path / "_native.so")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zig's is taken where there is no other."""
+    monkeypatch.setattr(native_build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(native_build.importlib.util, "find_spec", lambda name: name)
+    assert native_build._compiler()[1:] == ("-m", "ziglang", "cc")
+    monkeypatch.setattr(native_build.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"apt install gcc, or pip install ziglang"):
+        build_native(tmp_path / "_native.so")

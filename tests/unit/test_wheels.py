@@ -1,0 +1,94 @@
+"""Wheels of other platforms, made from one: their names, tags and lists of files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy import wheels
+from deploy.wheels import LIBRARY, PLATFORMS, Platform, make_wheels
+
+INFORMATION = "tilewright-1.0.dist-info"
+MADE = {
+    "compiler/__init__.py": b"",
+    "compiler/runtime/_native.cpython-311-x86_64-linux-gnu.so": b"of this machine",
+    f"{INFORMATION}/METADATA": b"Name: tilewright\n",
+    f"{INFORMATION}/WHEEL": b"Wheel-Version: 1.0\nGenerator: s\nRoot-Is-Purelib: false\n"
+    b"Tag: cp311-cp311-linux_x86_64\n\n",
+    f"{INFORMATION}/RECORD": b"old",
+}
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Wheels by the ends of their names; setuptools and zig are stand-ins."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "tilewright-1.0-cp311-cp311-linux_x86_64.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in MADE.items():
+                archive.writestr(name, data)
+        return path
+
+    def compile_(platform: Platform, output: Path) -> None:
+        output.write_bytes(platform.zig.encode())
+
+    monkeypatch.setattr(wheels, "build_python", build)
+    monkeypatch.setattr(wheels, "compile_runtime", compile_)
+    paths = make_wheels(tmp_path / "dist", PLATFORMS)
+    return {path.name.split("-py3-none-")[1]: path for path in paths}
+
+
+def test_each_platform_has_its_wheel(made: dict[str, Path]) -> None:
+    assert "any.whl" in made and len(made) == 1 + len(PLATFORMS)
+    assert "manylinux_2_17_x86_64.manylinux2014_x86_64.whl" in made
+    for kind in ("many", "musl"):
+        for machine in ("x86_64", "aarch64", "armv7l", "riscv64"):
+            (name,) = (n for n in made if n.startswith(kind) and n.endswith(f"{machine}.whl"))
+            with zipfile.ZipFile(made[name]) as archive:
+                zig = archive.read(LIBRARY).decode()
+            assert ("gnu" if kind == "many" else "musl") in zig
+            assert zig.startswith({"armv7l": "arm-"}.get(machine, machine))
+
+
+def test_a_wheel_says_what_is_in_it(made: dict[str, Path]) -> None:
+    for name, path in made.items():
+        tags = name.removesuffix(".whl").split(".")
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            files = {entry: archive.read(entry) for entry in archive.namelist()}
+        said = files[f"{INFORMATION}/WHEEL"].decode().splitlines()
+        assert [line for line in said if line.startswith("Tag")] == [
+            f"Tag: py3-none-{tag}" for tag in tags
+        ]
+        assert (f"Root-Is-Purelib: {'true' if tags == ['any'] else 'false'}") in said
+        libraries = [entry for entry in files if entry.endswith(".so")]
+        assert libraries == ([] if tags == ["any"] else [LIBRARY])
+        listed = {
+            row[0]: row[1:]
+            for row in csv.reader(files[f"{INFORMATION}/RECORD"].decode().splitlines())
+        }
+        assert listed.pop(f"{INFORMATION}/RECORD") == ["", ""]
+        del files[f"{INFORMATION}/RECORD"]
+        assert listed == {
+            entry: [
+                "sha256="
+                + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="),
+                str(len(data)),
+            ]
+            for entry, data in files.items()
+        }
+
+
+def test_equal_sources_make_equal_wheels(made: dict[str, Path], tmp_path: Path) -> None:
+    again = {
+        path.name.split("-py3-none-")[1]: path for path in make_wheels(tmp_path / "2", PLATFORMS)
+    }
+    assert {n: p.read_bytes() for n, p in again.items()} == {
+        n: p.read_bytes() for n, p in made.items()
+    }
