@@ -179,6 +179,26 @@ NEOVERSE_V1 = replace(
     board="",
 )
 
+NEOVERSE_N1 = replace(
+    CORTEX_A72,
+    name="neoverse-n1",
+    cpu="neoverse-n1",
+    target="neoverse-n1",
+    model="implementer 0x41 part 0xd0c",
+    cpuinfo=_cpuinfo(
+        1,
+        [
+            "Features: fp asimd evtstrm crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp",
+            "CPU implementer: 0x41",
+            "CPU architecture: 8",
+            "CPU variant: 0x3",
+            "CPU part: 0xd0c",
+            "CPU revision: 1",
+        ],
+    ),
+    board="",
+)
+
 _VECTOR_BOARD = "A RISC-V board with vectors of 128 bits"
 
 RISCV64 = Machine(

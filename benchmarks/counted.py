@@ -1,0 +1,234 @@
+"""Instructions of an inference, counted under qemu: `python -m benchmarks.counted`.
+
+Models run on emulated machines, ours compiled for their targets, beside ONNX Runtime's own wheel
+for AArch64 on the same processor; one thread, the same inputs. Times of an emulator mean nothing,
+and instructions are not time; but they repeat within 0.01 %, and say how much work code makes of a
+model. What it needs (qemu, Pythons, wheels) is fetched once into the cache of the tests of devices.
+Results go to benchmarks/results/counted.json and .md, one model after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.models import build, case, feeds
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table, rows_json
+from compiler import driver
+from compiler.artifacts import save_artifact
+from compiler.program_builder import ProgramBuilder
+from compiler.runtime import verify
+from compiler.target import resolve_target
+from tests.devices.emulators import Emulated, emulate
+from tests.devices.machines import NEOVERSE_N1, RISCV64, Machine
+from tests.devices.packages import cached, fetch
+
+NAME = "counted"
+MODELS = ("mobilenetv2", "mobilenetv2-qdq", "minilm-l6-128", "resnet50")
+PEER = "onnxruntime"
+WHEELS = ("onnxruntime==1.31.1", "flatbuffers", "packaging", "protobuf")
+"""Of AArch64 and CPython 3.11, as the emulated machine has it."""
+
+RUNS = 2
+"""The last one counts: a first one also makes what later ones reuse."""
+
+OURS = """
+from compiler import load_artifact
+executable = load_artifact(sys.argv[1] + "/artifact")
+run = lambda: executable.run(inputs)
+"""
+THEIRS = """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = options.inter_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1] + "/model.onnx", options)
+run = lambda: session.run(None, inputs)
+"""
+SCRIPT = """
+import os, sys
+import numpy as np
+inputs = dict(np.load(sys.argv[1] + "/inputs.npz"))
+{engine}
+for _ in range({runs}):
+    os.getppid()
+    outputs = run()
+    os.getppid()
+np.save(sys.argv[1] + "/output.npy", outputs[0])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Instructions of one inference.
+
+    `multiply_adds`, `loads` and `stores` are parts of `all`. `error` is against ONNX Runtime on the
+    same machine, over the largest output; None where that does not run there.
+    """
+
+    model: str
+    machine: str
+    engine: str
+    all: int
+    multiply_adds: int
+    loads: int
+    stores: int
+    error: float | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Count models, write the report after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.counted", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--name", default=NAME, help="of the result files")
+    options = parser.parse_args(arguments)
+    origin, counts = Origin.of(options), list[Count]()
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        plugin = _plugin(folder)
+        machines = {}
+        for machine in (NEOVERSE_N1, RISCV64):
+            (folder / machine.name).mkdir()
+            machines[machine] = emulate(machine, folder / machine.name)
+        for model in options.models:
+            for machine, emulated in machines.items():
+                counts += count(model, machine, emulated, plugin)
+            write(origin, counts, options.name)
+            print(markdown_table(*table([c for c in counts if c.model == model]), text=3))
+
+
+def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> list[Count]:
+    """Of our code on a machine, and of ONNX Runtime's where it has a wheel for it."""
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        proto = build(model)
+        onnx.save(proto, folder / "model.onnx")
+        given: dict[str, Any] = feeds(model, proto)
+        np.savez(folder / "inputs.npz", **given)
+        target = resolve_target(machine.target)
+        graph = driver.optimise(driver.load_graph(folder / "model.onnx"), target)
+        plan = driver.make_plan(graph, target)
+        save_artifact({(): plan}, ProgramBuilder(None, target), folder / "artifact")
+        ours = Count(model, machine.name, "ours", *_run(folder, OURS, emulated, plugin))
+        if machine.architecture != "aarch64":
+            return [ours]
+        output = np.load(folder / "output.npy")
+        peers = str(cached(f"{PEER}-{machine.architecture}", _fetch_peer))
+        theirs = Count(model, machine.name, PEER, *_run(folder, THEIRS, emulated, plugin, peers))
+        error = verify.compare(output, np.load(folder / "output.npy"))
+        if error > case(model).largest_error:
+            raise SystemExit(f"{model} on {machine.name}: the engines differ by {error:.1e}")
+        return [theirs, replace(ours, error=error)]
+
+
+def _run(
+    folder: Path, engine: str, emulated: Emulated, plugin: Path, packages: str = ""
+) -> tuple[int, int, int, int]:
+    """Run a model in a folder; all instructions of the last run, and those of each kind."""
+    paths = os.pathsep.join(filter(None, (str(emulated.packages), packages)))
+    qemu = emulated.python.index("-cpu")
+    script = SCRIPT.format(engine=engine, runs=RUNS)
+    done = subprocess.run(
+        [
+            *emulated.python[:qemu],
+            "-plugin",
+            str(plugin),
+            *emulated.python[qemu:],
+            "-c",
+            script,
+            folder,
+        ],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=emulated.packages,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{emulated.machine.name}: {done.stderr.strip()[-2000:]}")
+    lines = re.findall(r"^counted (\d+) (\d+) (\d+) (\d+)$", done.stderr, re.MULTILINE)
+    before, after = ([int(number) for number in line] for line in lines[-2:])
+    found = [late - early for early, late in zip(before, after, strict=True)]
+    return found[0], found[1], found[2], found[3]
+
+
+def _plugin(folder: Path) -> Path:
+    made = folder / "counting.so"
+    source = Path(__file__).with_name("counting.c")
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O2"]
+    subprocess.run(["cc", *flags, str(source), "-o", str(made)], check=True)
+    return made
+
+
+def _fetch_peer(folder: Path) -> None:
+    """ONNX Runtime of AArch64 and what it imports, unpacked into a folder."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
+    kind = ["--only-binary=:all:", "--python-version", "3.11"]
+    kind += [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 27, 28)]
+    kind += ["--platform=manylinux2014_aarch64", "--platform=any"]
+    fetch([*pip, *kind, "--target", str(folder), *WHEELS], "ONNX Runtime of AArch64")
+
+
+def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
+    """NAME.json and NAME.md."""
+    rows = [asdict(each) for each in counts]
+    RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
+    lines = [
+        "# Instructions of an inference, counted under qemu",
+        "",
+        f"{origin.sentence()}",
+        "",
+        f"One thread, batch 1, untuned. `{NEOVERSE_N1.name}` is a processor that ONNX Runtime "
+        f"({WHEELS[0]}) knows; `{RISCV64.name}` has vectors of 128 bits. Millions of instructions; "
+        "ratios are to ONNX Runtime, and of RISC-V to our own on AArch64. Times of an emulator "
+        "mean nothing, and instructions are not time.",
+        "",
+        markdown_table(*table(counts), text=3),
+        "",
+    ]
+    RESULTS_FOLDER.joinpath(f"{name}.md").write_text("\n".join(lines))
+
+
+def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
+    """A row for each count; ratios to ONNX Runtime's, or to ours on AArch64."""
+    header = [
+        "model",
+        "machine",
+        "engine",
+        "all",
+        "multiply-adds",
+        "loads",
+        "stores",
+        "ratio",
+        "error",
+    ]
+    rows = []
+    for each in counts:
+        beside = [c for c in counts if c.model == each.model]
+        engine = PEER if each.machine == NEOVERSE_N1.name else "ours"
+        first = next(c for c in beside if (c.engine, c.machine) == (engine, NEOVERSE_N1.name))
+        numbers = (each.all, each.multiply_adds, each.loads, each.stores)
+        rows.append(
+            [
+                *(each.model, each.machine, each.engine),
+                *(f"{number / 1e6:.1f}" for number in numbers),
+                f"{each.all / first.all:.3f}",
+                "" if each.error is None else f"{each.error:.1e}",
+            ]
+        )
+    return header, rows
+
+
+if __name__ == "__main__":
+    main()
