@@ -115,6 +115,9 @@ def _times(times: Times) -> str:
     if any(times.elsewhere):
         before, after = (milliseconds(seconds) for seconds in times.elsewhere)
         line += f"; of no quantised layer: {before} and {after} of those"
+    if times.tuned:
+        before, after = (f"{tuned} of {kernels}" for tuned, kernels in times.tuned)
+        line += f"; tuned kernels: {before} in float32, {after} quantised"
     return line
 
 

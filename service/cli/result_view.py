@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.cli.plan_view import decision_line
-from service.cli.view import ending_text, verdict_text
+from service.cli.view import ending_text, known_text, verdict_text
 from service.sentences import one_sentence
 
 
@@ -35,7 +35,8 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     if verdict is not None:
         known = ""
         if result.get("workloads") is not None:
-            known = f"{result['workloads_known']} of {result['workloads']} workloads known; "
+            related = result.get("workloads_related") or 0
+            known = known_text(result["workloads_known"], result["workloads"], related) + "; "
         where = f" (on {verdict['device']})" if verdict.get("device") else ""
         lines.append(f"end to end: {known}{verdict_text(verdict)}{where}")
     # a worker chooses its name, and says what its device is

@@ -193,8 +193,14 @@ def failures_text(failures: Mapping[str, int]) -> str:
 
 def settled_line(settled: Settled) -> str:
     """How many schedules of a model are known, which of them are served, and why."""
-    return f"end to end: {settled.known} of {settled.workloads} workloads known; " + verdict_text(
-        settled.verdict.to_json()
+    known = known_text(settled.known, settled.workloads, settled.related)
+    return f"end to end: {known}; {verdict_text(settled.verdict.to_json())}"
+
+
+def known_text(known: int, workloads: int, related: int) -> str:
+    """How many workloads have a record, of their own or of a relative."""
+    return f"{known} of {workloads} workloads known" + (
+        f", {related} by relatives" if related else ""
     )
 
 

@@ -7,7 +7,7 @@ it with the default of the other, which takes two candidates, and searches nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.build import CODEGEN_VERSION
 from compiler.errors import CompilerError
@@ -40,20 +40,36 @@ def relatives_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterat
     yield from served.values()
 
 
+def related_records(
+    wanted: Mapping[RecordKey, Workload], storage: Storage
+) -> dict[RecordKey, TuningRecord]:
+    """For each workload a record that holds of another one of its family, where there is one."""
+    families: dict[tuple[str, str, int, str], list[RecordKey]] = {}
+    for key, workload in wanted.items():
+        where = workload.family, key.target_key, key.threads, key.numerics
+        families.setdefault(where, []).append(key)
+    found: dict[RecordKey, TuningRecord] = {}
+    for keys in families.values():
+        for stored in relatives_of(wanted[keys[0]], keys[0], storage):
+            record = stored.record
+            if record.holds(CODEGEN_VERSION) and record.measurement.certified:
+                found |= dict.fromkeys(keys, record)
+                break
+    return found
+
+
 def records_of_relatives(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningRecord]:
     """A record that holds for each task that has none, of another workload of its family."""
     known = storage.records.best_records([task.key for task in tasks])
-    found: dict[RecordKey, TuningRecord] = {}
-    for members in _families(t for t in tasks if not t.is_known(known.get(t.key), CODEGEN_VERSION)):
-        first = members[0]
-        for stored in relatives_of(first.workload, first.key, storage):
-            if (
-                first.is_known(stored.record, CODEGEN_VERSION)
-                and stored.record.measurement.certified
-            ):
-                found |= {task.key: stored.record for task in members}
-                break
-    return found
+    unknown = {
+        task.key: task for task in tasks if not task.is_known(known.get(task.key), CODEGEN_VERSION)
+    }
+    found = related_records({key: task.workload for key, task in unknown.items()}, storage)
+    return {
+        key: record
+        for key, record in found.items()
+        if unknown[key].is_known(record, CODEGEN_VERSION) and record.schedule in unknown[key].space
+    }
 
 
 def shape_of(text: str) -> tuple[str, tuple[int, ...]]:
@@ -70,10 +86,3 @@ def _family(text: str) -> str:
         return Workload.parse(text).family
     except CompilerError:
         return ""
-
-
-def _families(tasks: Iterable[Task]) -> list[list[Task]]:
-    found: dict[object, list[Task]] = {}
-    for task in tasks:
-        found.setdefault(task.family, []).append(task)
-    return list(found.values())

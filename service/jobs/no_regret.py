@@ -28,13 +28,14 @@ from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE
 from compiler.program_builder import ScheduleSource
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedule
+from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.workload import Workload
 from db.standing import Backing, Standing
 from db.storage import Storage
 from db.stores.records import record_id
 from db.stores.verdicts import VerdictKind
 from service.jobs.device import Device, DeviceError, Variant
+from service.jobs.families import related_records
 from service.jobs.known_plan import planner_of
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
@@ -124,8 +125,8 @@ class Settled:
     """The plans and schedules that one model is built from, at one or several sizes, and why.
 
     `planned` are the plans that were asked about, or the rules' plans if the untuned program is
-    served. `known` of the `workloads` have a record in the database; `records` are the ids of those
-    that are served.
+    served. `known` of the `workloads` have a record in the database, and `related` others have that
+    of a workload which differs in numbers alone; `records` are the ids of those that are served.
     """
 
     planned: tuple[Planned, ...]
@@ -134,6 +135,7 @@ class Settled:
     known: int
     workloads: int
     records: tuple[str, ...] = ()
+    related: int = 0
 
 
 def settle(
@@ -156,7 +158,9 @@ def settle(
         CompilerError: if a program does not compile.
     """
     workloads = {w.key: w for each in planned for w, _ in each.workloads}
-    found = _records(planned, workloads, storage)
+    own = _records(planned, workloads, storage)
+    related = _related(planned[0], {k: w for k, w in workloads.items() if k not in own}, storage)
+    found = own | related
     tuned = {k: r for k, r in found.items() if _differs(r, planned[0], workloads[k])}
     verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
@@ -168,7 +172,8 @@ def settle(
         for key, one in tuned.items()
         if key in kept
     )
-    return Settled(plans, FixedSchedules(kept), verdict, len(found), len(workloads), used)
+    schedules = FixedSchedules(kept)
+    return Settled(plans, schedules, verdict, len(own), len(workloads), used, len(related))
 
 
 def _verdict(
@@ -229,6 +234,29 @@ def _records(
     keys = [RecordKey(key, first.target.key, first.threads, first.numerics) for key in workloads]
     found = storage.records.best_records(keys)
     return {key.workload_key: record for key, record in found.items()}
+
+
+def _related(
+    first: Planned, workloads: Mapping[str, Workload], storage: Storage
+) -> dict[str, TuningRecord]:
+    """Records of relatives of a model's other workloads, by the workloads' keys.
+
+    A schedule that failed with a workload's own numbers is not taken.
+    """
+    target, threads, numerics = first.target, first.threads, first.numerics
+    wanted = {
+        RecordKey(key, target.key, threads, numerics): workload
+        for key, workload in workloads.items()
+    }
+    return {
+        key.workload_key: record
+        for key, record in related_records(wanted, storage).items()
+        if record.schedule in schedule_space(wanted[key], target, threads, numerics)
+        and not any(
+            trial.schedule == record.schedule and not trial.measurement.ok
+            for trial in storage.records.trials(key)
+        )
+    }
 
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:

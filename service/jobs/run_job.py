@@ -129,6 +129,7 @@ class JobOutcome:
             "records": self.confirmed.to_json(),
             "workloads": None if self.settled is None else self.settled.workloads,
             "workloads_known": None if self.settled is None else self.settled.known,
+            "workloads_related": None if self.settled is None else self.settled.related,
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
             "plan": self.served[0].decision,

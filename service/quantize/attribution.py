@@ -44,13 +44,15 @@ class ModelPart:
 class Timed:
     """A plan with the seconds of each of `plan.kernels`.
 
-    `owners` knows the layers of the model's values, `values` are all of them.
+    `owners` knows the layers of the model's values, `values` are all of them. `tuned` kernels have
+    a schedule of the tuner.
     """
 
     plan: GraphPlan
     seconds: Sequence[float]
     owners: Owners
     values: Collection[str]
+    tuned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

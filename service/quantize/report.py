@@ -52,6 +52,8 @@ class Times:
         parts: their times in the float32 model, and with all parts quantised, those too that were
             kept in float32 then.
         elsewhere: of the kernels that belong to no layer, in these two.
+        tuned: how many kernels have a schedule of the tuner, and how many there are: of the float32
+            model and of the one that was made; empty where there are no times.
     """
 
     device: str
@@ -60,6 +62,7 @@ class Times:
     quantised_seconds: float | None
     parts: tuple[ModelPart, ...]
     elsewhere: tuple[float | None, float | None]
+    tuned: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,6 +82,9 @@ class Times:
             "elsewhere": dict(
                 zip(("float_seconds", "quantised_seconds"), self.elsewhere, strict=True)
             ),
+            "tuned_kernels": [
+                {"tuned": tuned, "kernels": kernels} for tuned, kernels in self.tuned
+            ],
         }
 
 

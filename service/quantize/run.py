@@ -144,7 +144,8 @@ class _Run:
         compiled = build_program(planned.plan, schedules, planned.target, work.threads)
         seconds = kernel_seconds(compiled, work.threads, work.device)
         owners = Owners(model.graph, self._known, self._layers)
-        return Timed(planned.plan, seconds, owners, tensor_names(model.graph))
+        tuned = sum(step.workload.key in compiled.tuned for step in planned.plan.kernels)
+        return Timed(planned.plan, seconds, owners, tensor_names(model.graph), tuned)
 
     def _keep(
         self,
@@ -198,6 +199,7 @@ class _Run:
             None if after is None else sum(after.seconds),
             found.parts,
             (found.float_elsewhere, found.quantised_elsewhere),
+            tuple((t.tuned, len(t.seconds)) for t in (before, after) if t is not None),
         )
 
     def _report(

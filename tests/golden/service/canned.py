@@ -110,6 +110,7 @@ RESULT = {
     "unverified": ["y"],
     "workloads": 5,
     "workloads_known": 4,
+    "workloads_related": 1,
     "end_to_end": VERDICT,
 }
 

@@ -19,9 +19,11 @@ from compiler.workload import Workload
 from db.errors import NotFoundError
 from db.storage import Storage
 from service.cli import run
+from service.cli.view import settled_line
 from service.jobs.families import records_of_relatives
 from service.jobs.nearest import Answer, Match, best_answer, distance
-from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.no_regret import settle
+from service.jobs.planning import ModelRequest, Planned, plan_model
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -56,6 +58,12 @@ def workload(rows: int, columns: int = 64, op: str = "Relu") -> Workload:
 
 
 def bounded(number: float) -> Workload:
+    """The kernel of `bounded_plan`."""
+    ((found, _),) = bounded_plan(number).workloads
+    return found
+
+
+def bounded_plan(number: float) -> Planned:
     """A product, but at least a number."""
     graph = helper.make_graph(
         [
@@ -71,9 +79,7 @@ def bounded(number: float) -> Workload:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    planned = plan_model(ModelRequest(model.SerializeToString(), TARGET))
-    ((found, _),) = planned.workloads
-    return found
+    return plan_model(ModelRequest(model.SerializeToString(), TARGET))
 
 
 def others(one: Workload) -> list[Schedule]:
@@ -239,6 +245,27 @@ def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> 
     mine = tune(storage, wanted, {others(wanted)[1]: 1e-3})
     storage.records.add_record(replace(mine, codegen_version=CODEGEN_VERSION))
     assert records_of_relatives(tasks, storage) == {}, "it has a record of its own"
+
+
+def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> None:
+    planned, other = bounded_plan(0.5), bounded(0.25)
+    (wanted, _), schedule = planned.workloads[0], others(other)[0]
+    settled = settle([planned], storage)
+    assert (settled.known, settled.related) == (0, 0)
+    found = replace(tune(storage, other, {schedule: 1e-3}), codegen_version=CODEGEN_VERSION)
+    storage.records.add_record(found)
+    settled = settle([planned], storage)
+    assert (settled.known, settled.related, settled.workloads) == (0, 1, 1)
+    assert settled.schedules.best(wanted.key, TARGET.key, 1, "fast") == schedule
+    assert "0 of 1 workloads known, 1 by relatives; the tuned schedules" in settled_line(settled)
+    key = RecordKey(wanted.key, TARGET.key, 1, "fast")
+    wrong = Trial(
+        "bad", key, schedule, Measurement(Status.WRONG_ANSWER, "2.0"), Phase.FINAL, "j", "4"
+    )
+    storage.records.add_trials([wrong])
+    settled = settle([planned], storage)
+    assert settled.related == 0, "with its own numbers it is wrong"
+    assert settled.schedules.best(wanted.key, TARGET.key, 1, "fast") is None
 
 
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:

@@ -11,8 +11,14 @@ import onnx
 import pytest
 from PIL import Image
 
+from compiler.build import CODEGEN_VERSION
 from service import cli
+from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.tuning import save_texts
+from service.settings import Settings
+from service.storage import open_storage
 from tests.unit.quantize.small import network, perceptron, saved
+from tuner.measure.measurement import CERTIFICATE_CHECKS, Measurement, Status, TuningRecord
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +67,21 @@ def test_static_int8(
         assert word in captured.out
     assert "all kernels on this machine" in captured.out
     assert f"quantised model: {output}" in captured.out
+    assert "tuned kernels: 0 of" in captured.out
+    # tuned with the scales of these samples: of others the scales differ, and the kernels do not
+    planned = plan_model(ModelRequest(output, "host", dims={"batch": 2}))
+    storage = open_storage(Settings())
+    save_texts(planned, storage)
+    for task in tasks_of(planned):
+        schedule = task.space.points[-1]
+        measured = Measurement(Status.OK, samples_seconds=(1e-6,), checks=CERTIFICATE_CHECKS)
+        storage.records.add_record(
+            TuningRecord(task.key, schedule, measured, "t", CODEGEN_VERSION, "1")
+        )
+    storage.close()
+    assert run(model, "-o", output, "--calibration", samples / "0.npz", "--json") == 0
+    before, after = report(capsys)["times"]["tuned_kernels"]
+    assert before["tuned"] == 0 < after["tuned"] <= after["kernels"]
 
 
 def test_json_alone(
