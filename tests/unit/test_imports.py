@@ -76,10 +76,11 @@ INSIDE: dict[str, set[str]] = {
     "foreseen": _BASE | {"ranges", "runtime", "staged"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
+    "granted_cores": {"core_kinds", "device"},
     "kept_folder": set(),
 }
 # the driver, what it is told, and the ways in
-FREE = {"driver", "options", "compiling", "kept_models", "onnx_backend"}
+FREE = {"driver", "options", "compiling", "kept_models", "onnx_backend", "ort"}
 
 # What runs on a device. Nothing here may need more than the standard library and NumPy.
 DEVICE_SIDE = (

@@ -1,0 +1,38 @@
+"""ONNX Runtime's Python interface, so that changing one import is enough.
+
+    import compiler.ort as ort            # was: import onnxruntime as ort
+    session = ort.InferenceSession("model.onnx")
+    (logits,) = session.run(["logits"], {"input_ids": ids})
+
+Names, arguments and what they give are those of onnxruntime's `InferenceSession`, `SessionOptions`,
+`OrtValue` and `IOBinding`. Options that steer what this runtime has not (arenas, execution modes,
+optimisation levels) are taken and change nothing. A folder that is an artifact is a model too.
+"""
+
+from __future__ import annotations
+
+from compiler.ort.binding import IOBinding
+from compiler.ort.description import ModelMetadata, NodeArg
+from compiler.ort.options import (
+    ExecutionMode,
+    GraphOptimizationLevel,
+    RunOptions,
+    SessionOptions,
+)
+from compiler.ort.session import InferenceSession, get_available_providers, get_device
+from compiler.ort.values import InvalidArgument, OrtValue
+
+__all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "InvalidArgument",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "get_available_providers",
+    "get_device",
+]

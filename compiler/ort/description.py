@@ -1,0 +1,158 @@
+"""What a model says of itself, in the words of ONNX Runtime: inputs, outputs, who made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+
+if TYPE_CHECKING:
+    from compiler.runtime.artifact import Artifact
+    from compiler.runtime.program import Port
+
+ELEMENT_TYPES = {
+    1: "float",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "double",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+}
+"""Of `TensorProto.DataType`, as ONNX Runtime calls them."""
+
+_NUMPY = {"float": "float32", "double": "float64", "string": "O", "bfloat16": "uint16"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output.
+
+    Attributes:
+        name: of the value.
+        type: `tensor(float)`, `seq(tensor(int64))`, `map(string,tensor(float))`.
+        shape: an open dimension is its name, or None where it has none.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """Who made a model, and what they wrote into it; empty where they did not."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDescription:
+    """Inputs and outputs in order, and the rest."""
+
+    inputs: tuple[NodeArg, ...]
+    outputs: tuple[NodeArg, ...]
+    metadata: ModelMetadata
+
+
+def of_model(source: Path | bytes) -> SessionDescription:
+    """Read a model. Raises InvalidModelError if it is none."""
+    from compiler.frontend.model_file import read_model
+
+    model = read_model(source).proto
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return SessionDescription(
+        tuple(_of_info(info) for info in graph.input if info.name not in constants),
+        tuple(_of_info(info) for info in graph.output),
+        ModelMetadata(
+            model.producer_name,
+            graph.name,
+            model.domain,
+            model.doc_string,
+            graph.doc_string,
+            model.model_version,
+            {prop.key: prop.value for prop in model.metadata_props},
+        ),
+    )
+
+
+def of_artifact(artifact: Artifact) -> SessionDescription:
+    """What an artifact says of its inputs and outputs."""
+    program = artifact.programs[0].program
+
+    def described(ports: tuple[Port, ...], dims: Mapping[str, tuple[int | str, ...]]) -> Any:
+        return tuple(
+            NodeArg(
+                port.name,
+                "tensor(string)" if port.labels is not None else _dtype_name(port.dtype),
+                [None if dim == -1 else dim for dim in dims[port.name]],
+            )
+            for port in ports
+        )
+
+    inputs = described(program.inputs, artifact.ports.inputs)
+    outputs = described(program.outputs, artifact.ports.outputs)
+    return SessionDescription(inputs, outputs, ModelMetadata(graph_name=program.name))
+
+
+def tensor_type(dtype: np.dtype) -> str:
+    """`tensor(float)` for float32."""
+    if dtype.kind in "OUT":
+        return "tensor(string)"
+    return f"tensor({_ours(dtype.name)})"
+
+
+def numpy_type(kind: str) -> np.dtype | None:
+    """The NumPy type of a tensor's elements; None for what is no tensor."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    if name not in ELEMENT_TYPES.values():
+        return None
+    return np.dtype(_NUMPY.get(name, name))
+
+
+def _dtype_name(dtype: DType) -> str:
+    return f"tensor({_ours(dtype.value)})"
+
+
+def _ours(name: str) -> str:
+    return {"float32": "float", "float64": "double"}.get(name, name)
+
+
+def _of_info(info: Any) -> NodeArg:
+    shape = info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ()
+    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in shape]
+    return NodeArg(info.name, _type_text(info.type), dims)
+
+
+def _type_text(kind: Any) -> str:
+    match kind.WhichOneof("value"):
+        case "sequence_type":
+            return f"seq({_type_text(kind.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({_type_text(kind.optional_type.elem_type)})"
+        case "map_type":
+            key = ELEMENT_TYPES.get(kind.map_type.key_type, "undefined")
+            return f"map({key},{_type_text(kind.map_type.value_type)})"
+        case _:
+            return f"tensor({ELEMENT_TYPES.get(kind.tensor_type.elem_type, 'undefined')})"

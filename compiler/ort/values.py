@@ -1,0 +1,124 @@
+"""Arrays that runs read and write, as ONNX Runtime has them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.ort.description import ELEMENT_TYPES, numpy_type, tensor_type
+
+if TYPE_CHECKING:
+    from compiler.runtime.packing import Array
+
+
+class InvalidArgument(InvalidInputError, ValueError):
+    """What `run` is given does not fit the model."""
+
+
+class OrtValue:
+    """An array that outputs are written to and inputs are read from.
+
+    Args:
+        array: it is not copied.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @staticmethod
+    def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """A value that has the array's memory. Raises InvalidArgumentError for another device."""
+        check_cpu(device_type)
+        return OrtValue(as_array(array))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Uninitialised memory. Raises InvalidArgumentError for another device, or no type."""
+        check_cpu(device_type)
+        return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
+
+    def numpy(self) -> Array:
+        """The array."""
+        return self._array
+
+    def update_inplace(self, array: Array) -> None:
+        """Copy an array into it. Raises InvalidArgument if shape or type differ."""
+        if array.shape != self._array.shape or array.dtype != self._array.dtype:
+            raise InvalidArgument(
+                f"a value of {self._array.dtype} {list(self._array.shape)} cannot hold "
+                f"{array.dtype} {list(array.shape)}"
+            )
+        self._array[...] = array
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return int(self._array.ctypes.data)
+
+    def data_type(self) -> str:
+        """`tensor(float)`."""
+        return tensor_type(self._array.dtype)
+
+    def shape(self) -> list[int]:
+        """The extents."""
+        return list(self._array.shape)
+
+    def device_name(self) -> str:
+        """`cpu`."""
+        return "cpu"
+
+    def has_value(self) -> bool:
+        """True."""
+        return True
+
+    def is_tensor(self) -> bool:
+        """True: sequences and maps are given by `run` alone."""
+        return True
+
+    def __dlpack__(self, **options: Any) -> Any:
+        array: Any = self._array  # NumPy says itself which types it lends
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._array.__dlpack_device__()
+
+
+def as_array(given: Any, kind: np.dtype | None = None) -> Array:
+    """What is given for an input, as an array; lists become arrays of the input's type."""
+    if isinstance(given, OrtValue):
+        given = given.numpy()
+    elif not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
+        given = np.from_dlpack(given)
+    elif not isinstance(given, np.ndarray):
+        try:
+            given = np.asarray(given, kind)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"{type(given).__name__} is no array: {error}") from error
+    found: Array = given.view(np.uint16) if given.dtype.name == DType.BFLOAT16 else given
+    return found
+
+
+def element_type_of(given: Any) -> np.dtype:
+    """A NumPy type, or the number of an ONNX one."""
+    if isinstance(given, int):
+        if given not in ELEMENT_TYPES:
+            raise InvalidArgumentError(f"{given} is no element type of arrays")
+        return numpy_type(f"tensor({ELEMENT_TYPES[given]})") or np.dtype(object)
+    return np.dtype(given)  # type: ignore[no-any-return]  # whatever NumPy takes
+
+
+def array_at(address: int, shape: Sequence[int], dtype: np.dtype) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.ndarray(tuple(shape), dtype, memory)
+
+
+def check_cpu(device: str) -> None:
+    if device != "cpu":
+        raise InvalidArgumentError(f"there is no device '{device}' here, only 'cpu'")
