@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from compiler.dtypes import DType
 from compiler.loops.elementary import (
     INFINITY,
+    LOG2_E,
     absolute,
     by_type,
     centred,
@@ -38,6 +40,33 @@ def exp_of(x: Expr) -> Expr:
     lowest, highest = by_type(x, (-104.0, 89.0), (-746.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
     return op(Operation.SCALE, fma(exp_tail(r), r * r, r) + 1.0, n)
+
+
+def exp_of_negative(x: Expr) -> Expr:
+    """e**x of an x <= 0; absolute error <= 1.6e-7, relative <= 1.8e-7 (1 + |x| / 2).
+
+    What a share of a sum needs, in two thirds of the time of `exp`. n = rint(x / ln 2), r = x / ln
+    2 - n, then 2**n P(r), which is 1 at 0. float64: `exp`.
+    """
+    return in_float("exp_of_negative", x, _exp_of_negative)
+
+
+def _exp_of_negative(x: Expr) -> Expr:
+    if x.dtype is DType.FLOAT64:
+        return exp_of(x)
+    x = maximum(x, -104.0)
+    n = op(Operation.RINT, x * LOG2_E)
+    return op(Operation.SCALE, polynomial(fma(x, LOG2_E, -n), _POWER_OF_2), n)
+
+
+_POWER_OF_2 = (
+    1.0,
+    0.6931469763830662,
+    0.24022240460641392,
+    0.05550735031329834,
+    0.009671618998826483,
+    0.001326459082648581,
+)
 
 
 def expm1(x: Expr) -> Expr:

@@ -26,6 +26,7 @@ from compiler.loops.elementary import (
 from compiler.loops.exponential import (
     exp,
     exp_of,
+    exp_of_negative,
     expm1,
     expm1_of,
     log,
@@ -51,6 +52,7 @@ __all__ = [
     "cosh",
     "erf",
     "exp",
+    "exp_of_negative",
     "expm1",
     "fma",
     "gelu",

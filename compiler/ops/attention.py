@@ -129,7 +129,7 @@ def _expression(
     largest: Expr = Reduce(Combiner.MAX, (keys,), score)
     if len(types) == 4:
         largest = maths.maximum(largest, _LOWEST[largest.dtype])  # -inf - -inf would be NaN
-    power = maths.exp(score - largest)
+    power = maths.exp_of_negative(score - largest)
     total: Expr = Reduce(Combiner.SUM, (keys,), power)
     value = operands[2]((batch, key_head, j, element))
     mixed = Reduce(Combiner.SUM, (keys,), power * widened(value, dtype))

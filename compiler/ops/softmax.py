@@ -61,14 +61,14 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
 
         first, second = fresh("k", shape[axis]), fresh("k", shape[axis])
         largest = Reduce(Combiner.MAX, (first,), element(affine(first)))
-        powers = maths.exp(element(affine(second)) - largest)
+        powers = maths.exp_of_negative(element(affine(second)) - largest)
         total = Reduce(Combiner.SUM, (second,), powers)
         shifted = element(index[axis]) - largest
         return (
             # One of the terms is 1, so the sum is a normal number.
             shifted - maths.log_normal(total)
             if logarithm
-            else maths.exp(shifted) * (constant(1.0, total.dtype) / total)
+            else maths.exp_of_negative(shifted) * (constant(1.0, total.dtype) / total)
         )
 
     return expression

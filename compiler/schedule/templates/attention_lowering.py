@@ -1,4 +1,4 @@
-"""The loop nest of an attention: keys in panels, then one block of query rows at a time."""
+"""The loop nest of an attention: keys in panels, values packed, one block of rows at a time."""
 
 from __future__ import annotations
 
@@ -134,6 +134,9 @@ class _Lowering:
         self._block = self._tile * schedule.integer("rows")
         self._unroll = schedule.integer("unroll")
         self._packs_keys = schedule.text("keys") == "packed"
+        # Schedules of before had no such choice.
+        asked = dict(schedule.choices).get("values") == "packed"
+        self._packs_values = asked and found.lanes is not None
         count = schedule.integer("segments") if found.ahead is not None else 1
         self._blocks = _blocks(found, count, self._tile, self._block, self._lanes)
         self._keys = Tensor(
@@ -142,6 +145,9 @@ class _Lowering:
             found.dot.dtype,
             Layout((Factor(0, self._width), Factor(1), Factor(0, 1, self._width))),
             role=Role.SCRATCH,
+        )
+        self._values = Tensor(
+            "values", (found.keys.extent, extent(found.lanes)), found.dot.dtype, role=Role.SCRATCH
         )
 
     def kernel(self) -> Kernel:
@@ -152,6 +158,9 @@ class _Lowering:
         if self._packs_keys:
             body += self._pack_keys()
             scratch.append(self._keys)
+        if self._packs_values:
+            body += self._pack_values()
+            scratch.append(self._values)
         for part, scored, softmax, ended in zip(
             blocks.parts, blocks.scored, blocks.softmax, blocks.ended, strict=True
         ):
@@ -189,6 +198,26 @@ class _Lowering:
             loops = [LoopSpec(found.keys, self._width), LoopSpec(found.size)]
         return nest(loops, compute)
 
+    # ---- values in one piece
+
+    def _pack_values(self) -> tuple[Node, ...]:
+        """values[j, e]: side by side, where those of other heads lie between them in memory."""
+        found = self._found
+        assert found.lanes is not None
+        value = found.factor(found.value)
+        compute = Compute(
+            (Store(self._value(found), _accumulator(value)),),
+            value,
+            unroll=(Tile(found.lanes, self._lanes),),
+            vector=found.lanes,
+        )
+        return nest([LoopSpec(found.keys), LoopSpec(found.lanes, self._mixed_width())], compute)
+
+    def _value(self, part: Attention) -> Load:
+        """A packed value of a segment."""
+        element = affine(part.lanes) if part.lanes else Affine()
+        return Load(self._values, (affine(part.keys), element))
+
     # ---- one block of rows
 
     def _products(self, part: Attention, store: Store) -> tuple[Node, ...]:
@@ -218,9 +247,10 @@ class _Lowering:
     def _mix(self, part: Attention, ended: Expr) -> tuple[Node, ...]:
         """The output: exponentials times values, divided by the row's sum."""
         elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
+        value = self._value(part) if self._packs_values else part.factor(part.value)
         compute = Compute(
             (Store(part.problem.output, ended),),
-            self._blocks.score(part) * part.factor(part.value),
+            self._blocks.score(part) * value,
             Combiner.SUM,
             reduce=(Tile(part.keys, _at_most(self._unroll, part.keys.extent)),),
             unroll=(Tile(part.keys), *_points(part), *elements),

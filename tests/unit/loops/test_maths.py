@@ -154,6 +154,22 @@ def test_error_bound(name: str, dtype: DType, fused: bool) -> None:
     assert ratio[worst] <= 1, (x[finite][worst], got[finite][worst], expected[finite][worst])
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_exponential_of_negative_numbers(fused: bool) -> None:
+    """Its argument is rounded as a power of 2, which counts little where the result is small."""
+    x = samples(DType.FLOAT32)
+    x = x[(x <= 0) & np.isfinite(x)]
+    got = evaluate(maths.exp_of_negative(X), x, fused=fused)
+    expected = np.exp(x.astype(np.float64))
+    error = np.abs(got - expected)
+    assert error.max() <= 1.6e-7
+    tiny = np.finfo(np.float32).tiny
+    assert np.max(error / (np.maximum(expected, tiny) * (1.8e-7 * (1 + np.abs(x) / 2)))) <= 1
+    edges = np.array([0.0, -0.0, -np.inf, np.nan], np.float32)
+    at_edges = evaluate(maths.exp_of_negative(X), edges, fused=fused)
+    np.testing.assert_array_equal(at_edges, np.array([1, 1, 0, np.nan], np.float32))
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_the_logarithm_of_normal_numbers(dtype: DType) -> None:
     x = samples(dtype)

@@ -182,3 +182,15 @@ def test_the_scores_never_exist_as_a_whole(problem: str) -> None:
 def _keys(workload: Workload) -> tuple[int]:
     node = next(n for n in workload.graph.nodes if n.op == "attention")
     return (workload.graph.types[node.inputs[1]].shape[2],)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "values"),
+    [(128, 128, "rows"), (1500, 1500, "packed"), (1, 1500, "rows")],
+)
+def test_untuned_values_are_packed_that_no_first_cache_holds(
+    queries: int, keys: int, values: str
+) -> None:
+    """And that enough queries read."""
+    default = schedule_space(attention(queries, keys, 2, 64), width(512)).default()
+    assert default["values"] == values
