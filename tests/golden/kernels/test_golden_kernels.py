@@ -116,11 +116,22 @@ CASES: dict[str, tuple[str, Schedule]] = {
     "arg_max": ("arg_max", Schedule.of("row", unroll=4, keep=False)),
     "attention": (
         "attention",
-        Schedule.of("attention", tile=5, vectors=4, rows=4, unroll=4, keys="packed", values="packed"),
+        Schedule.of(
+            "attention", tile=5, vectors=4, rows=4, unroll=4, keys="packed", values="packed"
+        ),
     ),
     "attention_causal": (
         "causal attention",
-        Schedule.of("attention", tile=8, vectors=2, rows=2, unroll=2, keys="packed", values="rows", segments=2),
+        Schedule.of(
+            "attention",
+            tile=8,
+            vectors=2,
+            rows=2,
+            unroll=2,
+            keys="packed",
+            values="rows",
+            segments=2,
+        ),
     ),
     "attention_of_one_query": (
         "attention of one query",
