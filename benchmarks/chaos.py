@@ -10,7 +10,6 @@ and no lie be served.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -19,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from benchmarks.fleet import Fleet, answers, free_port, until
 from benchmarks.liars import Liar, Lie
 from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.postgres import Postgres
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin, markdown_table, write_result
 from db.engine import reading
 from db.errors import DatabaseError
 from db.models import LeaseRow
@@ -330,9 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         outcome = stack.enter_context(prepared(plan, folder)).play()
     origin = Origin.of(asked)
-    data = {"origin": asdict(origin), "outcome": outcome.to_json()}
-    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    asked.output.with_suffix(".md").write_text(report(origin, outcome))
+    write_result(asked.output, origin, {"outcome": outcome.to_json()}, report(origin, outcome))
     print(*outcome.found.wrong, sep="\n")
     return 1 if outcome.found.wrong else 0
 

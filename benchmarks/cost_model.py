@@ -15,7 +15,6 @@ benchmarks/results/cost_model.json and .md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +27,7 @@ import numpy as np
 
 from benchmarks.cost_model_collect import collect, database
 from benchmarks.cost_model_tasks import families
-from benchmarks.report import Origin
+from benchmarks.report import Origin, write_result
 from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from db.engine import open_engine
@@ -217,14 +216,11 @@ def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> s
             lines.append(f"| {family} | {' | '.join(cells)} |")
         lines.append("")
     text = "\n".join(lines)
-    stem = RESULTS_FOLDER / "cost_model"
-    stem.with_suffix(".md").write_text(text)
     data = {
-        "origin": asdict(origin),
         "counts": dict(counts),
         "rows": {title: [asdict(row) for row in found] for title, found in rows.items()},
     }
-    stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    write_result(RESULTS_FOLDER / "cost_model", origin, data, text)
     return text
 
 

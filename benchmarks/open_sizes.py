@@ -10,7 +10,6 @@ process's CPU time, to which other processes do not add.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from benchmarks.convolutional import yolo_nano
 from benchmarks.models import build
 from benchmarks.open_models import open_bert, opened
 from benchmarks.race import LARGEST_ERROR, RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table
+from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
 from compiler.driver import compile_model
 
 Feeds = Mapping[str, Any]
@@ -229,9 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SystemExit(f"{name}: the answers differ")
         results.append(result)
     origin = Origin.of(asked)
-    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
-    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    asked.output.with_suffix(".md").write_text(report(origin, results))
+    data = {"results": [asdict(result) for result in results]}
+    write_result(asked.output, origin, data, report(origin, results))
     return 0
 
 

@@ -207,6 +207,13 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def write_result(stem: Path, origin: Origin, data: Mapping[str, Any], page: str) -> None:
+    """A result as data (`stem`.json, with its origin) and as a page (`stem`.md)."""
+    whole = {"origin": asdict(origin), **data}
+    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(page)
+
+
 def markdown_table(header: list[str], rows: list[list[str]], text: int) -> str:
     """A table in Markdown, the first `text` columns to the left and all others to the right."""
     rules = ["---"] * text + ["---:"] * (len(header) - text)

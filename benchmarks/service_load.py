@@ -10,7 +10,6 @@ that commit. A ratio is taken within a round, so that it cancels what the machin
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 import time
@@ -21,7 +20,7 @@ from itertools import cycle, repeat
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin, markdown_table, write_result
 from benchmarks.service_load_client import Answered, Wanted, held, measure, until_answered
 from benchmarks.service_load_server import (
     COMMITS,
@@ -115,9 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results.append(result)
                 print(*row(result))
     origin = Origin.of(asked)
-    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
-    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    asked.output.with_suffix(".md").write_text(report(origin, results))
+    data = {"results": [asdict(result) for result in results]}
+    write_result(asked.output, origin, data, report(origin, results))
     return 0
 
 

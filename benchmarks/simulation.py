@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from itertools import repeat
 from pathlib import Path
 
 from benchmarks.processor_time import processor_seconds
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin, markdown_table, write_result
 from benchmarks.service_load import database_url
 from benchmarks.service_load_client import Answered, Wanted, measure, until_answered
 from benchmarks.service_load_server import serve_bare, serve_service, serving, settings_of
@@ -264,11 +263,9 @@ def write(
 ) -> None:
     """The results as data and as a page."""
     data = {
-        "origin": asdict(origin),
         "levels": [asdict(level) for level in levels],
         "rows": [asdict(each) for each in rows],
     }
-    output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     parts = [
         "# Simulation",
         origin.sentence(),
@@ -283,7 +280,7 @@ def write(
         parts.append(markdown_table(HEADER, [cells(level) for level in levels], text=1))
     if rows:
         parts.append(markdown_table(ROWS_HEADER, [rows_cells(each) for each in rows], text=2))
-    output.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    write_result(output, origin, data, "\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table
+from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
 from compiler.timings import Timings
 
 LINES = "tuned.jsonl"
@@ -180,9 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     runs = [TunedRun(**json.loads(line)) for line in lines.read_text().splitlines()]
     origin = Origin.of(asked)
-    data: dict[str, Any] = {"origin": asdict(origin), "runs": [asdict(run) for run in runs]}
-    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    asked.output.with_suffix(".md").write_text(report(origin, runs))
+    data = {"runs": [asdict(run) for run in runs]}
+    write_result(asked.output, origin, data, report(origin, runs))
 
 
 if __name__ == "__main__":

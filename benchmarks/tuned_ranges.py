@@ -11,7 +11,6 @@ the process's CPU time, to which other processes do not add.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 from benchmarks.open_models import open_bert
 from benchmarks.open_sizes import Feeds, seconds_of, tokens
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table
+from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
 from compiler.driver import compile_model
 
 TARGET = "x86-64-v3"
@@ -182,9 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     origin = Origin.of(asked)
     for result in results:
         print(f"{result.model}: {result.range_gain:.3f} beside {result.own_gain:.3f}")
-    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
-    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    asked.output.with_suffix(".md").write_text(report(origin, results))
+    data = {"results": [asdict(result) for result in results]}
+    write_result(asked.output, origin, data, report(origin, results))
     return 0
 
 
