@@ -15,7 +15,7 @@ import math
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
@@ -169,12 +169,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turn-seconds", type=float, default=0.1)
     parser.add_argument("--name", default="real-models", help="of the results")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what the results have of this commit already"
+    )
     return parser.parse_args(arguments)
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
+def _rows(options: argparse.Namespace, done: Container[str]) -> Iterator[Row]:
     def chosen(group: str, name: str) -> bool:
-        return group in options.groups and (not options.only or name in options.only)
+        named = not options.only or name in options.only
+        return group in options.groups and named and name not in done
 
     listed = exported()
     files = [model for model in shipped() if chosen(SHIPPED, model.name)]
@@ -213,11 +217,31 @@ def _row(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    origin = Origin.of(options)
-    rows: list[Row] = []
-    for row in _rows(options):  # what is known so far is there if the command is stopped
+    origin, rows = Origin.of(options), []
+    if options.resume:
+        origin, rows = _written(options.name, origin)
+    for row in _rows(
+        options, {row.name for row in rows}
+    ):  # what is known so far is there if the command is stopped
         rows.append(row)
         _write(rows, origin, options.name)
+
+
+def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
+    """The origin and the rows of an earlier part of the same run: of the same commit."""
+    try:
+        data = json.loads((RESULTS / f"{name}.json").read_text())
+    except FileNotFoundError:
+        return now, []
+    then = Origin(**data["origin"])
+    if then.commit.removesuffix("+") != now.commit.removesuffix("+"):
+        return now, []
+    rows = []
+    for row in data["rows"]:
+        answer = Answer(**row["answer"])
+        answer.errors = [float(error) for error in answer.errors]  # "inf" is a text in JSON
+        rows.append(Row(**{**row, "answer": answer}))
+    return then, rows
 
 
 def _write(rows: Sequence[Row], origin: Origin, name: str) -> None:

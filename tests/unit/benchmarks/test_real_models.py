@@ -236,4 +236,15 @@ def test_the_command_writes_its_results(tmp_path: Path, monkeypatch: pytest.Monk
     real_models.main([*given, "--rounds", "1", "--turn-seconds", "0"])
     (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert (row["name"], row["answer"]["errors"]) == (first.name, [0.0])
-    assert f"| {first.name} |" in (tmp_path / "r.md").read_text()
+    page = (tmp_path / "r.md").read_text()
+    assert f"| {first.name} |" in page
+    monkeypatch.setattr(real_models, "examine", lambda folder, options: 1 / 0)
+    real_models.main([*given, "--resume"])  # it is there already
+    with pytest.raises(ZeroDivisionError):
+        real_models.main(given)
+    data = json.loads((tmp_path / "r.json").read_text())
+    data["origin"]["commit"] = "another"
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    with pytest.raises(ZeroDivisionError):
+        real_models.main([*given, "--resume"])
+    assert (tmp_path / "r.md").read_text() == page
