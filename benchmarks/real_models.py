@@ -217,12 +217,12 @@ def _row(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    origin, rows = Origin.of(options), []
+    origin = Origin.of(options)
+    rows: list[Row] = []
     if options.resume:
         origin, rows = _written(options.name, origin)
-    for row in _rows(
-        options, {row.name for row in rows}
-    ):  # what is known so far is there if the command is stopped
+    done = {row.name for row in rows}
+    for row in _rows(options, done):  # what is known so far is there if the command is stopped
         rows.append(row)
         _write(rows, origin, options.name)
 
