@@ -25,7 +25,7 @@ from benchmarks.race import LARGEST_ERROR, REFERENCE
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.detection import this_device
-from compiler.program_builder import ScheduleSource
+from compiler.kernels import ScheduleSource
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.verify import compare
 from compiler.schedule.schedule import Schedule

@@ -27,6 +27,7 @@ from compiler.frontend.dimensions import check_dims, free_dimensions, model_port
 from compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
+from compiler.kernels import KernelCache, ScheduleSource
 from compiler.local import check_runs_here
 from compiler.options import (
     CompileOptions,
@@ -45,13 +46,7 @@ from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.passes.widen import multiplied_type, widen
 from compiler.plan import GraphPlan
-from compiler.program_builder import (
-    CompiledProgram,
-    KernelCache,
-    ProgramBuilder,
-    ScheduleSource,
-    build_program,
-)
+from compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
 from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable

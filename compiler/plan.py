@@ -12,6 +12,7 @@ import numpy as np
 from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph, Node
 from compiler.graph.text import digest, parse_graph, print_graph
+from compiler.intervals import pieces
 from compiler.labels import Labels
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
 from compiler.open_distance import open_distance
@@ -301,7 +302,8 @@ class GraphPlan:
         return labels_of(self.graph.producer(port))
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Each distinct workload and how often a run needs it, in order of first use.
+        """What is tuned, each once, and how often a run needs it, in order of first use: workloads,
+        or the pieces of one whose range is cut (`compiler.intervals`).
 
         A workload in a loop counts as often as the loop is expected to run it.
         """
@@ -309,7 +311,11 @@ class GraphPlan:
         for step, times in self.walk():
             if isinstance(step, KernelStep):
                 counts[step.workload] = counts.get(step.workload, 0) + times
-        return list(counts.items())
+        parts: dict[Workload, int] = {}
+        for workload, count in counts.items():
+            for piece in pieces(workload):
+                parts[piece.workload] = parts.get(piece.workload, 0) + count
+        return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
         """All constants by digest, those of bodies among them: what `from_json` asks for."""

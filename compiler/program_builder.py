@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_workload
-from compiler.errors import CompilerError, InvalidModelError, ScheduleError
+from compiler.errors import CompilerError, InvalidModelError
+from compiler.intervals import Split, leaves
+from compiler.kernels import KernelCache, KernelCompiler, KernelTree, ScheduleSource, weights_of
 from compiler.memory_plan import MemoryPlan, SharedBytes, plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
-from compiler.program_emitter import ProgramEmitter, in_graph
-from compiler.runtime.kernel import BufferRole, aligned_bytes
+from compiler.program_emitter import ProgramEmitter, shared_bytes
+from compiler.runtime.kernel import aligned_bytes
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Port, Program, Slot, slot_start
 from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
 from compiler.sizes import Dimension, OpenSizeError
 from compiler.slices import slices_of
 from compiler.stacked_memory import stack_memory
@@ -30,16 +29,6 @@ from compiler.workload import Workload
 
 KERNEL_LIMIT = 2048
 """Kernels that differ, in one program. Models have tens; this many of the smallest take 8 s."""
-
-
-class ScheduleSource(Protocol):
-    """Where tuned schedules come from; the tuning database is one."""
-
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
-        """The best schedule known, or None."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +95,10 @@ class ProgramBuilder:
         self.threads = threads
         self.numerics = numerics
         self._source = source
-        self._compiler = _Compiler(target, threads, timings, kernels, any_rows=any_rows)
+        self._compiler = KernelCompiler(target, threads, timings, kernels, any_rows=any_rows)
         self._limit = weight_limit_bytes
         self._timings = timings
-        self._built: dict[Workload, ScheduledKernel] = {}
+        self._built: dict[Workload, KernelTree] = {}
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
@@ -149,12 +138,13 @@ class ProgramBuilder:
         program = self._program(plan, built, weights)
         if self._limit is not None and weights.bytes > self._limit:
             raise _over_limit(weights.bytes, self._limit)
+        kernels = [kernel for tree in built.values() for kernel in leaves(tree)]
         return CompiledProgram(
             program,
             weights.built(),
-            self._compiler.objects(kernel for kernel, _, _ in built.values()),
-            {w.key: schedule for w, (_, schedule, _) in built.items()},
-            frozenset(w.key for w, (_, _, known) in built.items() if known),
+            self._compiler.objects(kernel.lowered for kernel in kernels),
+            {key: kernel.schedule for kernel in kernels for key in kernel.keys},
+            frozenset(key for kernel in kernels if kernel.known for key in kernel.keys),
             self.target,
         )
 
@@ -163,38 +153,36 @@ class ProgramBuilder:
             self._weights = WeightBlock(spare * needed)
         return self._weights
 
-    def _kernels(self, plan: GraphPlan) -> dict[Workload, ScheduledKernel]:
-        """A kernel for each workload of a plan."""
-        workloads = [workload for workload, _ in plan.tasks()]
+    def _kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
+        """The kernels of each workload of a plan."""
+        workloads = list(dict.fromkeys(step.workload for step in plan.kernels))
         if len(workloads) > KERNEL_LIMIT:
             raise InvalidModelError(
                 f"model '{plan.graph.name}' is {len(workloads)} kernels that differ, "
                 f"at most {KERNEL_LIMIT} are compiled"
             )
         with self._compiler as compiler:
-            built: dict[Workload, ScheduledKernel] = {}
+            built: dict[Workload, KernelTree] = {}
             for workload in workloads:
                 with _told_by_names(plan, workload):
                     built[workload] = self._built.get(workload) or compiler.lower(
                         workload, self._source, self.numerics
                     )
             if self._limit is not None:
-                _limit_weights(plan, built, compiler, self._limit)
+                _limit_weights(plan, built, compiler, self._limit, self.numerics)
         self._built |= built
         return built
 
     def _program(
-        self, plan: GraphPlan, built: Mapping[Workload, ScheduledKernel], weights: PackedWeights
+        self, plan: GraphPlan, built: Mapping[Workload, KernelTree], weights: PackedWeights
     ) -> Program:
         dimensions = plan.dimensions
         with timed(self._timings, "memory plan"):
             known = {dimension.name: dimension for dimension in dimensions}
             memory, slots = _memory(
-                plan, lambda step: _shared_bytes(step, built[step.workload][0], known)
+                plan, lambda step: shared_bytes(step, built[step.workload], known)
             )
-        emitter = ProgramEmitter(
-            {w: chosen[0] for w, chosen in built.items()}, weights, self._timings, dimensions
-        )
+        emitter = ProgramEmitter(built, weights, self._timings, dimensions)
         calls = emitter.whole(plan, memory)
         return Program(
             plan.graph.name,
@@ -227,41 +215,44 @@ def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
         raise kind(f"'{step.output}': {text}") from error
 
 
-ScheduledKernel = tuple[LoweredKernel, Schedule, bool]
-"""A kernel that is compiled, its schedule, and whether a source knew it."""
-
-
 def _limit_weights(
-    plan: GraphPlan, built: dict[Workload, ScheduledKernel], compiler: _Compiler, limit: int
+    plan: GraphPlan,
+    built: dict[Workload, KernelTree],
+    compiler: KernelCompiler,
+    limit: int,
+    numerics: str,
 ) -> None:
-    """Give up expansions, largest first, until all packed weights fit."""
-    counts = dict(plan.tasks())
-    expanded = sorted(
-        (w for w in built if any(b.einsum for b in built[w][0].spec.buffers)),
-        key=lambda w: -_weight_bytes(built[w]) * counts[w],
-    )
-    for workload in expanded:
-        if _total_weights(built, counts) <= limit:
+    """Give up kernels that pack weights in their own way for some sizes, then expansions, largest
+    first, until all packed weights fit."""
+    counts = Counter(step.workload for step in plan.kernels)
+
+    def large_first(workloads: Iterable[Workload]) -> list[Workload]:
+        return sorted(workloads, key=lambda w: -_weight_bytes(built[w]) * counts[w])
+
+    def total() -> int:
+        return sum(_weight_bytes(tree) * counts[w] for w, tree in built.items())
+
+    several = [w for w, tree in built.items() if isinstance(tree, Split) and weights_of(tree)]
+    for workload in large_first(several):
+        if total() <= limit:
+            return
+        built[workload] = compiler.lower(workload, None, numerics, cut=False)
+    expanded = [w for w, tree in built.items() if any(b.einsum for b in weights_of(tree))]
+    for workload in large_first(expanded):
+        if total() <= limit:
             return
         # "strict" leaves out the algorithms that change rounding: they also expand the weights.
-        built[workload] = compiler.lower(workload, None, "strict")
-    total = _total_weights(built, counts)
-    if total > limit:
-        raise _over_limit(total, limit)
+        built[workload] = compiler.lower(workload, None, "strict", cut=False)
+    if total() > limit:
+        raise _over_limit(total(), limit)
 
 
 def _over_limit(total: int, limit: int) -> CompilerError:
     return CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
 
 
-def _total_weights(
-    built: Mapping[Workload, ScheduledKernel], counts: Mapping[Workload, int]
-) -> int:
-    return sum(_weight_bytes(chosen) * counts[w] for w, chosen in built.items())
-
-
-def _weight_bytes(chosen: ScheduledKernel) -> int:
-    return sum(b.bytes for b in chosen[0].spec.buffers if b.role is BufferRole.WEIGHT)
+def _weight_bytes(tree: KernelTree) -> int:
+    return sum(buffer.bytes for buffer in weights_of(tree))
 
 
 def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
@@ -275,157 +266,18 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
     )
 
 
-def _shared_bytes(
-    step: KernelStep, kernel: LoweredKernel, known: Mapping[str, Dimension]
-) -> list[int]:
-    shared = [b.bytes for b in kernel.spec.buffers if b.role is BufferRole.SHARED]
-    return [in_graph(step, size, known) for size in shared]
-
-
-def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, ScheduledKernel]) -> int:
+def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, KernelTree]) -> int:
     """What the packed weights of a plan take if no two kernels share one."""
     total = 0
     for step in plan.steps:
         match step:
             case KernelStep():
-                buffers = built[step.workload][0].spec.buffers
-                total += sum(aligned_bytes(b.bytes) for b in buffers if b.role is BufferRole.WEIGHT)
+                total += sum(aligned_bytes(b.bytes) for b in weights_of(built[step.workload]))
             case NativeStep() | LoopStep() | BranchStep():
                 constants = [v for v in step.inputs if v in plan.graph.constants]
                 total += sum(aligned_bytes(plan.graph.types[v].bytes) for v in constants)
         total += sum(_weight_capacity(body, built) for body in bodies_of(step))
     return total
-
-
-class KernelCache:
-    """Kernels of one process: no builder compiles what another has compiled. Texts are not kept.
-
-    `compiled` holds futures of compiled code by its digest.
-    """
-
-    def __init__(self) -> None:
-        self.compiled: dict[str, Future[BuiltKernel]] = {}
-        self._lowered: dict[tuple[Workload, Schedule, str, int], LoweredKernel] = {}
-
-    def find(
-        self, workload: Workload, schedule: Schedule, target: Target, threads: int
-    ) -> LoweredKernel | None:
-        """A kernel that is compiled or being compiled."""
-        found = self._lowered.get((workload, schedule, target.key, threads))
-        return found if found is not None and found.digest in self.compiled else None
-
-    def keep(
-        self,
-        workload: Workload,
-        schedule: Schedule,
-        target: Target,
-        threads: int,
-        kernel: LoweredKernel,
-    ) -> LoweredKernel:
-        """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
-        specification: (1, 64, 3136) is (1, 64, 56, 56)."""
-        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, text="")
-        return kept
-
-    def forget_cancelled(self) -> None:
-        """Forget kernels whose compilation was cancelled."""
-        for digest in [d for d, code in self.compiled.items() if code.cancelled()]:
-            del self.compiled[digest]
-
-
-class _Compiler:
-    """Compiles workloads; kernels whose code comes out the same are compiled once.
-
-    A context: within it kernels are lowered, and a thread compiles them in that order. The thread
-    ends when it has compiled them all, which may be after the context; `objects` waits for it. More
-    threads would not help: llvmlite lets only one into LLVM. Python's own lock is free meanwhile.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        threads: int,
-        timings: Timings | None,
-        kernels: KernelCache | None,
-        *,
-        any_rows: bool,
-    ) -> None:
-        self._any_rows = any_rows
-        self._target = target
-        self._threads = threads
-        self._timings = timings
-        self._pool: ThreadPoolExecutor | None = None
-        self._kernels = kernels or KernelCache()
-
-    def __enter__(self) -> _Compiler:
-        self._pool = ThreadPoolExecutor(1, "tilewright-llvm")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._pool is not None
-        self._pool.shutdown(wait=False, cancel_futures=kind is not None)
-        self._pool = None
-        if kind is not None:
-            self._kernels.forget_cancelled()
-
-    def lower(
-        self, workload: Workload, source: ScheduleSource | None, numerics: str
-    ) -> ScheduledKernel:
-        """The kernel of a workload with the best schedule known, or the first default that lowers.
-
-        Raises:
-            CompilerError: if it lowers with no schedule.
-        """
-        refused: list[str] = []
-        for schedule, known in self._schedules(workload, source, numerics):
-            try:
-                return self._lower(workload, schedule), schedule, known
-            except ScheduleError as error:
-                refused.append(f"{schedule}: {error}")
-        operators = ", ".join(workload.operators)
-        raise CompilerError(f"the fused workload of {operators} has no schedule ({refused[-1]})")
-
-    def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
-        """The object code of kernels, that of equal ones once.
-
-        Raises:
-            CompilerError: if LLVM refuses the code.
-        """
-        digests = dict.fromkeys(kernel.digest for kernel in kernels)
-        with timed(self._timings, "wait for LLVM"):
-            return tuple(self._kernels.compiled[digest].result().object for digest in digests)
-
-    def _schedules(
-        self, workload: Workload, source: ScheduleSource | None, numerics: str
-    ) -> Iterator[tuple[Schedule, bool]]:
-        """What to try, in order, and whether the source knew it."""
-        target, threads = self._target, self._threads
-        with timed(self._timings, "schedules"):
-            best = source.best(workload.key, target.key, threads, numerics) if source else None
-            if source and best is None and workload.dimensions:
-                # what is best at typical sizes has the knobs of the open workload
-                best = source.best(workload.typical().key, target.key, threads, numerics)
-        if best:
-            yield best, True
-        defaults = untuned_schedules(workload, target, threads, numerics, any_rows=self._any_rows)
-        while True:
-            with timed(self._timings, "schedules"):
-                default = next(defaults, None)
-            if default is None:
-                return
-            yield default, False
-
-    def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
-        kernels, target, threads = self._kernels, self._target, self._threads
-        found = kernels.find(workload, schedule, target, threads)
-        if found is not None:
-            return found
-        lowered = lower_workload(workload, schedule, target, threads, self._timings)
-        if lowered.digest not in kernels.compiled:
-            assert self._pool is not None
-            code = self._pool.submit(compile_lowered, lowered, target, self._timings)
-            kernels.compiled[lowered.digest] = code
-        return kernels.keep(workload, schedule, target, threads, lowered)
 
 
 def _port(plan: GraphPlan, name: str) -> Port:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from compiler.build import LoweredKernel
+from compiler.intervals import Piece, Split, leaves
+from compiler.kernels import KernelTree
 from compiler.loops.layout import ROW_MAJOR
 from compiler.memory_plan import MemoryPlan, may_overwrite
 from compiler.plan import (
@@ -37,6 +38,7 @@ from compiler.runtime.program import (
     Loop,
     NativeCall,
     Refuse,
+    SizeBranch,
 )
 from compiler.runtime.weights import PackedWeights
 from compiler.sizes import Dimension, open_size, substituted
@@ -49,7 +51,7 @@ class ProgramEmitter:
 
     def __init__(
         self,
-        built: Mapping[Workload, LoweredKernel],
+        built: Mapping[Workload, KernelTree],
         weights: PackedWeights,
         timings: Timings | None = None,
         dimensions: Iterable[Dimension] = (),
@@ -72,7 +74,8 @@ class ProgramEmitter:
         for position, step in enumerate(places.plan.steps):
             match step:
                 case KernelStep():
-                    calls.append(self._kernel(step, places, position))
+                    tree = self._built[step.workload]
+                    calls.append(self._kernels(tree, step, places, position))
                 case NativeStep():
                     calls.append(self._native(step, places))
                 case LoopStep():
@@ -87,16 +90,26 @@ class ProgramEmitter:
                     assert_never(step)
         return tuple(calls)
 
-    def _kernel(self, step: KernelStep, places: _Places, position: int) -> KernelCall:
-        spec = self._built[step.workload].spec
-        sizes = tuple(in_graph(step, open_size(d), self._dimensions) for d in spec.sizes)
+    def _kernels(
+        self, tree: KernelTree, step: KernelStep, places: _Places, position: int
+    ) -> KernelCall | SizeBranch:
+        """The call of a step's kernel, or of that which the sizes choose."""
+        if isinstance(tree, Split):
+            return SizeBranch(
+                self._dimensions[step.sizes[tree.position]],
+                tree.last,
+                (self._kernels(tree.below, step, places, position),),
+                (self._kernels(tree.above, step, places, position),),
+            )
+        spec, known = tree.lowered.spec, self._dimensions
+        sizes = tuple(in_graph(tree.piece, step, open_size(d), known) for d in spec.sizes)
         number = self.kernels.setdefault(spec, len(self.kernels))
         with timed(self._timings, "pack weights"):
-            refs = tuple(self._buffer(b, step, places, position) for b in spec.buffers)
+            refs = tuple(self._buffer(b, tree.piece, step, places, position) for b in spec.buffers)
         return KernelCall(number, refs, sizes)
 
     def _buffer(
-        self, buffer: BufferSpec, step: KernelStep, places: _Places, position: int
+        self, buffer: BufferSpec, piece: Piece, step: KernelStep, places: _Places, position: int
     ) -> BufferRef:
         match buffer.role:
             case BufferRole.INPUT:
@@ -108,8 +121,9 @@ class ProgramEmitter:
                 return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
             case BufferRole.SHARED:
                 # A kernel has at most one such buffer: the packed operand.
-                (ref,) = places.temporary(position)
-                return ref
+                sizes = shared_bytes(step, self._built[step.workload], self._dimensions)
+                own = in_graph(piece, step, buffer.bytes, self._dimensions)
+                return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
         """The inputs, constants as they are, the output, and its count where it has one."""
@@ -182,9 +196,23 @@ class ProgramEmitter:
         return Branch(condition, *bodies)
 
 
-def in_graph(step: KernelStep, size: int, known: Mapping[str, Dimension]) -> int:
-    """A size of a step's workload, in sizes of the graph, whose open dimensions are given."""
-    own = zip(step.workload.dimensions, step.sizes, strict=True)
+def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
+    """The sizes of what the kernels of a step share among threads while they run, each once: one of
+    them runs."""
+    sizes = [
+        in_graph(kernel.piece, step, buffer.bytes, known)
+        for kernel in leaves(tree)
+        for buffer in kernel.lowered.spec.buffers
+        if buffer.role is BufferRole.SHARED
+    ]
+    return list(dict.fromkeys(sizes))
+
+
+def in_graph(piece: Piece, step: KernelStep, size: int, known: Mapping[str, Dimension]) -> int:
+    """A size of a piece of a step's workload, in sizes of the graph, whose open dimensions are
+    given."""
+    names = (step.sizes[position] for position in piece.positions)
+    own = zip(piece.workload.dimensions, names, strict=True)
     stood_for = {dimension: open_size(known[name]) for dimension, name in own}
     return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
 

@@ -102,6 +102,14 @@ class Workload:
         """The workload with a number in place of each open size, for dimensions by name."""
         return replaced(self, lambda size: at(size, values))
 
+    def within(self, ranges: Mapping[Dimension, Dimension]) -> Workload:
+        """The workload with other ranges for its dimensions, of the same multiples; those that stay
+        open have the names of a workload of their own: s0, s1, ..."""
+        own: dict[Dimension, Dimension] = {}
+        for number, dimension in enumerate(d for d in self.dimensions if not _is_one(ranges[d])):
+            own[dimension] = replace(ranges[dimension], name=f"s{number}")
+        return _renamed(self, {**ranges, **own})
+
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
@@ -265,6 +273,10 @@ def cut_workload(
         workload = _renamed(workload, own)
     known = tuple((new.name, old) for old, new in own.items())
     return Cut(workload, entering, results[0], known)
+
+
+def _is_one(dimension: Dimension) -> bool:
+    return dimension.low == dimension.high
 
 
 def _renamed(workload: Workload, names: Mapping[Dimension, Dimension]) -> Workload:

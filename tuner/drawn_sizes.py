@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler import costs
 from compiler.errors import InvalidArgumentError
+from compiler.intervals import Piece, intervals, pieces
 from compiler.ranges import MOST_STATED, Shares
 from compiler.sizes import Dimension, check_values
 from compiler.workload import Workload
@@ -27,7 +28,10 @@ from tuner.measure.measurement import Sizes, SizeWeights
 from tuner.measure.points import SizePoint
 
 DRAWN = 4
-"""Sizes of a dimension for which nobody states any."""
+"""Sizes of a dimension for which nobody states any, if its range is not cut."""
+
+DRAWN_OF_INTERVAL = 2
+"""Sizes of each interval that a range is cut into (`compiler.intervals`)."""
 
 LONG = 512
 """The last size that is drawn of a range without an end."""
@@ -59,8 +63,8 @@ def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) ->
         _check(name, shares, known)
     if not dimensions:
         return []
-    first = max(dimensions, key=lambda d: len(stated.get(d.name, ())))
-    leading = stated.get(first.name) or dict.fromkeys(_quantiles(first, DRAWN), 1.0)
+    first = max(dimensions, key=lambda d: (len(stated.get(d.name, ())), _ratio(d)))
+    leading = stated.get(first.name) or _spread(first)
     total = sum(leading.values())
     count = len(leading)
     others = [dimension for dimension in dimensions if dimension is not first]
@@ -107,6 +111,43 @@ def points_of(
     return tuple(
         SizePoint(sizes, share * mean / cost[sizes], least_seconds(fixed[sizes], threads), share)
         for sizes, share in sorted(shares.items(), key=lambda pair: cost[pair[0]])
+    )
+
+
+def points_within(
+    piece: Piece,
+    whole: Workload,
+    drawn: Sequence[DrawnSizes],
+    names: Sequence[str],
+    threads: int = 1,
+    *,
+    stated: bool = False,
+) -> tuple[tuple[SizePoint, ...], float]:
+    """Where candidates of a piece of a workload are measured, and what a second of it counts beside
+    those of the others: so much that the weighted sum over the sizes of the whole comes out.
+
+    No points if somebody `stated` the sizes and none of them is within. If none was drawn there,
+    others are.
+
+    Args:
+        piece: of `whole`.
+        drawn, names: as of `points_of`, for the whole.
+    """
+    known = dict(zip(names, piece.box, strict=True))
+    inside = [each for each in drawn if all(n in known[d] for d, n in each.sizes if d in known)]
+    if stated and not inside:
+        return (), 0.0
+    share = sum(each.share for each in inside) or 1 / len(pieces(whole))
+    scaled = [DrawnSizes(each.sizes, each.share / share) for each in inside]
+    own = [names[position] for position in piece.positions] if inside else []
+    points = points_of(piece.workload, scaled, own, threads)
+    mean = _mean_cost(whole, points_of(whole, drawn, names, threads))
+    return points, share * mean / _mean_cost(piece.workload, points)
+
+
+def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
+    return sum(
+        point.share * max(costs.cost(workload.at(dict(point.sizes))), 1.0) for point in points
     )
 
 
@@ -157,15 +198,38 @@ def _check(name: str, shares: Mapping[int, float], known: Mapping[str, Dimension
         )
 
 
+def _spread(dimension: Dimension) -> dict[int, float]:
+    """Sizes of a dimension, some of each interval, and their shares: an interval's is as large as
+    its part of the range's logarithm."""
+    parts = intervals(_ended(dimension))
+    found: dict[int, float] = {}
+    for part in parts:
+        sizes = _quantiles(part, DRAWN if len(parts) == 1 else DRAWN_OF_INTERVAL)
+        found |= dict.fromkeys(sizes, _ratio(part) / len(sizes))
+    return found
+
+
+def _ratio(dimension: Dimension) -> float:
+    """The logarithm of how far it reaches, ends included."""
+    ended = _ended(dimension)
+    return math.log(((ended.high or 0) + 1) / max(ended.low, 1))
+
+
+def _ended(dimension: Dimension) -> Dimension:
+    """The dimension up to the last size that is drawn."""
+    if dimension.high is not None:
+        return dimension
+    return replace(dimension, high=max(LONG // dimension.multiple, dimension.low, 1))
+
+
 def _quantiles(dimension: Dimension, count: int) -> list[int]:
     """Sizes in the middle of equal parts of the range's logarithm, each once."""
     return list(dict.fromkeys(_quantile(dimension, (n + 0.5) / count) for n in range(count)))
 
 
 def _quantile(dimension: Dimension, share: float) -> int:
-    low = max(dimension.low, 1)
-    longest = max(LONG // dimension.multiple, low)
-    high = longest if dimension.high is None else max(dimension.high, low)
+    low, last = max(dimension.low, 1), _ended(dimension).high
+    high = max(last or 0, low)
     number = round(low * math.pow(high / low, share))
     return min(max(number, dimension.low), high) * dimension.multiple
 

@@ -62,7 +62,8 @@ class TaskInputs:
 
     `known_trials` is the number of its trials in the store: the oldest so many. `incumbent` is the
     record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
-    Candidates were measured at `points`. `relative` is a record of its family.
+    Candidates were measured at `points`; `scale` is the task's. `relative` is a record of its
+    family.
     """
 
     key: RecordKey
@@ -73,6 +74,7 @@ class TaskInputs:
     bound_seconds: float
     points: tuple[SizePoint, ...] = ITSELF
     relative: TuningRecord | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

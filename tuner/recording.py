@@ -74,6 +74,7 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
         "key": inputs.key.to_json(),
         "name": inputs.name,
         "count": inputs.count,
+        "scale": inputs.scale,
         "known_trials": inputs.known_trials,
         "bound_seconds": inputs.bound_seconds,
         "points": [asdict(point) | {"sizes": dict(point.sizes)} for point in inputs.points],
@@ -98,6 +99,7 @@ def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
         )
         or ITSELF,
         _record_from_json(data.get("relative"), key),
+        float(data.get("scale", 1.0)),
     )
 
 

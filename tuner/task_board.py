@@ -60,7 +60,7 @@ class TaskBoard:
             for state in members:
                 if state is not lead and not state.finished:
                     state.lead = lead
-                    lead.others += state.task.count
+                    lead.others += state.task.weight
 
     def schedule(self, bounds: Sequence[float] | None) -> None:
         """Tell the scheduler of all tasks, and of what the machine allows each.
@@ -100,7 +100,12 @@ class TaskBoard:
         None if one of them is unknown.
         """
         found = self.snapshots()
-        known = [s.best_seconds * s.count for s in found if s.best_seconds is not None]
+        weights = [state.task.weight for state in self._states]
+        known = [
+            s.best_seconds * weight
+            for s, weight in zip(found, weights, strict=True)
+            if s.best_seconds is not None
+        ]
         return sum(known) if len(known) == len(found) else None
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
@@ -122,7 +127,7 @@ class TaskBoard:
             if curve is not None:
                 found.append(curve)
             elif (seconds := state.snapshot().best_seconds) is not None:
-                weight = state.task.count + state.others
+                weight = state.task.weight + state.others
                 found.append(Curve(weight, 1, seconds, 0.0, open=False))
             elif state.progress.open:
                 return None

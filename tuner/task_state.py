@@ -49,7 +49,7 @@ class TaskState:
     """A record of its family (`Task.family`) from before the run, in place of a search."""
     lead: TaskState | None = None
     """The task of its family that is searched in its place; None if it is searched itself."""
-    others: int = 0
+    others: float = 0.0
     """How often the model runs those of its family that are not searched."""
     settled: bool = False
     """Its finalists were compared, and no other comparison will be made."""
@@ -92,7 +92,7 @@ class TaskState:
             task.points,
         )
         context = SearchContext(task.space, features, model, rng, options.estimates)
-        progress = TaskProgress(Profile(task.count, 1.0))
+        progress = TaskProgress(Profile(task.weight, 1.0))
         return cls(task, features, make_strategy(options.strategy, context), options, progress)
 
     @property
@@ -149,7 +149,7 @@ class TaskState:
     def seconds_in_model(self) -> float:
         """This task's part of one inference, with the best candidate measured, be it of its
         relative; 0 without any."""
-        return (self.snapshot().best_seconds or 0.0) * (self.task.count + self.others)
+        return (self.snapshot().best_seconds or 0.0) * (self.task.weight + self.others)
 
     @property
     def needs_finals(self) -> bool:
@@ -164,7 +164,7 @@ class TaskState:
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
-        weight = self.task.count + self.others
+        weight = self.task.weight + self.others
         self.progress = TaskProgress(
             Profile(weight, operations, kind, bound_seconds, len(self.task.space)),
             exhausted=self.finished or self.follows,
@@ -183,6 +183,7 @@ class TaskState:
             bound,
             task.points,
             self.relative,
+            task.scale,
         )
 
     def snapshot(self) -> TaskSnapshot:

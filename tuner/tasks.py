@@ -23,7 +23,8 @@ class Task:
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
     does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
-    workload has open ones, which somebody may have `stated`.
+    workload has open ones, which somebody may have `stated`. A second of it counts `scale` times: a
+    piece of a range (`compiler.intervals`) as much as in the weighted sum over all its sizes.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Task:
     numerics: str = "fast"
     points: tuple[SizePoint, ...] = ITSELF
     stated: bool = False
+    scale: float = 1.0
+
+    @property
+    def weight(self) -> float:
+        """How much a second counts in the time of the model."""
+        return self.count * self.scale
 
     @property
     def key(self) -> RecordKey:
@@ -91,6 +98,7 @@ def make_task(
     constrained: bool = True,
     points: tuple[SizePoint, ...] = (),
     stated: bool = False,
+    scale: float = 1.0,
 ) -> Task:
     """A task over the schedule space that the compiler has for a workload.
 
@@ -112,6 +120,7 @@ def make_task(
         numerics,
         points or points_of(workload, threads=threads),
         stated,
+        scale,
     )
 
 

@@ -210,13 +210,31 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class SizeBranch:
+    """Run `below` if a dimension of the program is at most `last`, `above` if it is more.
+
+    `last` is a number of the dimension's `multiple`, within its range.
+    """
+
+    dimension: Dimension
+    last: int
+    below: tuple[Instruction, ...]
+    above: tuple[Instruction, ...]
+
+    @property
+    def size(self) -> int:
+        """What is compared with `last`."""
+        return open_size(self.dimension) // self.dimension.multiple
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """End the run with an error that says why."""
 
     message: str
 
 
-Instruction = KernelCall | Copy | NativeCall | Loop | Branch | Refuse
+Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refuse
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
@@ -229,6 +247,9 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
             case Branch():
                 yield from walk(instruction.then)
                 yield from walk(instruction.otherwise)
+            case SizeBranch():
+                yield from walk(instruction.below)
+                yield from walk(instruction.above)
 
 
 def places(instruction: Instruction) -> tuple[BufferRef, ...]:
@@ -242,10 +263,32 @@ def places(instruction: Instruction) -> tuple[BufferRef, ...]:
             return counter, trips, going
         case Branch(condition):
             return (condition,)
-        case Refuse():
+        case SizeBranch() | Refuse():
             return ()
         case _:
             assert_never(instruction)
+
+
+def _decided(
+    instructions: Iterable[Instruction], known: Mapping[str, int]
+) -> Iterator[Instruction]:
+    """Instructions with those that sizes choose in place of the choice."""
+    for instruction in instructions:
+        match instruction:
+            case SizeBranch(dimension, last, below, above):
+                small = known[dimension.name] <= last * dimension.multiple
+                yield from _decided(below if small else above, known)
+            case Loop():
+                yield replace(instruction, body=tuple(_decided(instruction.body, known)))
+            case Branch():
+                then, otherwise = instruction.then, instruction.otherwise
+                yield replace(
+                    instruction,
+                    then=tuple(_decided(then, known)),
+                    otherwise=tuple(_decided(otherwise, known)),
+                )
+            case _:
+                yield instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +363,8 @@ class Program:
             known[slot_dimension(number).name] = start
             ends.append(at(slot_end(number, slot), known))
         inputs, outputs, instructions = replaced(
-            (self.inputs, self.outputs, self.instructions), lambda size: at(size, known)
+            (self.inputs, self.outputs, tuple(_decided(self.instructions, known))),
+            lambda size: at(size, known),
         )
         return replace(
             self,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from math import prod
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from compiler.runtime.kernel import ALIGNMENT, BufferRole
 from compiler.runtime.native_functions import NativeSignature, native_signature
@@ -23,16 +25,30 @@ from compiler.runtime.program import (
     Port,
     Program,
     Refuse,
+    SizeBranch,
     slot_dimension,
     slot_start,
 )
-from compiler.sizes import dimensions, is_open, known_divisor, open_size, open_sizes
+from compiler.sizes import (
+    Dimension,
+    dimensions,
+    is_open,
+    known_divisor,
+    open_size,
+    open_sizes,
+    replaced,
+    substituted,
+)
+
+_T = TypeVar("_T")
 
 
 def check_program(program: Program) -> None:
     """Check that running stays within memory and leaves no output unwritten.
 
-    Instructions in a loop or a branch may not run, and so count as writing nothing.
+    Instructions in a loop or a branch may not run, and so count as writing nothing. Of those that a
+    size chooses between one list runs: what both write is written, and each is checked for the
+    sizes that choose it.
 
     A program with open sizes is checked for all of them.
 
@@ -60,6 +76,9 @@ class _Instructions:
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        known = (*program.dimensions, *program.rooms)
+        self._ranges = {dimension.name: dimension for dimension in known}
+        self._within_ranges: dict[Dimension, _Instructions] = {}
 
     def check(
         self, instructions: Sequence[Instruction], within: str, depth: int
@@ -113,11 +132,51 @@ class _Instructions:
                     self._ref(condition, 1, False, f"{where}: branch")
                     self.check(then, f"{where}, then", depth + 1)
                     self.check(otherwise, f"{where}, otherwise", depth + 1)
+                case SizeBranch():
+                    kept = []
+                    for part, known in self._parts(instruction, where):
+                        inner = known.check(known.narrowed(part), f"{where}, {known}", depth + 1)
+                        kept.append(inner)
+                    written |= kept[0][0] & kept[1][0]
+                    counted |= kept[0][1] & kept[1][1]
                 case Refuse():
                     pass  # it touches nothing
                 case _:
                     assert_never(instruction)
         return written, counted
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {d.range_text}" for name, d in self._ranges.items())
+
+    def narrowed(self, value: _T) -> _T:
+        """A part of the program at the sizes that are left."""
+
+        def unit(dimension: Dimension) -> int:
+            size = open_size(self._ranges.get(dimension.name, dimension))
+            return size // dimension.multiple
+
+        return replaced(value, lambda size: substituted(size, unit))
+
+    def _parts(
+        self, branch: SizeBranch, where: str
+    ) -> list[tuple[tuple[Instruction, ...], _Instructions]]:
+        """Both lists of instructions, each with what checks it at the sizes that choose it."""
+        whole = self._ranges.get(branch.dimension.name)
+        if whole is None or whole.multiple != branch.dimension.multiple:
+            raise ValueError(f"{where}: dimension '{branch.dimension}' is none of the program")
+        if not whole.low <= branch.last or (whole.high is not None and branch.last >= whole.high):
+            raise ValueError(f"{where}: {branch.last} does not part {whole.range_text}")
+        found = []
+        ranges = replace(whole, high=branch.last), replace(whole, low=branch.last + 1)
+        for part, own in zip((branch.below, branch.above), ranges, strict=True):
+            if own not in self._within_ranges:
+                inner = copy(self)
+                inner._ranges = {**self._ranges, own.name: own}
+                inner._within_ranges = {}
+                inner._program = inner.narrowed(replace(self._program, instructions=()))
+                self._within_ranges[own] = inner
+            found.append((part, self._within_ranges[own]))
+        return found
 
     def _native(self, call: NativeCall, where: str) -> NativeSignature:
         """What the call's function touches, after a check that its buffers fit."""

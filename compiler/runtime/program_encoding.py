@@ -21,6 +21,7 @@ from compiler.runtime.program import (
     NativeCall,
     Program,
     Refuse,
+    SizeBranch,
 )
 from compiler.sizes import is_open
 
@@ -35,6 +36,7 @@ class Opcode(IntEnum):
     LOOP = 3
     BRANCH = 4
     REFUSAL = 5
+    SIZE_BRANCH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ class _Encoder:
                     refs.append(condition)
                     words[start + 3] = self.add(then)
                     self.add(otherwise)
+                case SizeBranch(_, last, below, above):
+                    words += [Opcode.SIZE_BRANCH, 0, instruction.size, last, 0]
+                    words[start + 4] = self.add(below)
+                    self.add(above)
                 case Refuse():
                     words += [Opcode.REFUSAL, 0, self._refusals]
                     self._refusals += 1

@@ -30,6 +30,7 @@ from compiler.runtime.program import (
     Port,
     Program,
     Refuse,
+    SizeBranch,
     Slices,
     Slot,
     slot_start,
@@ -189,6 +190,13 @@ def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
                 "then": [_instruction_to_json(inner) for inner in then],
                 "otherwise": [_instruction_to_json(inner) for inner in otherwise],
             }
+        case SizeBranch(dimension, last, below, above):
+            return {
+                "dimension": dimension.name,
+                "last": last,
+                "below": [_instruction_to_json(inner) for inner in below],
+                "above": [_instruction_to_json(inner) for inner in above],
+            }
         case Refuse(message):
             return {"refusal": message}
         case _:
@@ -222,6 +230,9 @@ def _instruction_from_json(data: Mapping[str, Any], known: Known, depth: int = 0
         return Copy(ref("to"), ref("from"), size_from_json(data["copy"], known))
     if "native" in data:
         return NativeCall(str(data["native"]), sizes(data["parameters"]), buffers())
+    if "dimension" in data:
+        last = size_from_json(data["last"], {})
+        return SizeBranch(known[data["dimension"]], last, inner("below"), inner("above"))
     if "refusal" in data:
         return Refuse(str(data["refusal"]))
     raise ValueError(f"unknown instruction with {sorted(data)}")

@@ -16,6 +16,7 @@ from compiler.runtime.program import (
     NativeCall,
     Program,
     Refuse,
+    SizeBranch,
 )
 
 
@@ -58,7 +59,7 @@ def _touched(program: Program) -> Iterator[tuple[BufferRef, int]]:
                 yield from ((counter, 8), (trips, 8), (going, 1))
             case Branch(condition):
                 yield condition, 1
-            case Refuse():
+            case SizeBranch() | Refuse():
                 pass
             case _:
                 assert_never(instruction)

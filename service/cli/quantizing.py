@@ -22,7 +22,7 @@ from service.cli.terminal import complain, console, say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compiler.program_builder import ScheduleSource
+    from compiler.kernels import ScheduleSource
     from service.quantize.methods import Method
     from service.quantize.samples import Samples
 

@@ -11,10 +11,11 @@ from compiler import costs
 from compiler.build import LoweredKernel, lower_workload
 from compiler.codegen.statistics import InnerLoop, inner_loops
 from compiler.graph.text import print_graph
+from compiler.kernels import ScheduleSource
 from compiler.loops.expr import Op, Operation, walk
 from compiler.loops.nest import LoopNest, dot_operands
 from compiler.loops.text import print_nest
-from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
+from compiler.program_builder import CompiledProgram, build_program
 from compiler.roofline import Speeds, TimeBound, bound
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import KernelCall

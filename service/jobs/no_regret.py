@@ -26,7 +26,7 @@ from typing import Any
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE
-from compiler.program_builder import ScheduleSource
+from compiler.kernels import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.workload import Workload
@@ -161,7 +161,8 @@ def settle(
     own = _records(planned, workloads, storage)
     related = _related(planned[0], {k: w for k, w in workloads.items() if k not in own}, storage)
     found = own | related
-    tuned = {k: r for k, r in found.items() if _differs(r, planned[0], workloads[k])}
+    untuned = {key: workload for each in planned for key, workload in each.untuned.items()}
+    tuned = {k: r for k, r in found.items() if _differs(r, planned[0], untuned[k])}
     verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
@@ -260,7 +261,7 @@ def _related(
 
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
-    """Whether a record says something else than the default."""
+    """Whether a record says something else than the default, which is that of a workload."""
     return record.schedule != untuned_schedule(
         workload, planned.target, planned.threads, planned.numerics
     )

@@ -16,6 +16,7 @@ from compiler.errors import InvalidArgumentError
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
+from compiler.intervals import pieces, untuned_as
 from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
@@ -31,7 +32,7 @@ from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
 from tuner.analysis.compute_costs import compute_costs
-from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_of
+from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_within
 from tuner.graph.planner import Optimised, optimise
 from tuner.measure.measurement import Measurement
 from tuner.measure.points import SizePoint
@@ -121,8 +122,17 @@ class Planned:
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
-        """Each workload with how often the model runs it."""
+        """Each workload with how often the model runs it; of ranges that are cut, each piece."""
         return self.served_plan.tasks()
+
+    @property
+    def untuned(self) -> Mapping[str, Workload]:
+        """By the keys of `workloads`, the workload whose default serves each untuned."""
+        return {
+            piece.workload.key: untuned_as(piece.workload, step.workload)
+            for step in self.served_plan.kernels
+            for piece in pieces(step.workload)
+        }
 
     @property
     def served_plan(self) -> GraphPlan:
@@ -349,19 +359,27 @@ def tasks_of(*planned: Planned) -> list[Task]:
         counts.update(dict(each.workloads))
     first = planned[0]
     ranged = {
-        step.workload: (each.open, step.sizes)
+        piece.workload: (each.open, step, piece)
         for each in planned
         if each.open is not None
         for step in reversed(each.open.plan.kernels)  # of several, the first says what sizes are
+        for piece in pieces(step.workload)
+        if step.workload.dimensions
     }
     tasks = []
     for workload, count in counts.items():
-        of_range, names = ranged.get(workload, (None, ()))
         points: tuple[SizePoint, ...] = ()
-        if of_range is not None and workload.dimensions:
-            points = points_of(workload, of_range.drawn, names, first.threads)
+        scale, stated = 1.0, False
+        if workload in ranged:
+            of_range, step, piece = ranged[workload]
+            drawn, stated = of_range.drawn, of_range.stated
+            points, scale = points_within(
+                piece, step.workload, drawn, step.sizes, first.threads, stated=stated
+            )
+            if not points:  # nobody runs these sizes
+                continue
         task = task_of(workload, first.target, first.threads, first.numerics, count, points)
-        tasks.append(replace(task, stated=bool(points and of_range and of_range.stated)))
+        tasks.append(replace(task, stated=stated and bool(workload.dimensions), scale=scale))
     return tasks
 
 

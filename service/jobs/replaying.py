@@ -94,6 +94,7 @@ def _task(inputs: TaskInputs, storage: Storage) -> Task:
         name=inputs.name,
         count=inputs.count,
         points=inputs.points,
+        scale=inputs.scale,
         threads=key.threads,
         numerics=key.numerics,
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.build import CODEGEN_VERSION
-from compiler.program_builder import KernelCache
+from compiler.kernels import KernelCache
 from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler import driver
-from compiler.program_builder import ScheduleSource
+from compiler.kernels import ScheduleSource
 from service.jobs.device import Device
 from service.jobs.loadables import of_compiled
 from service.jobs.no_regret import FixedSchedules

@@ -26,7 +26,7 @@ class Tracker:
                 workload_key=task.key.workload_key,
                 name=task.name,
                 count=task.count,
-                weight=float(task.count * max(1, _flops(task))),
+                weight=float(task.weight * max(1, _flops(task))),
                 facts=task_facts(task),
             )
             for task in tasks
@@ -129,21 +129,20 @@ class Tracker:
             trials_done=done,
             trials_budget=total,
             trials_failed=sum(self._failures.values()),
-            default_seconds=_total(rows, "default_seconds"),
-            best_seconds=_total(rows, "best_seconds"),
+            default_seconds=self._total("default_seconds"),
+            best_seconds=self._total("best_seconds"),
             seconds_left=self.progress.seconds_left if seconds_left is None else seconds_left,
         )
 
-
-def _total(rows: list[JobTask], attribute: str) -> float | None:
-    """Seconds of the whole model; the best counts for a task never run with its default."""
-    total = 0.0
-    for row in rows:
-        seconds = getattr(row, attribute) or row.best_seconds
-        if seconds is None:
-            return None
-        total += seconds * row.count
-    return total
+    def _total(self, attribute: str) -> float | None:
+        """Seconds of the whole model; the best counts for a task never run with its default."""
+        total = 0.0
+        for key, row in self.rows.items():
+            seconds = getattr(row, attribute) or row.best_seconds
+            if seconds is None:
+                return None
+            total += seconds * self._tasks[key].weight
+        return total
 
 
 def _flops(task: Task) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from compiler import artifacts, driver
 from compiler.build import CODEGEN_VERSION
-from compiler.program_builder import CompiledProgram, ScheduleSource
+from compiler.kernels import ScheduleSource
+from compiler.program_builder import CompiledProgram
 from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage

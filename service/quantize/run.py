@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import onnx
 
-from compiler.program_builder import ScheduleSource, build_program
+from compiler.kernels import ScheduleSource
+from compiler.program_builder import build_program
 from compiler.target import Target
 from service.jobs.device import Device
 from service.jobs.explain import kernel_seconds

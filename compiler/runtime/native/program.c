@@ -71,6 +71,13 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
                                                          : run(program, other, next, profile);
             break;
         }
+        case TW_SIZE_BRANCH: {
+            const int64_t *other = code + 5 + code[4];
+            if (code[4] < 0 || code[4] > next - code - 5) return TW_BAD_LENGTH;
+            status = code[2] <= code[3] ? run(program, code + 5, other, profile)
+                                        : run(program, other, next, profile);
+            break;
+        }
         case TW_REFUSAL:
             return TW_REFUSED + (int)code[2];
         default:

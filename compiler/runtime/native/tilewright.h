@@ -73,6 +73,9 @@ enum {
     TW_BRANCH = 4,
     /* the number of a reason, from 0 in the order of the code */
     TW_REFUSAL = 5,
+    /* a size, the last one of the instructions that follow, their number of words, these, then those
+     * to run where the size is above the last one */
+    TW_SIZE_BRANCH = 6,
 };
 
 /* A program bound to its memory: one pointer for a caller in Python, whose calls cost by argument.
@@ -91,7 +94,7 @@ TW_EXPORT int tw_run_program(const tw_program *program);
 
 /* The same, with the seconds of each instruction in seconds[its first word]: CPU time where threads
  * is 1, wall time otherwise. What runs several times counts each time, what does not run counts 0, and
- * a loop or a branch is what it costs beside the instructions in it. */
+ * a loop or a branch of either kind is what it costs beside the instructions in it. */
 TW_EXPORT int tw_profile_program(double *seconds, const tw_program *program);
 
 /* sizing.c */
