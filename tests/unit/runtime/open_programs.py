@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from compiler.dtypes import DType
@@ -15,6 +17,7 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    SizeBranch,
     Slot,
     slot_start,
 )
@@ -93,6 +96,29 @@ def open_program() -> Program:
         weight_bytes=0,
         slots=(Slot(32 * rows), Slot(32 * rows, (0,)), Slot(32 * rows + 64, (0,))),
     )
+
+
+def cut_program(last: int = 16) -> Program:
+    """The same as `open_program`, with one kernel for a `past` up to the last and one for more."""
+    program = open_program()
+    _, twice = program.kernels
+    small, large = replace(S0, high=last), replace(S0, low=last + 1)
+    parts = []
+    for part in (small, large):
+        n = open_size(part)
+        buffers = (
+            buffer("first", BufferRole.INPUT, 8 * n, 0),
+            buffer("second", BufferRole.INPUT, 8 * open_size(S1), 1),
+            buffer("out", BufferRole.OUTPUT, 8 * (n + open_size(S1))),
+        )
+        stages = (StageSpec("join_rows", n + open_size(S1)),)
+        spec = KernelSpec(ABI_VERSION, "join", stages, buffers, 32 * n + 32, (part, S1))
+        parts.append(spec)
+    first, second, third, *others = program.instructions
+    assert isinstance(first, KernelCall)
+    branch = SizeBranch(PAST, last, (first,), (replace(first, kernel=2),))
+    kernels = (replace(parts[0], name="small"), twice, replace(parts[1], name="large"))
+    return replace(program, kernels=kernels, instructions=(branch, second, third, *others))
 
 
 def feeds(past_rows: int, chunk_rows: int, seed: int = 0) -> dict[str, Array]:

@@ -24,6 +24,7 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
+    SizeBranch,
     Slot,
     slot_start,
 )
@@ -36,6 +37,7 @@ from tests.unit.runtime.open_programs import (
     PAST,
     at,
     chunk,
+    cut_program,
     expect,
     feeds,
     open_program,
@@ -375,3 +377,96 @@ def test_profiles_are_of_the_sizes_at_hand(executable: Executable) -> None:
     seconds = executable.profile(feeds(9, 8), 2)
     assert seconds.shape == (2, 6)
     assert (seconds > 0).all()
+
+
+BORDER = [(15, 4), (16, 32), (17, 4), (0, 4), (64, 32)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_size_chooses_among_kernels(address_of: AddressOf, threads: int) -> None:
+    program = cut_program()
+    assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
+    cut = Executable(program, aligned_empty(0), address_of).with_threads(threads)
+    for old, new in [*BORDER, *drawn(30), *BORDER]:
+        given = feeds(old, new)
+        expect(cut.run(given), given)
+        closed = program.at({"past": old, "chunk": new})
+        check_program(closed)
+        calls = [each.kernel for each in closed.walk() if isinstance(each, KernelCall)]
+        assert calls[0] == (0 if old <= 16 else 2), "the other is not there"
+        expect(Executable(closed, aligned_empty(0), address_of).run(given), given)
+
+
+def test_only_what_a_size_chooses_is_run_and_timed(address_of: AddressOf) -> None:
+    cut = Executable(cut_program(), aligned_empty(0), address_of)
+    for old, ran in ((16, (True, False)), (17, (False, True))):
+        _, small, large, *others = cut.profile(feeds(old, 8), 3).min(axis=0)
+        assert (small > 0, large > 0) == ran
+        assert min(others) > 0
+
+
+def test_a_size_may_choose_which_output_is_written_how(address_of: AddressOf) -> None:
+    """Within one another, the inner choice within what the outer one leaves."""
+    program = cut_program()
+    *others, copy, third, found = program.instructions
+    inner = SizeBranch(PAST, 8, (copy,), (copy,))
+    nested = replace(
+        program, instructions=(*others, SizeBranch(PAST, 16, (inner,), (copy,)), third, found)
+    )
+    cut = Executable(nested, aligned_empty(0), address_of)
+    for old in (0, 8, 9, 16, 17, 64):
+        given = feeds(old, 8)
+        expect(cut.run(given), given)
+
+
+def refused_cuts() -> dict[str, tuple[Program, str]]:
+    program, whole = cut_program(), open_program()
+    branch, *others = program.instructions
+    assert isinstance(branch, SizeBranch)
+    *_, copy, third, found = whole.instructions
+    rest = (third, found)
+
+    def cut(branch: SizeBranch, *others: Instruction, of: Program = program) -> Program:
+        return replace(of, instructions=(branch, *others))
+
+    within = SizeBranch(PAST, 20, branch.below, branch.above)
+    return {
+        "a kernel of other sizes": (
+            cut(replace(branch, last=17), *others),
+            "past 0..17.*dimension 's0' is 17, expected 0..16|is past, expected 0..16",
+        ),
+        "the wrong way round": (
+            cut(replace(branch, below=branch.above, above=branch.below), *others),
+            "expected 17..64",
+        ),
+        "no size above": (cut(replace(branch, last=64), *others), "64 does not part 0..64"),
+        "a size that nothing has": (
+            cut(replace(branch, dimension=Dimension("rows", 0, 64)), *others),
+            "dimension 'rows' is none of the program",
+        ),
+        "a border outside of what is left": (
+            cut(SizeBranch(PAST, 16, (within,), branch.above), *others),
+            "20 does not part 0..16",
+        ),
+        "an output that some sizes do not have": (
+            cut(SizeBranch(PAST, 16, (copy,), ()), *rest, of=whole),
+            "nothing writes output 'y'",
+        ),
+        "a buffer that is too small for some sizes": (
+            cut(
+                SizeBranch(
+                    PAST, 16, (Copy(at("output", 0), at("arena", slot_start(2)), 32 * 48),), (copy,)
+                ),
+                *rest,
+                of=whole,
+            ),
+            "< 1536 is known at run time only .*past 0..16",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", refused_cuts())
+def test_choices_that_would_reach_outside_are_refused(name: str) -> None:
+    program, message = refused_cuts()[name]
+    with pytest.raises((ValueError, OpenSizeError), match=message):
+        check_program(program)

@@ -49,6 +49,7 @@ class FakeTask:
     numerics: str = "fast"
     points: tuple[SizePoint, ...] = ITSELF
     stated: bool = False
+    scale: float = 1.0
     least_seconds: float = LEAST_SECONDS
     alike: str = ""
     """The name of its family, if it has others."""
@@ -61,6 +62,7 @@ class FakeTask:
     def key(self) -> RecordKey:
         return RecordKey(self.name, self.target.key)
 
+    weight = Task.weight
     distribution = Task.distribution
     is_known = Task.is_known
 

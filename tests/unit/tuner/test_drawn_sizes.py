@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.errors import InvalidArgumentError
+from compiler.intervals import pieces
 from compiler.ranges import parse_range, parse_shares
 from compiler.sizes import check_values, open_size
 from compiler.target import resolve_target
@@ -16,7 +17,7 @@ from tests.differential.workloads import Maker, as_workload
 from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of
-from tuner.drawn_sizes import draw_sizes, points_at, points_of
+from tuner.drawn_sizes import draw_sizes, points_at, points_of, points_within
 from tuner.floor import least_seconds
 from tuner.measure.measurement import (
     Measurement,
@@ -45,8 +46,8 @@ def drawn(*ranges: str, **stated: dict[int, float]) -> list[tuple[int, ...]]:
 
 
 def test_sizes_are_even_in_their_logarithm() -> None:
-    assert drawn("1..512") == [(2,), (10,), (49,), (235,)]
-    assert drawn("32..640:32") == [(32 * n,) for (n,) in drawn("1..20")]
+    assert drawn("1..512") == [(1,), (3,), (10,), (28,), (77,), (182,), (363,)], "of each interval"
+    assert drawn("160..640:32") == [(192,), (256,), (384,), (544,)]
     assert drawn("1..2") == [(1,), (2,)], "each once"
     assert drawn("0..3")[0] == (1,)
     assert draw_sizes([]) == []
@@ -54,7 +55,7 @@ def test_sizes_are_even_in_their_logarithm() -> None:
 
 def test_a_range_without_an_end_has_one_here() -> None:
     sizes = [size for (size,) in drawn("1..")]
-    assert len(sizes) == 4 and max(sizes) < 512
+    assert len(sizes) == 7 and max(sizes) < 512
     assert drawn("4096..")[0] == (4096,)
 
 
@@ -125,12 +126,38 @@ def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
     points = points_of(workload)
     costs = [64 * 32 * 2.0 * dict(point.sizes)["s0"] for point in points]
     parts = [p.weight * cost for p, cost in zip(points, costs, strict=True)]
-    large = parts[2:]
+    large = [part / point.share for part, point in zip(parts[4:], points[4:], strict=True)]
     assert max(large) < 1.2 * min(large), "the products: at small sizes the weights are read"
-    assert [point.share for point in points] == [0.25] * 4
-    assert [dict(point.sizes)["s0"] for point in points] == [2, 10, 49, 235]
+    shares = [point.share for point in points]
+    assert math.isclose(sum(shares), 1.0)
+    assert shares[1] == shares[2] > shares[0], "2 to 16 are more than one, half of them each"
+    assert [dict(point.sizes)["s0"] for point in points] == [1, 3, 10, 28, 77, 182, 363]
     for point in points:
         assert point.least_seconds == least_seconds(workload.at(dict(point.sizes)), 1)
+
+
+def test_pieces_share_what_the_whole_counts() -> None:
+    """The weighted sum over all sizes is that of the pieces, each as often as its scale says."""
+    whole, names = product(), ["rows"]
+    model = draw_sizes([parse_range("rows", "1..512")])
+    parts = [points_within(piece, whole, model, names) for piece in pieces(whole)]
+    assert [len(points) for points, _ in parts] == [1, 2, 2, 2]
+    weights = [scale * point.weight for points, scale in parts for point in points]
+    assert weights == pytest.approx([point.weight for point in points_of(whole, model, names)])
+    for points, _ in parts:
+        assert math.isclose(sum(point.share for point in points), 1.0)
+    assert parts[0][0][0].sizes == (), "a piece of one size is measured as it is"
+
+
+def test_pieces_that_nobody_runs_are_not_measured() -> None:
+    whole, names = product(), ["rows"]
+    dimension = parse_range("rows", "1..512")
+    model = draw_sizes([dimension], {"rows": {16: 1.0, 17: 3.0}})
+    parts = [points_within(each, whole, model, names, stated=True) for each in pieces(whole)]
+    assert [[dict(p.sizes)["s0"] for p in points] for points, _ in parts] == [[], [16], [17], []]
+    parts = [points_within(each, whole, model, names) for each in pieces(whole)]
+    assert [len(points) for points, _ in parts] == [1, 1, 1, 4], "drawn where none was"
+    assert all(scale > 0 for _, scale in parts)
 
 
 def test_a_workload_of_fixed_sizes_is_measured_as_it_is() -> None:
@@ -220,6 +247,6 @@ def test_trials_of_ranges_train_models_at_each_of_their_sizes() -> None:
         Trial("d", task.key, other, Measurement(Status.CRASH)),
     ]
     samples = samples_of(trials, lambda key: task.workload, lambda key: target)
-    assert [each.run_seconds for each in samples] == [1e-6] * 4 + [None] * 4
-    assert len({each.task for each in samples}) == 4, "a task at each size, for both trials"
+    assert [each.run_seconds for each in samples] == [1e-6] * 7 + [None] * 7
+    assert len({each.task for each in samples}) == 7, "a task at each size, for both trials"
     assert {each.task.split()[0] for each in samples} == {task.key.workload_key}

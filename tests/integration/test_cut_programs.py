@@ -1,0 +1,190 @@
+"""Programs whose kernels are others for other sizes: what they compute, and what they hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks.open_models import open_bert
+from compiler.driver import (
+    ProgramBuilder,
+    load_graph,
+    load_program,
+    make_plan,
+    optimise,
+    save_artifact,
+)
+from compiler.errors import CompilerError
+from compiler.frontend.dimensions import model_ports
+from compiler.frontend.model_file import read_model
+from compiler.intervals import pieces
+from compiler.plan import GraphPlan
+from compiler.program_builder import CompiledProgram
+from compiler.ranges import parse_range
+from compiler.runtime.artifact import load_artifact
+from compiler.runtime.program import SizeBranch
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import resolve_target
+from compiler.workload import Workload
+from tests.guarded_programs import GuardedExecutable
+from tests.kernels import in_child
+
+SIZES = (1, 2, 3, 15, 16, 17, 37, 127, 128, 129, 200)
+HOST = resolve_target("host")
+
+
+@dataclass
+class Drawn:
+    """A schedule source that knows another schedule for every piece; `dropped` are unknown."""
+
+    plan: GraphPlan
+    dropped: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = {workload.key: _drawn(workload) for workload, _ in self.plan.tasks()}
+
+    def best(
+        self, workload_key: str, target_key: str, threads: int, numerics: str
+    ) -> Schedule | None:
+        self.asked.append(workload_key)
+        return None if workload_key in self.dropped else self.known.get(workload_key)
+
+
+def _drawn(workload: Workload) -> Schedule:
+    """A schedule that is not the default, if there is one that lowers."""
+    space = schedule_space(workload, HOST)
+    draw = Random(workload.key)
+    for schedule in draw.sample(space.points, min(20, len(space))):
+        try:
+            lower_schedule(workload, schedule, HOST)
+        except CompilerError:
+            continue
+        if schedule != space.default():
+            return schedule
+    return space.default()
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    small = open_bert(layers=1, hidden=32, heads=2, intermediate=64, vocabulary=50)
+    return bytes(small.SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def plan(model: bytes) -> GraphPlan:
+    dims = {"batch": 1, "sequence": parse_range("sequence", "1..200")}
+    return make_plan(optimise(load_graph(model, dims), HOST), HOST)
+
+
+@pytest.fixture(scope="module")
+def runs(model: bytes) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+    session = onnxruntime.InferenceSession(model)
+    found = []
+    for size in SIZES:
+        arrays = [
+            np.asarray(np.arange(size)[None] % 2 + number, np.int64)
+            for number, _ in enumerate(session.get_inputs())
+        ]
+        named = dict(zip((each.name for each in session.get_inputs()), arrays, strict=True))
+        found.append((arrays, session.run(None, named)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def source(plan: GraphPlan) -> Drawn:
+    return Drawn(plan)
+
+
+@pytest.fixture(scope="module")
+def cut(plan: GraphPlan, source: Drawn) -> CompiledProgram:
+    return ProgramBuilder(source, HOST).build(plan)
+
+
+def test_every_interval_has_the_schedule_that_is_known_of_it(
+    plan: GraphPlan, cut: CompiledProgram, source: Drawn
+) -> None:
+    assert {key: cut.schedules[key] for key in source.known} == source.known
+    assert cut.tuned == source.known.keys()
+    branches = [each for each in cut.program.walk() if isinstance(each, SizeBranch)]
+    borders = {each.last for each in branches}
+    assert borders == {1, 16, 128} and {each.dimension.name for each in branches} == {"sequence"}
+    whole = [step for step in plan.kernels if len(pieces(step.workload)) > 1]
+    assert len(branches) >= len(whole), "each is cut somewhere"
+
+
+def test_cut_programs_keep_to_their_memory_on_both_sides_of_every_border(
+    cut: CompiledProgram, runs: list[tuple[list[np.ndarray], list[np.ndarray]]]
+) -> None:
+    executable = load_program(cut)
+
+    def work(late: bool) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            guarded = GuardedExecutable(executable, monkeypatch, late=late)
+            for arrays, expected in Random(1).sample(runs, len(runs)):
+                sizes = {"sequence": arrays[0].shape[1]}
+                for mine, theirs in zip(guarded.run(arrays, sizes), expected, strict=True):
+                    np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+    for late in (False, True):
+        in_child(partial(work, late))
+
+
+def test_artifacts_hold_the_intervals(
+    model: bytes,
+    plan: GraphPlan,
+    source: Drawn,
+    tmp_path: Path,
+    runs: list[tuple[list[np.ndarray], list[np.ndarray]]],
+) -> None:
+    ports = model_ports(read_model(model).proto.graph).fixed({"batch": 1})
+    save_artifact({(): plan}, ProgramBuilder(source, HOST), tmp_path / "made", ports)
+    manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
+    assert '"last"' in json.dumps(manifest)
+    loaded = load_artifact(tmp_path / "made")
+    for arrays, expected in runs:
+        for mine, theirs in zip(loaded.run(arrays), expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_untuned_weights_lie_in_memory_once(plan: GraphPlan) -> None:
+    untuned = ProgramBuilder(None, HOST).build(plan).program
+    kept = sum(array.nbytes for array in plan.graph.constants.values())
+    assert untuned.weight_bytes < 1.5 * kept
+    branches = [each for each in untuned.walk() if isinstance(each, SizeBranch)]
+    assert branches, "attention has no weights, and other kernels for one row"
+
+
+def test_kernels_of_some_sizes_give_way_to_a_limit_of_packed_weights(
+    plan: GraphPlan, cut: CompiledProgram, source: Drawn
+) -> None:
+    untuned = ProgramBuilder(None, HOST).build(plan).program.weight_bytes
+    assert cut.program.weight_bytes > untuned
+    limited = ProgramBuilder(source, HOST, weight_limit_bytes=untuned).build(plan)
+    assert limited.program.weight_bytes <= untuned
+    assert limited.tuned, "what packs nothing keeps its schedules"
+
+
+def test_what_nobody_tuned_keeps_the_default_of_the_range(plan: GraphPlan, source: Drawn) -> None:
+    workload = next(
+        step.workload
+        for step in plan.kernels
+        if len(pieces(step.workload)) == 4 and any(b.constant for b in step.workload.inputs)
+    )
+    one, few, many, most = (piece.workload.key for piece in pieces(workload))
+    some = Drawn(plan, {one, many, most})
+    some.known = {few: source.known[few]}
+    made = ProgramBuilder(some, HOST).build(plan)
+    default = ProgramBuilder(None, HOST).build(plan)
+    assert made.schedules[few] == source.known[few]
+    assert made.tuned == {few}
+    for key in (one, many, most):
+        assert made.schedules[key] == default.schedules[key]
