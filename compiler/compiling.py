@@ -12,8 +12,8 @@ from compiler.options import CompileOptions
 if TYPE_CHECKING:
     from compiler.driver import Model
     from compiler.kept_models import Compiled
+    from compiler.kernels import ScheduleSource
     from compiler.options import ModelPlanner
-    from compiler.program_builder import ScheduleSource
     from compiler.ranges import SizeRange
     from compiler.timings import Timings
 

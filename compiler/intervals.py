@@ -38,7 +38,7 @@ Box = tuple[Dimension, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RangePiece:
     """A part of a workload's sizes.
 
     `workload` is the workload for sizes of `box` alone. Its open dimensions are, in order, those of
@@ -51,7 +51,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Split(Generic[T]):
+class SizeSplit(Generic[T]):
     """A decision: `below` where dimension `position` is at most `last`, else `above`.
 
     `last` counts in the dimension's `multiple`.
@@ -59,25 +59,25 @@ class Split(Generic[T]):
 
     position: int
     last: int
-    below: T | Split[T]
-    above: T | Split[T]
+    below: T | SizeSplit[T]
+    above: T | SizeSplit[T]
 
 
-def leaves(tree: T | Split[T]) -> Iterator[T]:
+def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
     """What a tree decides between, smallest sizes first."""
-    if isinstance(tree, Split):
+    if isinstance(tree, SizeSplit):
         yield from leaves(tree.below)
         yield from leaves(tree.above)
     else:
         yield tree
 
 
-def changed(tree: T | Split[T], change: Callable[[T], U]) -> U | Split[U]:
+def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U]:
     """A tree with something else at its leaves, made smallest sizes first."""
-    if not isinstance(tree, Split):
+    if not isinstance(tree, SizeSplit):
         return change(tree)
     below = changed(tree.below, change)
-    return Split(tree.position, tree.last, below, changed(tree.above, change))
+    return SizeSplit(tree.position, tree.last, below, changed(tree.above, change))
 
 
 def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
@@ -95,11 +95,11 @@ def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimensi
     )
 
 
-def piece_of(workload: Workload, box: Box) -> Piece:
+def piece_of(workload: Workload, box: Box) -> RangePiece:
     """The workload for the sizes of a box."""
     narrowed = dict(zip(workload.dimensions, box, strict=True))
     positions = tuple(n for n, dimension in enumerate(box) if dimension.low != dimension.high)
-    return Piece(box, workload.within(narrowed), positions)
+    return RangePiece(box, workload.within(narrowed), positions)
 
 
 def boxes(workload: Workload) -> tuple[Box, ...]:
@@ -140,7 +140,7 @@ def untuned_as(piece: Workload, whole: Workload) -> Workload:
 
 
 @lru_cache(maxsize=1024)
-def pieces(workload: Workload) -> tuple[Piece, ...]:
+def pieces(workload: Workload) -> tuple[RangePiece, ...]:
     """A workload as what is tuned of it: itself, unless its range is cut."""
     return tuple(piece_of(workload, box) for box in boxes(workload))
 
@@ -150,7 +150,7 @@ def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tre
     return _merged(list(parts), 0, same)
 
 
-_Tree = tuple[Box, T] | Split[tuple[Box, T]]
+_Tree = tuple[Box, T] | SizeSplit[tuple[Box, T]]
 
 
 def _merged(
@@ -175,7 +175,7 @@ def _merged(
     for row in reversed(found[:-1]):
         last = row[0][0][position].high
         assert last is not None
-        tree = Split(position, last, _merged(row, position + 1, same), tree)
+        tree = SizeSplit(position, last, _merged(row, position + 1, same), tree)
     return tree
 
 

@@ -15,8 +15,8 @@ from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_wo
 from compiler.errors import CompilerError, ScheduleError
 from compiler.intervals import (
     Box,
-    Piece,
-    Split,
+    RangePiece,
+    SizeSplit,
     boxes,
     changed,
     holds,
@@ -51,14 +51,14 @@ class ScheduledKernel:
     than one where neighbours came out the same.
     """
 
-    piece: Piece
+    piece: RangePiece
     lowered: LoweredKernel
     schedule: Schedule
     known: bool
     keys: tuple[str, ...]
 
 
-KernelTree: TypeAlias = ScheduledKernel | Split[ScheduledKernel]
+KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
 """The kernels of a workload, and which sizes each is for."""
 
 
@@ -178,7 +178,7 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def _first(
-        self, piece: Piece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]
+        self, piece: RangePiece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]
     ) -> ScheduledKernel:
         """A kernel with the first of the schedules that lowers."""
         refused: list[str] = []

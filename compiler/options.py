@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from compiler.graph.ir import Graph
+    from compiler.kernels import ScheduleSource
     from compiler.plan import GraphPlan
-    from compiler.program_builder import ScheduleSource
     from compiler.ranges import SizeRange
     from compiler.runtime.ports import Sizes
     from compiler.timings import Timings

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from compiler.errors import CompilerError, InvalidModelError
-from compiler.intervals import Split, leaves
+from compiler.intervals import SizeSplit, leaves
 from compiler.kernels import KernelCache, KernelCompiler, KernelTree, ScheduleSource, weights_of
 from compiler.memory_plan import MemoryPlan, SharedBytes, plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
@@ -20,7 +20,7 @@ from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Port, Program, Slot, slot_start
 from compiler.runtime.weights import PackedWeights, WeightBlock
 from compiler.schedule.schedule import Schedule
-from compiler.sizes import Dimension, OpenSizeError
+from compiler.sizes import OpenSizeError
 from compiler.slices import slices_of
 from compiler.stacked_memory import stack_memory
 from compiler.target import Target
@@ -232,7 +232,7 @@ def _limit_weights(
     def total() -> int:
         return sum(_weight_bytes(tree) * counts[w] for w, tree in built.items())
 
-    several = [w for w, tree in built.items() if isinstance(tree, Split) and weights_of(tree)]
+    several = [w for w, tree in built.items() if isinstance(tree, SizeSplit) and weights_of(tree)]
     for workload in large_first(several):
         if total() <= limit:
             return

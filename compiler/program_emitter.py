@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from compiler.intervals import Piece, Split, leaves
+from compiler.intervals import RangePiece, SizeSplit, leaves
 from compiler.kernels import KernelTree
 from compiler.loops.layout import ROW_MAJOR
 from compiler.memory_plan import MemoryPlan, may_overwrite
@@ -94,7 +94,7 @@ class ProgramEmitter:
         self, tree: KernelTree, step: KernelStep, places: _Places, position: int
     ) -> KernelCall | SizeBranch:
         """The call of a step's kernel, or of that which the sizes choose."""
-        if isinstance(tree, Split):
+        if isinstance(tree, SizeSplit):
             return SizeBranch(
                 self._dimensions[step.sizes[tree.position]],
                 tree.last,
@@ -102,14 +102,19 @@ class ProgramEmitter:
                 (self._kernels(tree.above, step, places, position),),
             )
         spec, known = tree.lowered.spec, self._dimensions
-        sizes = tuple(in_graph(tree.piece, step, open_size(d), known) for d in spec.sizes)
+        sizes = tuple(in_graph(step, open_size(d), known, tree.piece) for d in spec.sizes)
         number = self.kernels.setdefault(spec, len(self.kernels))
         with timed(self._timings, "pack weights"):
             refs = tuple(self._buffer(b, tree.piece, step, places, position) for b in spec.buffers)
         return KernelCall(number, refs, sizes)
 
     def _buffer(
-        self, buffer: BufferSpec, piece: Piece, step: KernelStep, places: _Places, position: int
+        self,
+        buffer: BufferSpec,
+        piece: RangePiece,
+        step: KernelStep,
+        places: _Places,
+        position: int,
     ) -> BufferRef:
         match buffer.role:
             case BufferRole.INPUT:
@@ -122,7 +127,7 @@ class ProgramEmitter:
             case BufferRole.SHARED:
                 # A kernel has at most one such buffer: the packed operand.
                 sizes = shared_bytes(step, self._built[step.workload], self._dimensions)
-                own = in_graph(piece, step, buffer.bytes, self._dimensions)
+                own = in_graph(step, buffer.bytes, self._dimensions, piece)
                 return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
@@ -200,7 +205,7 @@ def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimensi
     """The sizes of what the kernels of a step share among threads while they run, each once: one of
     them runs."""
     sizes = [
-        in_graph(kernel.piece, step, buffer.bytes, known)
+        in_graph(step, buffer.bytes, known, kernel.piece)
         for kernel in leaves(tree)
         for buffer in kernel.lowered.spec.buffers
         if buffer.role is BufferRole.SHARED
@@ -208,11 +213,16 @@ def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimensi
     return list(dict.fromkeys(sizes))
 
 
-def in_graph(piece: Piece, step: KernelStep, size: int, known: Mapping[str, Dimension]) -> int:
-    """A size of a piece of a step's workload, in sizes of the graph, whose open dimensions are
-    given."""
-    names = (step.sizes[position] for position in piece.positions)
-    own = zip(piece.workload.dimensions, names, strict=True)
+def in_graph(
+    step: KernelStep, size: int, known: Mapping[str, Dimension], piece: RangePiece | None = None
+) -> int:
+    """A size of a step's workload, or of a piece of it, in sizes of the graph, whose dimensions are
+    known."""
+    dimensions, names = step.workload.dimensions, step.sizes
+    if piece is not None:
+        dimensions = piece.workload.dimensions
+        names = tuple(step.sizes[position] for position in piece.positions)
+    own = zip(dimensions, names, strict=True)
     stood_for = {dimension: open_size(known[name]) for dimension, name in own}
     return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
 

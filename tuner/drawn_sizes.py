@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from compiler import costs
 from compiler.errors import InvalidArgumentError
-from compiler.intervals import Piece, intervals, pieces
+from compiler.intervals import RangePiece, intervals, pieces
 from compiler.ranges import MOST_STATED, Shares
 from compiler.sizes import Dimension, check_values
 from compiler.workload import Workload
@@ -115,7 +115,7 @@ def points_of(
 
 
 def points_within(
-    piece: Piece,
+    piece: RangePiece,
     whole: Workload,
     drawn: Sequence[DrawnSizes],
     names: Sequence[str],

@@ -169,7 +169,7 @@ def compile_(
     timings: TimingsOption = False,
 ) -> None:
     """Compile to an artifact folder, a C library or a program, with whatever the database knows."""
-    from compiler.program_builder import KernelCache
+    from compiler.kernels import KernelCache
     from compiler.target import resolve_target
     from compiler.timings import Timings
     from service.cli.inspect_view import size

@@ -81,7 +81,7 @@ class KnownModel:
     def best(
         self, workload_key: str, target_key: str, threads: int, numerics: str
     ) -> Schedule | None:
-        """The schedule that is served (`compiler.program_builder.ScheduleSource`)."""
+        """The schedule that is served (`compiler.kernels.ScheduleSource`)."""
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:

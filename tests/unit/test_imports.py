@@ -50,13 +50,14 @@ INSIDE: dict[str, set[str]] = {
     "workload": _IR | {"ops"},
     "frontend": _IR | {"ops", "runtime", "ranges"},
     "open_distance": {"loops", "sizes"},
-    "plan": _IR | {"ops", "workload", "open_distance"},
+    "plan": _IR | {"ops", "workload", "open_distance", "intervals"},
     "choices": {"errors"},
     "passes": _IR | {"ops", "workload", "plan", "regions", "choices"},
     "regions": {"sizes"},
     "views": _IR | {"ops", "workload", "plan", "passes", "regions"},
     "partition": _IR | {"ops", "workload", "plan", "passes", "views", "choices"},
     "product_types": _IR | {"ops"},
+    "intervals": {"ops", "sizes", "workload"},
     "costs": _IR | {"ops", "workload", "plan", "passes", "memory_plan", "product_types"},
     "memory_plan": _IR | {"ops", "workload", "plan", "regions", "runtime"},
     "stacked_memory": {"memory_plan", "plan", "regions", "sizes"},
@@ -66,12 +67,13 @@ INSIDE: dict[str, set[str]] = {
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
-    "program_emitter": _IR | {"workload", "plan", "memory_plan", "build", "runtime"},
+    "kernels": _IR | {"workload", "intervals", "schedule", "build", "runtime"},
+    "program_emitter": _IR | {"workload", "plan", "memory_plan", "intervals", "kernels", "runtime"},
     "slices": _IR
     | {"ops", "workload", "plan", "costs", "schedule", "program_emitter", "runtime", "targets"},
     "program_builder": _IR
-    | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "build", "runtime"}
-    | {"program_emitter", "slices"},
+    | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "runtime"}
+    | {"intervals", "kernels", "program_emitter", "slices"},
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "foreseen": _BASE | {"ranges", "runtime", "staged"},
     "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},

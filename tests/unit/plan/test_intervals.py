@@ -6,7 +6,7 @@ from itertools import product as combinations
 
 import pytest
 
-from compiler.intervals import Box, Split, boxes, holds, intervals, leaves, merged, pieces
+from compiler.intervals import Box, SizeSplit, boxes, holds, intervals, leaves, merged, pieces
 from compiler.ranges import parse_range
 from compiler.sizes import check_values, dimensions, open_size, open_sizes
 from compiler.workload import Workload
@@ -86,7 +86,7 @@ def test_pieces_are_workloads_of_their_own() -> None:
 
 def chosen(tree: object, sizes: tuple[int, ...]) -> object:
     """What a tree decides on at numbers of the dimensions' multiples."""
-    while isinstance(tree, Split):
+    while isinstance(tree, SizeSplit):
         tree = tree.below if sizes[tree.position] <= tree.last else tree.above
     return tree
 
