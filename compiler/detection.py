@@ -76,8 +76,9 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
     """The best described target for a device, and a sentence that says why it is that one.
 
-    This is the target that describes its CPU. If none does, or the CPU hides features that its kind
-    has, it is the strongest baseline that the CPU runs.
+    This is the target that describes its CPU. If the CPU hides features that its kind has, it is
+    the one that describes the same CPU with fewer; if there is none, the strongest baseline that
+    the CPU runs.
 
     Raises:
         UnknownTargetError: if the device runs none.
@@ -90,15 +91,20 @@ def best_target(facts: DeviceFacts) -> tuple[Target, str]:
     name = family.named(facts.processor)
     if name in able:
         return able[name], f"{who} is described as {name}"
+    described = next((target for target in family.targets if target.name == name), None)
+    if described is not None:
+        lacking = ", ".join(missing_features(described, facts))
+        reason = f"is described as {name}, but lacks {lacking}"
+        alike = [target for target in able.values() if target.cpu == described.cpu]
+        if alike:
+            fewer = max(alike, key=lambda target: len(target.features))
+            return fewer, f"{who} {reason}: {fewer.name} is the same CPU without them"
+    else:
+        reason = "is described by no target"
     best = next((able[n] for n in reversed(family.baselines) if n in able), None)
     if best is None:
         raise UnknownTargetError(
             f"{who} ({facts.architecture}, {facts.system or 'unknown system'}) runs none of the "
             f"described targets: {', '.join(target.name for target in family.targets)}"
         )
-    reason = "is described by no target"
-    if name:
-        described = next(target for target in family.targets if target.name == name)
-        lacking = ", ".join(missing_features(described, facts))
-        reason = f"is described as {name}, but lacks {lacking}"
     return best, f"{who} {reason}: {best.name} is the best baseline that it runs"

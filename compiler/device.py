@@ -22,6 +22,7 @@ from compiler.core_kinds import (
     read_text,
 )
 from compiler.errors import InvalidFactsError
+from compiler.targets import family_of
 
 _LARGEST = 1 << 62
 _LONGEST_TEXT = 500
@@ -176,7 +177,8 @@ def _made(kind: type[_Kind], fields: dict[str, Any], where: str) -> _Kind:
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """The facts of this machine, or of some of its cores.
+    """The facts of this machine, or of some of its cores; of its features those that the system
+    grants this process.
 
     Args:
         root: the folder that holds `proc` and `sys`.
@@ -199,7 +201,7 @@ def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) ->
         governor=read_text(cpu / "cpufreq/scaling_governor"),
         caches=tuple(filter(None, map(_cache, sorted((cpu / "cache").glob("index*"))))),
         processor=kinds[0].processor if kinds else "",
-        features=_features(known),
+        features=_granted(_features(known)),
         microcode=lead.get("microcode", ""),
         vector_bits=8 * read_integer(root / "proc/sys/abi/sve_default_vector_length"),
     )
@@ -210,6 +212,15 @@ def available_cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
+
+
+def _granted(features: tuple[str, ...]) -> tuple[str, ...]:
+    family = family_of(platform.machine())
+    if family is None:
+        return features
+    known = {theirs: ours for ours, theirs in family.linux_features.items()}
+    refused = family.refused({known[name] for name in features if name in known})
+    return tuple(name for name in features if known.get(name) not in refused)
 
 
 def _features(processors: Sequence[Processor]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from compiler.runtime.speeds import (
     Speeds,
 )
 from compiler.target import Target
+from compiler.targets import TileRegisters
 
 __all__ = ["Level", "Speeds", "TimeBound", "bound", "dots", "measure_speeds", "probe_library"]
 
@@ -129,13 +130,15 @@ def peak_ir(target: Target) -> str:
 class DotPeak:
     """An intrinsic that adds products of a narrow type to sums, as fast as the target can.
 
-    `groups` are those of `speeds.DOTS` that it multiplies for each sum.
+    `groups` are those of `speeds.DOTS` that it multiplies for each sum of a vector. In registers of
+    matrices that is one pass over all of them.
     """
 
     intrinsic: str
     accumulator: DType
     operand: DType
     groups: int
+    in_tiles: bool = False
 
 
 def dots(target: Target) -> dict[str, DotPeak]:
@@ -155,6 +158,11 @@ def dots(target: Target) -> dict[str, DotPeak]:
 
 def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | None:
     matrix, lanes = target.matrix(left, right, sums), target.lanes(DType.FLOAT32)
+    tiles, product = target.tiles, target.tile_product(left, right, sums)
+    if tiles is not None and product is not None:
+        width = tiles.row_bytes // sums.bytes
+        vectors = (tiles.count - 2) * tiles.rows * width // lanes
+        return DotPeak(product.intrinsic, sums, left, vectors * width // CHAINS, in_tiles=True)
     if matrix is not None:
         return DotPeak(matrix.intrinsic, sums, left, 2)
     dot = target.dot(left, right, sums, lanes)
@@ -170,9 +178,42 @@ def dot_peak_ir(target: Target, name: str) -> str:
     rounds.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
+    if found.in_tiles and target.tiles is not None:
+        return _tile_peak_ir(f"peak_{name}", target.tiles, found)
     sums = _vector(found.accumulator, lanes)
     factors = _vector(found.operand, 4 * lanes // found.operand.bytes)
     return _peak_ir(f"peak_{name}", sums, factors, found.intrinsic, found.groups)
+
+
+def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
+    """A loop over all registers of matrices but two, whose product is added to each of them."""
+    left, right = tiles.count - 2, tiles.count - 1
+    shapes = tiles.shapes([(tiles.rows, tiles.row_bytes)] * tiles.count)
+    content = "".join(f"\\{byte:02X}" for byte in shapes)
+    number = "i8 immarg"
+    lines = [
+        f'@shapes_{symbol} = private constant [{len(shapes)} x i8] c"{content}", align 64',
+        f"declare void @{tiles.configure}(ptr)",
+        f"declare void @{tiles.release}()",
+        f"declare void @{tiles.zero}({number})",
+        f"declare void @{found.intrinsic}({number}, {number}, {number})",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) {{",
+        "entry:",
+        f"  call void @{tiles.configure}(ptr @shapes_{symbol})",
+        *(f"  call void @{tiles.zero}(i8 {i})" for i in range(tiles.count)),
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
+        *(f"  call void @{found.intrinsic}(i8 {i}, i8 {left}, i8 {right})" for i in range(left)),
+        f"  %next = add i64 %i, {found.groups}",
+        "  %more = icmp ult i64 %next, %rounds",
+        "  br i1 %more, label %loop, label %exit",
+        "exit:",
+        f"  call void @{tiles.release}()",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:

@@ -23,6 +23,8 @@ from compiler.targets import (
     DotInstruction,
     Family,
     MatrixInstruction,
+    TileProduct,
+    TileRegisters,
     families,
     family_of,
 )
@@ -116,6 +118,20 @@ class Target:
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
         """The instruction that multiplies two rows of the one type by two of the other."""
         for found in self.family.matrix:
+            types = found.left, found.right, found.accumulator
+            if types == (left, right, accumulator) and self.has(found.feature):
+                return found
+        return None
+
+    @property
+    def tiles(self) -> TileRegisters | None:
+        """The registers that hold matrices; None where there are none."""
+        found = self.family.tiles
+        return found if found is not None and self.has(found.feature) else None
+
+    def tile_product(self, left: DType, right: DType, accumulator: DType) -> TileProduct | None:
+        """The instruction that multiplies registers of matrices of these types, in order."""
+        for found in self.tiles.products if self.tiles is not None else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
                 return found
@@ -252,4 +268,7 @@ def host_target() -> Target:
     family = family_of(triple.partition("-")[0])
     if family is None or family.detect is None:
         return best_target(this_device())[0]
-    return family.detect(triple, llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()))
+    features = dict(llvm.get_host_cpu_features())
+    present = [name for name, has in features.items() if has]
+    features |= dict.fromkeys(family.refused(present), False)
+    return family.detect(triple, llvm.get_host_cpu_name(), features)

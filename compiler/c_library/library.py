@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent / "native"
 _RUNTIME = Path(__file__).parents[1] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
-    size fill order_keys rows_equal select vector_bits
+    size fill order_keys rows_equal select vector_bits permit_matrices
 """
 """What the sources of the runtime define. Each library has its own, so that several can be in one
 program."""
@@ -203,6 +203,9 @@ def compile_objects(
         sources += [_RUNTIME / f"{each}.c" for each in ("selection", "suppression", "order")]
     if register_bits:
         sources.append(_RUNTIME / "vectors.c")
+    if compiled.target.tiles is not None:
+        sources.append(_HERE / "matrices.c")
+        options.append("-DTW_MATRICES")
     objects = []
     for path in sources:
         made = f"{name}_{path.stem}.o" if path.stem != name else f"{name}.o"

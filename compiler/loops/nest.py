@@ -121,7 +121,10 @@ class Compute:
     innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
     at each 4 KiB page). `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2
     bfloat16 elements, side by side), the last one perhaps in part: one instruction multiplies and
-    adds them. Without a combiner, such groups are moved, to where they lie side by side.
+    adds them. Without a combiner, such groups are moved, to where they lie side by side. `rows` is
+    the unrolled axis of the rows of matrices, whose columns are the lanes and whose sums run along
+    `dot`: registers that hold matrices multiply and add them whole. The innermost of `reduce` is as
+    deep as these are.
     """
 
     stores: tuple[Store, ...]
@@ -137,6 +140,7 @@ class Compute:
     store_vector: Axis | None = None
     prefetch: int = 0
     dot: Axis | None = None
+    rows: Axis | None = None
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -279,7 +283,7 @@ def _axes(node: Node) -> Iterator[Axis]:
         case Compute():
             yield from (tile.axis for tile in (*node.reduce, *node.unroll))
             yield from node.partial
-            for axis in (node.vector, node.store_vector, node.dot):
+            for axis in (node.vector, node.store_vector, node.dot, node.rows):
                 if axis is not None:
                     yield axis
             for part in _parts(node):

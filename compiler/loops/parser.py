@@ -227,6 +227,7 @@ class _Parser:
             store_vector=compute.store_vector,
             prefetch=compute.prefetch,
             dot=compute.dot,
+            rows=compute.rows,
         )
 
     def _clause(self, tokens: Tokens, fields: _ComputeFields) -> None:
@@ -247,6 +248,8 @@ class _Parser:
                 fields.store_vector = self._axis(tokens)
             case "dot":
                 fields.dot = self._axis(tokens)
+            case "rows":
+                fields.rows = self._axis(tokens)
             case "prefetch":
                 fields.prefetch = tokens.integer()
             case "store":
@@ -421,6 +424,7 @@ class _ComputeFields:
         self.store_vector: Axis | None = None
         self.prefetch = 0
         self.dot: Axis | None = None
+        self.rows: Axis | None = None
 
 
 def _plain(handle: str) -> str:

@@ -164,6 +164,8 @@ class _Printer:
             yield f"{inner}store-vector {self._axis(compute.store_vector)}"
         if compute.dot is not None:
             yield f"{inner}dot {self._axis(compute.dot)}"
+        if compute.rows is not None:
+            yield f"{inner}rows {self._axis(compute.rows)}"
         if compute.prefetch:
             yield f"{inner}prefetch {compute.prefetch}"
         for store in compute.stores:

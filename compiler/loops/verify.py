@@ -303,6 +303,8 @@ def check_computes(nest: LoopNest) -> None:
                 )
         if node.dot is not None:
             _check_dot(node, node.dot, node.dot in unrolled, node.dot in written)
+        if node.rows is not None:
+            _check_matrices(node, node.rows, {node.rows, node.vector} <= written)
         if node.combiner is None and (node.reduce or node.init is not None):
             raise ScheduleError(f"compute of '{name}': a reduction without a combiner")
         if node.combiner is not None and not node.stores:
@@ -334,6 +336,21 @@ def _check_dot(compute: Compute, axis: Axis, unrolled: bool, written: bool) -> N
             f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of "
             f"{' or '.join(map(str, groups))}"
         )
+
+
+def _check_matrices(compute: Compute, rows: Axis, written: bool) -> None:
+    """Rows, lanes and the sum are all that is unrolled, and sums start at zero."""
+    name = _target_name(compute)
+    unrolled = {tile.axis: tile.step for tile in compute.unroll}
+    depths = [tile.step for tile in compute.reduce if tile.axis == compute.dot]
+    if compute.combiner is None or not depths or len({rows, compute.dot, compute.vector}) < 3:
+        raise ScheduleError(f"compute of '{name}': rows '{rows.name}' of no product of matrices")
+    if not written or unrolled.keys() != {rows, compute.dot, compute.vector} or unrolled[rows] > 1:
+        raise ScheduleError(
+            f"compute of '{name}': rows '{rows.name}', lanes and the sum are not what is unrolled"
+        )
+    if compute.init is not None or compute.partial or compute.skip_padding or compute.prefetch:
+        raise ScheduleError(f"compute of '{name}': sums of matrices start at zero, and are whole")
 
 
 def _check_moved_groups(compute: Compute, axis: Axis, moved: bool) -> None:

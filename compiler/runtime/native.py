@@ -7,6 +7,7 @@ releases the interpreter lock.
 from __future__ import annotations
 
 import ctypes
+import platform
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from compiler.errors import InvalidArgumentError
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native_build import build_native
+from compiler.targets import family_of
 
 MAX_THREADS = 256
 """Threads that one run can use: TW_MAX_THREADS of the C runtime."""
@@ -105,6 +107,9 @@ def native() -> ctypes.CDLL:
             f"the C runtime at {library_path} has ABI {version}, this package {ABI_VERSION}: "
             "build it again"
         )
+    family = family_of(platform.machine())
+    if family is not None and family.ask is not None:
+        family.ask()  # before the guards of a sandbox, and once for all kernels
     return library
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -144,6 +144,56 @@ class MatrixInstruction:
 
 
 @dataclass(frozen=True, slots=True)
+class TileProduct:
+    """`sums[i, j] += sum(left[i, k] * right[k, j])` over registers that hold matrices.
+
+    A row of `right` has the elements of four bytes of a row of `left`, for each sum side by side.
+
+    Attributes:
+        feature: the LLVM feature that has it.
+        intrinsic: LLVM's name; it takes the numbers of three registers: sums, left, right.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    intrinsic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TileRegisters:
+    """Registers that hold matrices, and LLVM's intrinsics for them.
+
+    Attributes:
+        feature: the LLVM feature that has them.
+        count, rows, row_bytes: how many there are, and how large each may be.
+        row_cycles: cycles until the core takes the next row of a left factor.
+        latency: cycles until a product can be added to again.
+        shapes: rows, and bytes in a row, of each register in use -> what `configure` reads.
+        configure: takes a pointer to the shapes. It sets every register to zero.
+        release: ends the use of the registers.
+        zero: takes a register's number.
+        load, store: take a register's number, a pointer, and the bytes from one row to the next.
+        products: what multiplies them.
+    """
+
+    feature: str
+    count: int
+    rows: int
+    row_bytes: int
+    row_cycles: float
+    latency: float
+    shapes: Callable[[Sequence[tuple[int, int]]], bytes]
+    configure: str
+    release: str
+    zero: str
+    load: str
+    store: str
+    products: tuple[TileProduct, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaneIntrinsic:
     """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
 
@@ -222,6 +272,7 @@ class Family:
             where LLVM tells less than Linux does.
         dot: instructions that add products of narrow elements, the best first.
         matrix: instructions that multiply small matrices of narrow elements.
+        tiles: registers that hold matrices, and what multiplies them; None without any.
         scale: intrinsics for `x * 2**n`.
         conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
             float32 and back ("": every target has them); others are converted by integer
@@ -232,6 +283,8 @@ class Family:
             bytes of an element.
         syntax: of assembly text.
         scan_stack: finds accesses to the stack in object code; None where nothing does.
+        granted: features, by LLVM's names, that a process has once the system grants them.
+        ask: asks the system for these; whether it grants them. Where the CPU has none, it does not.
         elf_machine: `e_machine` of an ELF header; 0 where objects are none.
         code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
             register allocation, which out-of-order cores do not need.
@@ -261,6 +314,7 @@ class Family:
     detect: Callable[[str, str, Mapping[str, bool]], Target] | None = None
     dot: tuple[DotInstruction, ...] = ()
     matrix: tuple[MatrixInstruction, ...] = ()
+    tiles: TileRegisters | None = None
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
     fused: Mapping[DType, str] = field(default_factory=dict)
@@ -268,6 +322,8 @@ class Family:
     masked: tuple[tuple[str, int], ...] = ()
     syntax: AssemblySyntax = AssemblySyntax()
     scan_stack: Callable[[bytes], StackScan] | None = None
+    granted: tuple[str, ...] = ()
+    ask: Callable[[], bool] | None = None
     elf_machine: int = 0
     code_level: int = 2
     relocation: str = "pic"
@@ -302,6 +358,11 @@ class Family:
         promised = (least or vector_bits for name, least in self.scalable.items() if name in asked)
         longest = max(promised, default=0)
         return longest if longest > LEAST_SCALABLE_BITS else 0
+
+    def refused(self, features: Collection[str]) -> frozenset[str]:
+        """Those of these features, by LLVM's names, that the system does not grant this process."""
+        asked = frozenset(features) & {*self.granted}
+        return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
 
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]

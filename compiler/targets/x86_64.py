@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from compiler.dtypes import DType
 from compiler.target import Target
@@ -16,6 +20,8 @@ from compiler.targets import (
     Family,
     LaneIntrinsic,
     StackScan,
+    TileProduct,
+    TileRegisters,
     switches,
 )
 
@@ -25,7 +31,9 @@ _V2 = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _ICE_LAKE = (*_V4, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni")
+_AMX = ("amx-tile", "amx-int8", "amx-bf16")
 _BF16 = (*_ICE_LAKE, "avx512bf16", "avx512vpopcntdq")
+_SAPPHIRE = (*_BF16, "avx512fp16", "avxvnni")
 
 _LINUX_FEATURES = {
     "cx16": "cx16",
@@ -81,7 +89,7 @@ _PROCESSORS = {
     r"^GenuineIntel-6-85-[0-4]$": "skylake-avx512",
     r"^GenuineIntel-6-85-": "cascadelake",
     r"^GenuineIntel-6-(106|108|125|126|140|141)-": "icelake-server",
-    r"^GenuineIntel-6-(143|207|173|174)-": "sapphirerapids",
+    r"^GenuineIntel-6-(143|207|173|174)-": "sapphirerapids-amx",
     r"^AuthenticAMD-23-(4[89]|[5-9]\d|1\d\d)-": "znver2",
     r"^AuthenticAMD-25-(\d|1[0-5]|3[23]|6[4-9]|[78]\d|9[0-5])-": "znver3",
     r"^AuthenticAMD-25-": "znver4",
@@ -89,12 +97,12 @@ _PROCESSORS = {
 }
 
 
-def _target(name: str, features: tuple[str, ...]) -> Target:
+def _target(name: str, features: tuple[str, ...], cpu: str = "") -> Target:
     wide = "avx512vl" in features
     return Target(
         name=name,
         triple=_TRIPLE,
-        cpu=name,
+        cpu=cpu or name,
         features=tuple(sorted(f"+{feature}" for feature in features)),
         vector_bits=512 if wide else 256 if "avx2" in features else 128,
         vector_registers=32 if wide else 16,
@@ -111,7 +119,8 @@ _TARGETS = (
     _target("skylake-avx512", _V4),
     _target("cascadelake", (*_V4, "avx512vnni")),
     _target("icelake-server", _ICE_LAKE),
-    _target("sapphirerapids", (*_BF16, "avx512fp16", "avxvnni")),
+    _target("sapphirerapids", _SAPPHIRE),
+    _target("sapphirerapids-amx", (*_SAPPHIRE, *_AMX), cpu="sapphirerapids"),
     _target("znver2", _V3),
     _target("znver3", _V3),
     _target("znver4", _BF16),
@@ -253,6 +262,49 @@ _DOT = (
 )
 
 
+@cache
+def _ask_for_tiles() -> bool:
+    """Linux, Documentation/arch/x86/xstate.rst: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
+
+    What it grants, all threads of the process have, and those that fork from it.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return int(ctypes.CDLL(None).syscall(*map(ctypes.c_long, (158, 0x1023, 18)))) == 0
+
+
+def _tile_shapes(shapes: Sequence[tuple[int, int]]) -> bytes:
+    """The 64 bytes that LDTILECFG reads, of palette 1."""
+    unused = [0] * (16 - len(shapes))
+    rows, row_bytes = ([shape[i] for shape in shapes] + unused for i in (0, 1))
+    return struct.pack("<2B14x16H16B", 1, 0, *row_bytes, *rows)
+
+
+_TILES = TileRegisters(
+    # Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18; cycles:
+    # "Optimization Reference Manual", chapter 20.
+    feature="amx-tile",
+    count=8,
+    rows=16,
+    row_bytes=64,
+    row_cycles=1.0,
+    latency=52.0,
+    shapes=_tile_shapes,
+    configure="llvm.x86.ldtilecfg",
+    release="llvm.x86.tilerelease",
+    zero="llvm.x86.tilezero",
+    load="llvm.x86.tileloadd64",
+    store="llvm.x86.tilestored64",
+    products=(
+        TileProduct("amx-int8", _U8, _S8, _INT, "llvm.x86.tdpbusd"),
+        TileProduct("amx-int8", _S8, _S8, _INT, "llvm.x86.tdpbssd"),
+        TileProduct("amx-int8", _U8, _U8, _INT, "llvm.x86.tdpbuud"),
+        TileProduct("amx-int8", _S8, _U8, _INT, "llvm.x86.tdpbsud"),
+        TileProduct("amx-bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, "llvm.x86.tdpbf16ps"),
+    ),
+)
+
+
 def _scalef(lanes: int) -> LaneIntrinsic:
     """vscalefps; the wide form takes a rounding mode, 4 being the current one."""
     bits = 32 * lanes
@@ -273,7 +325,7 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\(%rbp[,)]"),
     frame_setup=re.compile(r"\tmovq\t%rsp, %rbp"),
     store_operands=re.compile(r"\([^()]*\)\s*(?:\{%k\d\}\s*)?$"),
-    fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16"),
+    fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16|^tdp"),
 )
 
 _STACK = re.compile(
@@ -329,6 +381,7 @@ FAMILY = Family(
     },
     detect=_detect,
     dot=_DOT,
+    tiles=_TILES,
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
     fused={DType.FLOAT16: "avx512fp16"},
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
@@ -336,6 +389,8 @@ FAMILY = Family(
     lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
+    granted=_AMX,
+    ask=_ask_for_tiles,
     elf_machine=62,
     code_level=1,
 )

@@ -38,7 +38,7 @@ INSIDE: dict[str, set[str]] = {
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
     "core_kinds": set(),
-    "device": {"errors", "core_kinds"},
+    "device": {"errors", "core_kinds", "targets"},
     "detection": _BASE,
     "local": _BASE | {"detection"},
     "timings": set(),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from compiler.codegen.backend import backend_of
 from compiler.codegen.object import emit_assembly
 from compiler.codegen.statistics import inner_loops
 from compiler.device import DeviceFacts, find_device
@@ -19,8 +20,12 @@ from compiler.roofline import (
     measure_speeds,
     peak_ir,
     read_ir,
+    vector_bytes,
 )
+from compiler.runtime.speeds import Probes
 from compiler.target import host_target, resolve_target
+from tests.devices.amx import amx_target, emulated_amx
+from tests.devices.packages import UnavailableError
 
 SPEEDS = Speeds(
     100e9, (Level("L1", 1 << 15, 200e9), Level("L2", 1 << 20, 100e9), Level("memory", 0, 20e9))
@@ -54,6 +59,35 @@ def test_peaks_of_narrow_types_are_of_their_instructions(
         (loop,) = inner_loops(emit_assembly(dot_peak_ir(resolved, name), resolved), resolved)
         assert sum(instruction in line for line in loop.instructions) == CHAINS
         assert loop.spills == 0
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("int8", "tdpbuud"), ("bfloat16", "tdpbf16ps")])
+def test_peaks_of_registers_of_matrices(name: str, instruction: str) -> None:
+    """Six products of 16 rows by 16 columns by 64 bytes: 128 times twelve vectors of groups."""
+    target = resolve_target("sapphirerapids-amx")
+    text = dot_peak_ir(target, name)
+    assert "%next = add i64 %i, 128\n" in text
+    (loop,) = inner_loops(emit_assembly(text, target), target)
+    assert sum(instruction in line for line in loop.instructions) == 6
+    assert loop.fmas == 6 and loop.spills == 0
+
+
+def test_registers_of_matrices_are_measured() -> None:
+    try:
+        with emulated_amx() as amx:
+            host = amx_target()
+            backend = backend_of(host)
+            library = backend.load([backend.compile(dot_peak_ir(host, "int8"), host)])
+            probes = Probes(0, 0, vector_bytes(host), {"int8": library.address("peak_int8")})
+            before = amx.amx_executed()
+            assert probes.dot_peaks(samples=1, rounds=256)["int8"] > 0
+            library.close()
+            products = 256 // 128 * 6
+            once = products + 1 + 8 + 1  # the shapes, eight zeros, and the end
+            runs, rest = divmod(amx.amx_executed() - before, once)
+            assert runs > 0 and rest == 0
+    except UnavailableError as error:
+        pytest.skip(str(error))
 
 
 def test_an_instruction_for_matrices_counts_twice() -> None:

@@ -14,6 +14,7 @@ from math import prod
 from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
+from compiler.sizes import typical
 from tuner.analysis.accesses import (
     KINDS,
     Form,
@@ -75,7 +76,8 @@ class ComputeCosts:
     them, weighted by cost; `counts` has the instructions by kind, in the order of `accesses.KINDS`.
     `operands` are the vectors that one step of the innermost reduction loads: registers hold them
     beside the accumulators. `is_extremum` marks a maximum or minimum, whose steps also compare.
-    `ending` is what the end of one sum costs, in additions.
+    `ending` is what the end of one sum costs, in additions. Of a product of matrices in registers
+    that hold them, `depth_groups` are the groups along the sum that one row has there; else 0.
     """
 
     operations: float
@@ -107,6 +109,7 @@ class ComputeCosts:
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
     """The distinct forms of its loads and stores, grouped by tensor."""
     loop_counts: LoopCounts = field(repr=False)
+    depth_groups: int = 0
 
     @property
     def around(self) -> tuple[EnclosingLoop, ...]:
@@ -318,12 +321,20 @@ def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
         compute.stores, compute.body, compute.init, compute.vector, compute.combiner, compute.group
     )
     counted = count_loops(loops, compute.reduce, compute.unroll, compute.vector)
-    return _cost_in(facts, counted, compute.partial, compute.skip_padding)
+    deep = 0
+    if compute.rows is not None and compute.dot is not None:
+        steps = [tile.step for tile in compute.reduce if tile.axis == compute.dot]
+        deep = -(-min(steps[-1], typical(compute.dot.extent)) // compute.group)
+    return _cost_in(facts, counted, compute.partial, compute.skip_padding, deep)
 
 
 @lru_cache(maxsize=4096)
 def _cost_in(
-    facts: _Facts, counted: LoopCounts, joined: tuple[Axis, ...], skips_padding: bool
+    facts: _Facts,
+    counted: LoopCounts,
+    joined: tuple[Axis, ...],
+    skips_padding: bool,
+    depth_groups: int,
 ) -> ComputeCosts:
     """The costs of a statement; they depend on no other statement, nor on its place."""
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
@@ -387,4 +398,5 @@ def _cost_in(
         uses=tuple(uses),
         tensors=facts.tensors,
         loop_counts=counted,
+        depth_groups=depth_groups,
     )

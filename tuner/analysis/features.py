@@ -23,7 +23,7 @@ from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target
-from compiler.targets import CoreModel
+from compiler.targets import CoreModel, TileRegisters
 from compiler.timings import Timings, timed
 from tuner.analysis.accesses import KINDS, LINE_BYTES
 from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
@@ -162,6 +162,7 @@ class TargetFacts:
     cache_bytes: tuple[int, int, int] = (0, 0, 0)
     level1_ways: int = 0
     threads: int = 1
+    tiles: TileRegisters | None = None
 
     def columns(self) -> list[float]:
         """The values of TARGET_COLUMNS."""
@@ -184,7 +185,13 @@ def target_facts(
         first = device.cache(1)
         ways = first.ways if first else 0
     return TargetFacts(
-        target.vector_bits, target.vector_registers, target.core, caches, ways, threads
+        target.vector_bits,
+        target.vector_registers,
+        target.core,
+        caches,
+        ways,
+        threads,
+        target.tiles,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from compiler.targets import CoreModel
+from compiler.targets import CoreModel, TileRegisters
 
 if TYPE_CHECKING:
     from tuner.analysis.features import TargetFacts
@@ -36,6 +36,7 @@ class Machine:
         page_rows: how many rows a page apart the first cache holds at once.
         caches: from the first level to the third.
         core: the facts that do not depend on the width.
+        tiles: the registers that hold matrices, if there are any.
     """
 
     registers: int
@@ -46,6 +47,7 @@ class Machine:
     page_rows: int
     caches: tuple[CacheLevel, ...]
     core: CoreModel
+    tiles: TileRegisters | None = None
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ def describe(facts: TargetFacts) -> Machine:
             for size, behind, share in zip(sizes, core.bytes_per_cycle, _OURS, strict=True)
         ),
         core=core,
+        tiles=facts.tiles,
     )
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from compiler.loops.index import Axis
 from compiler.loops.nest import For
+from compiler.targets import TileRegisters
 from tuner.analysis.accesses import LINE_BYTES
 from tuner.analysis.compute_costs import ComputeCosts, Use
 from tuner.analysis.loop_counts import EnclosingLoops
@@ -90,6 +91,8 @@ class RegisterTile:
     def parts(self, case: TileCase) -> tuple[float, ...]:
         """Cycles of one execution with all steps of its sum, by CORE_PARTS."""
         statement, machine, core = self._statement, self._machine, self._machine.core
+        if statement.depth_groups and machine.tiles is not None:
+            return self._in_matrices(case, machine.tiles)
         shuffles, loads = self._operands(case)
         operations = (self._operations * case.share + shuffles) / machine.operations
         stores = self._stores * case.share
@@ -122,6 +125,30 @@ class RegisterTile:
             started + statement.reduce_trips * core.iteration_cycles,
             joins,
             spills,
+        )
+
+    def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
+        """As `parts`, of a product in registers that hold matrices: a row of one is loaded, and
+        multiplied, at a time. The sums go through memory to what is made of them."""
+        statement, machine, core = self._statement, self._machine, self._machine.core
+        sums = statement.accumulators * case.share
+        ends = sums * statement.ending
+        products = self._operations * case.share - ends
+        operations = (
+            products / statement.depth_groups * tiles.row_cycles + ends / machine.operations
+        )
+        loads = self._operands(case)[1] + sums / machine.loads
+        chains = statement.reduce_trips * tiles.latency
+        together = operations**_TOGETHER + loads**_TOGETHER + chains**_TOGETHER
+        return (
+            operations,
+            loads,
+            chains,
+            together ** (1 / _TOGETHER),
+            (self._stores * case.share + sums) / machine.stores,
+            core.tile_cycles + statement.reduce_trips * core.iteration_cycles,
+            0.0,
+            0.0,
         )
 
     def _operands(self, case: TileCase) -> tuple[float, float]:
@@ -163,6 +190,8 @@ def _loads(
             number *= 1 - kept / places * (1 - 1 / counted.trips_inside(form))
         if use.lane_step:
             moved, busy = _vectors(statement, use, machine)
+        elif statement.depth_groups and use.in_body:  # all groups of a row at once
+            number, moved, busy = number / statement.depth_groups, 0.0, 1 / machine.loads
         else:
             moved, busy = 0.0, 1 / machine.core.narrow_loads
         found.append((use.access.axes, number, moved, busy))

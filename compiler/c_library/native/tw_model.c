@@ -72,6 +72,9 @@ int tw_model_init(const tw_model *model, void *memory, size_t bytes, const void 
     const int64_t head = head_bytes(model);
     if ((uint64_t)bytes > INT64_MAX || (int64_t)bytes < head) return TW_MODEL_MEMORY;
     if (sharing && (sharing->threads < 1 || !sharing->share)) return TW_MODEL_POINTER;
+#if defined(TW_MATRICES)
+    tw_permit_matrices();
+#endif
     /* all of it: what no kernel writes is read as zeros, never as a signalling NaN */
     memset(memory, 0, bytes);
     char *place = memory;

@@ -78,6 +78,10 @@ struct tw_sharing {
 
 typedef struct tw_state tw_state;
 
+/* Ask the system for registers that hold matrices, for all threads of this process: where the CPU has
+ * some, they are the system's to grant. */
+void tw_permit_matrices(void);
+
 /* Bytes that a model needs for sizes up to these and so many threads; 0 where a size is outside of
  * its range, or no memory is so large. `numbers` has room for the model's numbers. */
 size_t tw_model_bytes(const tw_model *model, const int64_t *sizes, int threads, int64_t *numbers);

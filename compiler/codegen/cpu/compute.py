@@ -6,7 +6,7 @@ matrices with zeros and ones, and tails are all 'evaluate the same code at a kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from operator import itemgetter
 
@@ -32,6 +32,7 @@ from compiler.codegen.cpu.resolve import (
     resolve_target,
 )
 from compiler.codegen.cpu.ssa import Value
+from compiler.codegen.cpu.tile_registers import tile_registers
 from compiler.codegen.cpu.transpose import transpose
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
@@ -63,6 +64,7 @@ class ComputeLowering:
             self.padding = Padding.SKIP if harmless else Padding.NEVER
         self.budget = RegisterBudget(context.emitter.target.vector_registers)
         self.matrix = matrix_tile(context, compute, self.spatial)
+        self.registers = tile_registers(context, compute, self.spatial)
 
     def run(self) -> None:
         """Emit the whole computation into the open scope."""
@@ -73,8 +75,14 @@ class ComputeLowering:
         for tile in (*compute.reduce, *compute.unroll):
             context.open_axis(tile.axis)
         saved = dict(context.environment)
+        results: Mapping[Point, Partial]
         if compute.combiner is None:
             results = self._map()
+        elif self.registers is not None:
+            with self._points(self.spatial) as points:
+                self.registers.begin(points)
+            self._reduce(0, [], [])
+            results = self.registers.sums()
         else:
             initial = self._initial(compute.combiner)
             if self.matrix is not None:
@@ -159,13 +167,16 @@ class ComputeLowering:
         compute = self.compute
         combiner = compute.combiner
         assert combiner is not None
-        current = self._by_key(values, keys)
         axes = [t.axis for t in compute.unroll]
         spatial = [axes.index(t.axis) for t in self.spatial]
         spatial_of = _picker(spatial)
         partial_of = _picker([axes.index(axis) for axis in compute.partial])
         with self._points(compute.unroll) as points:
             accesses = resolve(self.context, compute.body, points, self.padding)
+            if self.registers is not None:
+                self.registers.multiply(accesses, points)
+                return values
+            current = self._by_key(values, keys)
             order = [*filter(bounds_check(accesses), points)]
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
@@ -320,7 +331,7 @@ class ComputeLowering:
 
     # ---- stores
 
-    def _finish(self, results: dict[Point, Partial]) -> None:
+    def _finish(self, results: Mapping[Point, Partial]) -> None:
         with self._points(self.spatial) as points:
             if self.compute.store_vector is not None:
                 self._transposed(results, points)
@@ -352,7 +363,7 @@ class ComputeLowering:
         active = 1 if self.reduces_lanes else points.active(point)
         memory.store(self.context, target, self.emitter.splat(value, lanes), point, active)
 
-    def _transposed(self, results: dict[Point, Partial], points: Points) -> None:
+    def _transposed(self, results: Mapping[Point, Partial], points: Points) -> None:
         """Lanes along one axis become lanes along another.
 
         Before: for each j of `store_vector` one vector over `vector`; after: for each lane of

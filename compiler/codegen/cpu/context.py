@@ -30,6 +30,7 @@ class Context:
         epochs: how often each tensor was stored to so far.
         masks: whether tails of vectors get a mask that is made at run time.
         cuts: whether tiles that loops inside split have one code, be they full or not.
+        has_matrices: whether something was multiplied in registers that hold matrices.
     """
 
     emitter: Emitter
@@ -41,6 +42,7 @@ class Context:
     epochs: dict[str, int] = field(default_factory=dict)
     masks: bool = False
     cuts: bool = False
+    has_matrices: bool = False
 
     @property
     def lanes(self) -> int:

@@ -56,6 +56,9 @@ class Tail(Enum):
     """The register tile's steps, one by one: a sum goes on with fewer copies."""
     HALVES = auto()
     """Tiles of 4, of 2 and of 1; behind whole vectors, halves of vectors."""
+    MATRICES = auto()
+    """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
+    several."""
     REPEATED = auto()
     """One tile, of one row, a third, two thirds or all of them. Its last row is computed again in
     place of those that are missing: what streams past the rows does so once."""
@@ -81,6 +84,7 @@ def tail_of(
     is_vector: bool,
     is_reduced: bool,
     repeats: Tail | None = None,
+    is_of_matrices: bool = False,
 ) -> Tail:
     """The tail of an axis, by what its loop's body does with it; `repeats` if rows may be computed
     again."""
@@ -90,6 +94,8 @@ def tail_of(
         return Tail.MASKED if context.masks else Tail.HALVES
     if repeats is not None:
         return repeats
+    if is_of_matrices:
+        return Tail.MATRICES
     return Tail.UNITS if is_reduced else Tail.HALVES
 
 
@@ -168,8 +174,9 @@ def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
     """Widths of tiles behind those of `step`; what they leave is under a mask."""
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
-    if tail is Tail.HALVES:
-        below = granularity if granularity > 1 else min(step, 2 * _TAIL_ROWS)
+    if tail is Tail.HALVES or tail is Tail.MATRICES:
+        rows = step if tail is Tail.MATRICES else min(step, 2 * _TAIL_ROWS)
+        below = granularity if granularity > 1 else rows
         width = 1 << (below - 1).bit_length() >> 1
         while width:
             yield width

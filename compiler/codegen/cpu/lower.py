@@ -31,6 +31,7 @@ from compiler.codegen.cpu.loops import (
 from compiler.codegen.cpu.rows import is_of_rows, may_repeat
 from compiler.codegen.cpu.shares import part, share, whole_tiles
 from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.codegen.cpu.tile_registers import release
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Space, Tee, walk
@@ -118,7 +119,7 @@ def _lower_nest(
     for number, stage in enumerate(nest.stages):
         emitter = _lower_stage(nest, stage, Emitter(target, sizes), masks=masks, cuts=cuts)
         declarations |= emitter.declarations
-        body = "\n".join(emitter.lines)
+        body = "\n".join([*emitter.opening, *emitter.lines])
         symbol = stage_symbol(nest.name, number)
         functions.append(
             f"define void @{symbol}(ptr %buffers, ptr %scratch, ptr %sizes,"
@@ -161,6 +162,7 @@ def _lower_stage(
         _parallel(context, loop, *share(context.emitter, stage_extent(stage), _shared_tiles(loop)))
     for node in () if loops else stage.body:
         _lower(context, node)
+    release(context)
     return context.emitter
 
 
@@ -318,6 +320,7 @@ def _tail(context: Context, loop: For) -> Tail:
         is_vector=bool(unrolling) and all(c.vector == loop.axis for c in unrolling),
         is_reduced=False,
         repeats=repeats,
+        is_of_matrices=any(compute.rows == loop.axis for compute in unrolling),
     )
 
 

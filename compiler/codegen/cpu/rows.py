@@ -58,7 +58,9 @@ def may_repeat(compute: Compute, axis: Axis) -> bool:
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False
-    if axis in (compute.vector, compute.dot) or any(t.axis == axis for t in compute.reduce):
+    if axis in (compute.vector, compute.dot, compute.rows) or any(
+        t.axis == axis for t in compute.reduce
+    ):
         return False
     if any(t.axis == axis and t.step != 1 for t in compute.unroll):
         return False

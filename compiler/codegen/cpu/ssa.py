@@ -103,6 +103,7 @@ class Emitter:
         self._sizes: dict[int, Value] = {}
         self._named: dict[Dimension, Value] = {}
         self._scopes = [_Scope("entry")]
+        self._opening: dict[str, None] = {}
         self._names = 0
         self._loops = 0
         self._constants: dict[tuple[float | str, DType, int], Value] = {}
@@ -119,6 +120,11 @@ class Emitter:
     @property
     def lines(self) -> list[str]:
         return self._scopes[0].lines
+
+    @property
+    def opening(self) -> list[str]:
+        """What comes before `lines`."""
+        return list(self._opening)
 
     def emit(
         self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
@@ -141,9 +147,26 @@ class Emitter:
         # int8 and uint8 are one type to LLVM: an equal text may be of the other sign.
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
+    def open(self, line: str) -> None:
+        """Emit an instruction once, before all others."""
+        self._opening[f"  {line}"] = None
+
+    def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
+        """Emit into the innermost scope what may have another result than the last time."""
+        return self.emit(
+            dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
+        )
+
     def effect(self, line: str) -> None:
         """Emit an instruction without a result into the innermost scope."""
         self._scopes[-1].lines.append(f"  {line}")
+
+    def do(self, function: str, *args: Value | int) -> None:
+        """Call an intrinsic for its effect; numbers are bytes that it takes as constants."""
+        types = ["i8 immarg" if isinstance(arg, int) else arg.type for arg in args]
+        self.declarations.add(f"declare void @{function}({', '.join(types)})")
+        operands = [f"i8 {a}" if isinstance(a, int) else f"{a.type} {a.name}" for a in args]
+        self.effect(f"call void @{function}({', '.join(operands)})")
 
     def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
         """A constant, splatted over the lanes."""

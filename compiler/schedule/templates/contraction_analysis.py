@@ -13,15 +13,18 @@ from math import gcd
 
 from compiler.dtypes import DType
 from compiler.loops.expr import Expr, Load, Role, loads, widened
-from compiler.loops.index import Axis, affine
+from compiler.loops.index import Axis, FloorDiv, affine
 from compiler.loops.nest import dot_operands
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
-from compiler.sizes import is_open, typical
+from compiler.sizes import is_open, known_divisor, typical
 from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
+
+_LEAST_ROW_BYTES = 16
+"""Of a step's channels in a register of matrices: with fewer, other instructions are as fast."""
 
 _MATRIX_BYTES = 8
 """Of a row or column that one instruction multiplies with others."""
@@ -36,7 +39,7 @@ class Contraction:
     `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are
     stored; `product` is what is summed. One step of the reduction multiplies `group` neighbouring
     channels: the bytes or bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of
-    any other type.
+    any other type. In registers of matrices, one step multiplies `depth` channels.
     """
 
     problem: Problem
@@ -51,6 +54,7 @@ class Contraction:
     channel_block: int | None
     padded: bool
     group: int = 1
+    depth: int = 0
 
     def product(self, broadcast: Expr, streamed: Expr) -> Expr:
         """The factors, each in the type that products are formed in, multiplied."""
@@ -79,6 +83,27 @@ class Contraction:
         if is_open(extent) and extent % group != 0:
             return None
         return replace(self, group=group)
+
+    def matrix_depth(self, target: Target) -> int | None:
+        """How many channels one step multiplies in registers that hold matrices.
+
+        None where the target has none for these types, or the factors do not lie in such matrices:
+        rows of `broadcast` at equal distances, and channels side by side.
+        """
+        tiles, tile, load = target.tiles, self.tile, self.broadcast
+        types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
+        if tiles is None or self.group == 1 or target.tile_product(*types) is None:
+            return None
+        if tile is None or not tile.moves or not isinstance(load, Load):
+            return None
+        if tile in axes_of(self.streamed) or tile not in axes_of(load) or needs_static_taps(self):
+            return None
+        if load.tensor.role is Role.WEIGHT or not _in_equal_steps(load, tile):
+            return None
+        size, common = load.dtype.bytes, known_divisor(self.channel.extent)
+        common = gcd(common, self.channel_block or common)
+        depths = range(tiles.row_bytes // size, _LEAST_ROW_BYTES // size - 1, -1)
+        return next((d for d in depths if common % d == 0 and d % self.group == 0), None)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
@@ -297,6 +322,19 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
                     if factor.dim == dim and factor.mod is not None:
                         return factor.mod
     return None
+
+
+def _in_equal_steps(load: Load, axis: Axis) -> bool:
+    """Whether neighbours along an axis are equally far apart, wherever they lie."""
+    factors = load.tensor.layout.resolved(len(load.tensor.shape))
+    split = {f.dim for f in factors if f.div > 1 or f.mod is not None}
+    moved = [(dim, index) for dim, index in enumerate(load.index) if axis in index.axes()]
+    whole = all(
+        not isinstance(term, FloorDiv) or term.axis != axis
+        for _, index in moved
+        for term, _ in index.terms
+    )
+    return whole and split.isdisjoint(dim for dim, _ in moved)
 
 
 def is_weight(panel: Load | None) -> bool:

@@ -31,8 +31,9 @@ from compiler.schedule.templates.contraction_split import joining_stage, split_s
 from compiler.sizes import exact_quotient, is_open
 from compiler.target import Target
 
-MATRICES, GROUPS = "matrices", "groups"
-"""Two rows by two columns in an instruction, or a vector by one element of 32 bits."""
+TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
+"""Registers of matrices, two rows by two columns in an instruction, or a vector by one element of
+32 bits."""
 
 ENOUGH_ACCUMULATORS = 8
 """Two multiply-adds a cycle, each of which takes four."""
@@ -60,6 +61,8 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         if wide is None:
             raise ScheduleError("the target multiplies no matrices of these factors")
         found = wide
+    if choices.get("products") == TILES:
+        return _lower(in_tiles(found, target), schedule, target)
     count = int(choices.get("split", 1))
     if count == 1:
         return _lower(found, schedule, target)
@@ -79,6 +82,19 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         stages=with_halo((*kernel.nest.stages, join), output, lanes),
     )
     return replace(kernel, nest=nest)
+
+
+def in_tiles(found: Contraction, target: Target) -> Contraction:
+    """The contraction in steps that fill registers of matrices.
+
+    Raises:
+        ScheduleError: if it cannot be.
+    """
+    depth = found.matrix_depth(target)
+    if depth is None:
+        raise ScheduleError("the target multiplies no registers of matrices of these factors")
+    block = depth if found.window and found.channel_block is None else found.channel_block
+    return replace(found, channel_block=block, depth=depth)
 
 
 def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
@@ -136,7 +152,8 @@ def _stage(
     """The loops over register tiles; the factors are as they are packed."""
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
-    vectors, unroll = schedule.integer("vectors"), schedule.integer("unroll")
+    vectors = schedule.integer("vectors")
+    unroll = found.depth // found.group if found.depth else schedule.integer("unroll")
     body = found.product(found.broadcast, found.streamed)
     reduce, points = reduction_tiles(found, unroll, static_taps)
     if found.tile is not None:
@@ -148,10 +165,11 @@ def _stage(
         reduce=tuple(reduce),
         unroll=(*points, Tile(found.lanes, lanes)),
         vector=found.lanes,
-        partial=_partial(found, target, tile, vectors, unroll),
+        partial=() if found.depth else _partial(found, target, tile, vectors, unroll),
         skip_padding=static_taps,
         prefetch=schedule.integer("prefetch") if is_weight(found.panel) else 0,
         dot=found.channel if found.group > 1 else None,
+        rows=found.tile if found.depth else None,
     )
     peel = static_taps and needs_static_taps(found)
     loops = loops_around(found, schedule.text("order"), tile, vectors * lanes, peel)

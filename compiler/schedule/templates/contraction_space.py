@@ -28,6 +28,7 @@ from compiler.schedule.templates.contraction_lowering import (
     ENOUGH_ACCUMULATORS,
     GROUPS,
     MATRICES,
+    TILES,
     loops_around,
 )
 from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
@@ -54,7 +55,11 @@ _CROWDED_ROWS = 9
 by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outermost (Zen 5)."""
 
 _UNROLLS = (1, 2, 4, 8)
+_TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}
+"""What other knobs say where registers of matrices are multiplied: nothing."""
 _TILES = (*range(1, 17), 18, 20, 24, 28)
+_MATRIX_TILES = (16, 32, 48)
+"""Rows of one, two and three registers."""
 
 
 def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ...]:
@@ -65,7 +70,9 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     vectors = tuple(range(1, most + 1))
     extent = found.tile.extent if found.tile else 1
     edge = tile_edges(found.problem.reduction, found.tile)
-    tiles = tuple(t for t in _TILES if t <= extent and edges_are_static(edge, extent, t))
+    deep = found.matrix_depth(target)
+    sizes = _TILES if deep is None else sorted({*_TILES, *_MATRIX_TILES})
+    tiles = tuple(t for t in sizes if t <= extent and edges_are_static(edge, extent, t))
     orders = ["lanes-outer"] if found.tile else []
     orders += ["lanes-inner"]
     orders += ["lanes-middle"] if found.outer and found.tile else []
@@ -79,6 +86,8 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     ]
     if wide is not None:
         knobs.append(Knob("products", (MATRICES, GROUPS)))
+    elif deep is not None:
+        knobs.append(Knob("products", (TILES, GROUPS)))
     if found.window:
         knobs.append(Knob("taps", _taps(found)))
     if is_weight(found.panel):
@@ -131,6 +140,8 @@ def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> 
 def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
     """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    if choice.get("products") == TILES:
+        return _fits_tiles(found, target, choice)
     registers = target.vector_registers
     if _chosen(found, target, choice).registers(target, tile, vectors) > registers:
         return False
@@ -145,6 +156,26 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
         return False
     panels = -(-found.lanes.extent // width) * width
     return panels <= 1.3 * -(-found.lanes.extent // lanes) * lanes
+
+
+def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
+    """Registers hold the matrices, which are full but at the ends; other knobs say nothing here."""
+    registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
+    if registers is None or found.tile is None:
+        return False
+    others = int(choice["unroll"]), int(choice.get("split", 1)), int(choice.get("prefetch", 0))
+    if others != (1, 1, 0) or choice.get("taps", "loop") != "loop":
+        return False
+    if tile % registers.rows and tile != found.tile.extent:
+        return False
+    return _matrices(target, tile, vectors) <= registers.count
+
+
+def _matrices(target: Target, tile: int, vectors: int) -> int:
+    """Registers of matrices for so many rows and vectors: sums, and both factors."""
+    assert target.tiles is not None
+    high = -(-tile // target.tiles.rows)
+    return high * vectors + high + vectors
 
 
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
@@ -213,12 +244,16 @@ def default_schedule(
         )
         if products == MATRICES:
             score *= _MATRICES_WORTH
+        elif products == TILES:
+            choice |= {name: _TILES_ALONE[name] for name in choice.keys() & _TILES_ALONE.keys()}
+            score = _matrix_score(found, target, int(tile), int(vectors), extent, whole)
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
             loops = [LoopSpec(Axis("part", int(split)))]
             score *= _JOINING
         score *= parallel_balance(loops[:1] if panels_alone else loops, threads)
-        score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
+        if products != TILES:  # they read whole lines, and each but once
+            score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         if crowded:
             score *= min(1.0, int(tile) / _CROWDED_ROWS)
             score *= 1.0 if order == "lanes-inner" else _CROWDED
@@ -248,6 +283,18 @@ def rows_schedule(
     found, products = (found, GROUPS) if wide is None else (wide, MATRICES)
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     whole = -(-found.lanes.extent // lanes)
+    if target.tiles is not None and found.matrix_depth(target) is not None:
+        count = target.tiles.count
+        pairs = [
+            (t, v) for t in _MATRIX_TILES for v in (1, 2, 3) if _matrices(target, t, v) <= count
+        ]
+        tile, vectors = max(
+            pairs, key=lambda p: _matrix_score(found, target, p[0], p[1], p[0], whole)
+        )
+        order = _order_of_rows(rows, tile, threads)
+        return Schedule.of(
+            algorithm, tile=tile, vectors=vectors, order=order, unroll=1, prefetch=0, products=TILES
+        )
     near = target.core.panel_bytes
 
     def score(tile: int, vectors: int) -> float:
@@ -260,18 +307,22 @@ def rows_schedule(
     tile, vectors = max(allowed, key=lambda pair: score(*pair))
     spare = registers - found.registers(target, tile, vectors)
     unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
-    # Threads share the rows if there are enough of them, else the panels.
-    balance = parallel_balance([LoopSpec(rows, tile)], threads)
     choice: dict[str, Choice] = {
         "tile": tile,
         "vectors": vectors,
-        "order": "lanes-inner" if balance >= _BALANCED else "lanes-outer",
+        "order": _order_of_rows(rows, tile, threads),
         "unroll": _default_unroll(found, unrolls or (1,), tile * vectors, spare),
         "prefetch": 0,
     }
     if wide is not None:
         choice["products"] = products
     return Schedule.of(algorithm, **choice)
+
+
+def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
+    """Threads share the rows if there are enough of them, else the panels."""
+    balance = parallel_balance([LoopSpec(rows, tile)], threads)
+    return "lanes-inner" if balance >= _BALANCED else "lanes-outer"
 
 
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
@@ -306,6 +357,24 @@ def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, sp
     else:
         most = 2 if found.window else 4
     return max(u for u in unrolls if int(u) <= most)
+
+
+def _matrix_score(
+    found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
+) -> float:
+    """As `_tile_score`, in registers of matrices: 1 is the peak of vectors."""
+    registers, depth, core = target.tiles, found.matrix_depth(target), target.core
+    assert registers is not None and depth is not None
+    groups = depth // found.group
+    tiles, panels = -(-extent // tile), -(-whole // vectors)
+    useful = extent * whole / (tiles * tile * panels * vectors)
+    rows = min(tile, extent)
+    cycles = max(
+        rows * vectors * registers.row_cycles,
+        registers.latency,
+        (rows + vectors * groups) / core.load_units,
+    )
+    return useful * rows * vectors * groups / cycles / core.fma_units
 
 
 def _tile_score(

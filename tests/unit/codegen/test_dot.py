@@ -37,12 +37,13 @@ def packed_product(
     lanes: int,
     together: int = 4,
     tile: int = 3,
+    vectors: int = 2,
 ) -> LoopNest:
     """C[m, n] = sum of A[m, k] B[k, n] by dot instructions; B in groups of k within panels of n.
 
     A group is `together` bytes; 8 are those of matrix instructions.
     """
-    group, vectors = together // types[0].bytes, 2
+    group = together // types[0].bytes
     total = DType.FLOAT32 if types[0].is_float else DType.INT32
     m, n, k = Axis("m", rows), Axis("n", columns), Axis("k", depth)
     width = vectors * lanes

@@ -16,6 +16,7 @@ from compiler.detection import best_target, can_run, missing_features
 from compiler.device import DeviceFacts, find_device
 from compiler.errors import UnknownTargetError
 from compiler.target import host_target, known_targets, resolve_target
+from compiler.targets import family_of
 
 CPUINFO = Path(__file__).parent / "cpuinfo"
 
@@ -23,7 +24,7 @@ CPUINFO = Path(__file__).parent / "cpuinfo"
 MACHINES = {
     "haswell": ("x86_64", "haswell", 256, 16),
     "skylake-x": ("x86_64", "skylake-avx512", 512, 32),
-    "sapphire-rapids": ("x86_64", "sapphirerapids", 512, 32),
+    "sapphire-rapids": ("x86_64", "sapphirerapids-amx", 512, 32),
     "zen2": ("x86_64", "znver2", 256, 16),
     "zen3": ("x86_64", "znver3", 256, 16),
     "zen4": ("x86_64", "znver4", 512, 32),
@@ -55,15 +56,31 @@ Device = Callable[..., DeviceFacts]
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
-    def make(name: str, architecture: str, text: str | None = None) -> DeviceFacts:
+    def make(
+        name: str, architecture: str, text: str | None = None, granted: bool = True
+    ) -> DeviceFacts:
         (tmp_path / "proc").mkdir(exist_ok=True)
         text = (CPUINFO / f"{name}.txt").read_text() if text is None else text
         (tmp_path / "proc/cpuinfo").write_text(text)
         monkeypatch.setattr(platform, "machine", lambda: architecture)
         monkeypatch.setattr(platform, "system", lambda: "Linux")
+        family = family_of(architecture)
+        asked = family and replace(family, ask=lambda: granted)
+        monkeypatch.setattr("compiler.device.family_of", lambda _: asked)
         return find_device(tmp_path)
 
     return make
+
+
+def test_registers_of_matrices_count_where_the_system_grants_them(device: Device) -> None:
+    with_them, without = (
+        device("sapphire-rapids", "x86_64", granted=granted) for granted in (True, False)
+    )
+    assert {*with_them.features} - {*without.features} == {"amx_tile", "amx_int8", "amx_bf16"}
+    assert best_target(with_them)[0].name == "sapphirerapids-amx"
+    found, sentence = best_target(without)
+    assert found.name == "sapphirerapids"
+    assert "lacks amx-bf16, amx-int8, amx-tile: sapphirerapids is the same CPU" in sentence
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))

@@ -17,7 +17,7 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
-from tests.unit.schedule.problems import conv, matmul, unary
+from tests.unit.schedule.problems import byte_matmul, conv, matmul, unary
 from tuner.analysis.compute_costs import compute_costs, placed_computes
 from tuner.analysis.estimate import PARTS, estimate_nest, traffic
 from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
@@ -243,3 +243,23 @@ def test_a_level_that_a_device_lacks_is_as_large_as_the_one_inside() -> None:
     assert (
         describe(replace(board, cache_bytes=(16 << 10, 1 << 20, 0), level1_ways=8)).page_rows == 8
     )
+
+
+def test_registers_of_matrices_are_eight_times_as_fast_as_vectors() -> None:
+    """And so is the whole product, if its sums are long; three matrices wait more than four."""
+    target = resolve_target("sapphirerapids-amx")
+    machine, workload = describe(target_facts(target)), byte_matmul(512, 768, 3072)
+    space = schedule_space(workload, target)
+    default = space.default()
+    plain = next(p for p in space if p["products"] == "groups" and p.integer("tile") == 14)
+    chosen = dict(default.choices)
+    few = Schedule.of("gemm", **{**chosen, "tile": 16, "vectors": 1})
+    nests = [lower_schedule(workload, s, target).nest for s in (default, few, plain)]
+    costs = [estimate_nest(nest, placed_computes(nest), machine) for nest in nests]
+    best, single, groups = (cost.parts[PARTS.index("busiest")] for cost in costs)
+    assert default["products"] == "tiles" and 5 < groups / best < 9
+    assert 2 < single / best < 4
+    assert costs[0].seconds < costs[1].seconds < costs[2].seconds
+    assert costs[0].parts[PARTS.index("spills")] == 0
+    products = 512 * 768 * 3072 / 1024  # those of a cycle
+    assert products <= best < 1.3 * products
