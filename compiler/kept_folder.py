@@ -42,6 +42,15 @@ class KeptFolder:
         self.limit_bytes = limit_bytes
         self._clock = clock
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the folder is there, and nobody else may have written into it."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
     def find(self, key: str) -> Path | None:
         """The folder of an entry, which counts as used now; None if it is not kept, or the folder
         cannot be trusted.
@@ -50,7 +59,7 @@ class KeptFolder:
         """
         entry = self._entry(key)
         try:
-            if not self._is_ours() or not entry.is_dir():
+            if not self.is_trusted or not entry.is_dir():
                 return None
             now = self._clock()
             os.utime(entry, (now, now))
@@ -69,7 +78,7 @@ class KeptFolder:
         staging = self.path / f".new.{secrets.token_hex(8)}"
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._is_ours():
+            if not self.is_trusted:
                 return None
             staging.mkdir(mode=0o700)
             make(staging)
@@ -103,11 +112,6 @@ class KeptFolder:
         if not _KEY.fullmatch(key):
             raise ValueError(f"'{key}' is no SHA-256 in hexadecimal digits")
         return self.path / key
-
-    def _is_ours(self) -> bool:
-        """Whether nobody else may have written into the folder. Raises OSError if there is none."""
-        status = self.path.stat()
-        return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
     def _shrink(self, most: int) -> None:
         """Remove the entries used longest ago until no more than so many bytes are left, and what

@@ -20,6 +20,7 @@ from service.cli import (
     cost_model,
     database,
     devices,
+    doctor,
     explaining,
     local,
     operators,
@@ -44,6 +45,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 GROUPS = (
+    doctor,
     local,
     bench,
     explaining,

@@ -20,6 +20,7 @@ from compiler.runtime.memory import available_bytes
 from service.sentences import one_sentence
 from service.worker.condition import device_condition
 from service.worker.heat import Heat
+from tuner.measure.sandbox import Sandbox
 from tuner.measure.speed import ARITHMETIC_LIMIT, MEMORY_LIMIT, Speed
 
 LEAST_BYTES = 128 << 20
@@ -68,6 +69,23 @@ class DeviceFinding:
 
 Probe = Callable[[int], Sequence[Speed]]
 """Times the reference kernel so many times, where candidates run. Raises OSError, RuntimeError."""
+
+
+def sandbox_probe(sandbox: Callable[[], Sandbox]) -> Probe:
+    """Times kernels in a sandbox of its own, made when it is asked to."""
+
+    def probe(count: int) -> Sequence[Speed]:
+        opened, found = sandbox(), []
+        try:
+            for _ in range(count):
+                opened.probe()
+                status = opened.speed.status()
+                found += [] if status is None else [Speed.from_json(status)]
+        finally:
+            opened.close()
+        return found
+
+    return probe
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from compiler.core_kinds import ranges_text
 from service.sentences import one_sentence
 from service.worker.cache import BlobCache
-from service.worker.check import check_device, exit_status, report
+from service.worker.check import check_device, exit_status, report, sandbox_probe
 from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
 from service.worker.hand import Hand, Log
@@ -35,7 +35,6 @@ from service.worker.state import StateFolder
 from tuner.measure.confinement import ON, Confinement
 from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.sandbox import Sandbox
-from tuner.measure.speed import Speed
 
 END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""
@@ -172,18 +171,8 @@ def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinemen
 def _check(options: WorkerOptions) -> int:
     """Look at the device; the exit status says what was found."""
 
-    def probe(count: int) -> Sequence[Speed]:
-        confinement = _confinement(options, 0, "")
-        sandbox, found = Sandbox("check", python=options.python, confinement=confinement), []
-        try:
-            for _ in range(count):
-                sandbox.probe()
-                status = sandbox.speed.status()
-                found += [] if status is None else [Speed.from_json(status)]
-        finally:
-            sandbox.close()
-        return found
-
+    confinement = _confinement(options, 0, "")
+    probe = sandbox_probe(lambda: Sandbox("check", python=options.python, confinement=confinement))
     findings = check_device(Path("/"), options.cores, probe)
     print(report(findings, options.as_json))
     return exit_status(findings)

@@ -1,0 +1,34 @@
+"""`tilewright doctor`: what is wrong here, and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.terminal import say
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """What is wrong with this machine and this installation, and what to type.
+
+    Status 0: nothing to do; 3: times are worth less, or something does not work; 1: nothing does.
+    """
+    from service.cli.common import load_settings
+    from service.doctor import check_installation
+    from service.worker.check import check_device, exit_status, report, sandbox_probe
+    from tuner.measure.sandbox import Sandbox
+
+    findings = check_installation(load_settings())
+    findings += check_device(Path("/"), (), sandbox_probe(lambda: Sandbox("doctor")))
+    say(report(findings, as_json))
+    if status := exit_status(findings):
+        raise typer.Exit(status)
