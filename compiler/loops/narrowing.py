@@ -1,10 +1,10 @@
 """Numbers that are rounded to bytes and read again, without the bytes.
 
 Before: `cast<float32>(cast<int32>(cast<uint8>(rint(x) + 3)) - 3)`.
-After:  `min(max(rint(x), -3), 252)`.
+After:  `let r = rint(x): min(select(-3 < r, r, -3), 252)`.
 
 Inside a kernel, a value that a model quantises and dequantises again need not become a byte: whole
-numbers within a byte's range are the same in float32. Only NaN differs: it stays NaN.
+numbers within a byte's range are the same in float32. NaN becomes the lowest, as in a byte.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from math import isfinite
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.loops.elementary import maximum, minimum
-from compiler.loops.expr import Cast, Const, Expr, Op, Operation
+from compiler.loops.elementary import less, minimum, select
+from compiler.loops.expr import Cast, Const, Expr, Op, Operation, constant
 from compiler.loops.rewriting import rewrite
 
 _BYTES = (DType.UINT8, DType.INT8)
@@ -43,7 +43,10 @@ def _widened(node: Expr) -> Expr | None:
     if whole.dtype is not DType.FLOAT32 or not _is_rounded(whole):
         return None
     limits = np.iinfo(value.type.numpy)
-    clamped = minimum(maximum(whole, limits.min - shift), limits.max - shift)
+    low = limits.min - shift
+    clamped = minimum(
+        select(less(low, whole), whole, constant(low, whole.dtype)), limits.max - shift
+    )
     return clamped if shift == zero else clamped + (shift - zero)
 
 

@@ -181,7 +181,8 @@ def _apply(
 
 
 def cast(value: Array, dtype: DType) -> Array:
-    """Conversion as C does it; a float that the integer type cannot hold saturates, NaN gives 0."""
+    """Conversion as C does it; a float that the integer type cannot hold saturates, and NaN gives
+    the lowest integer: what ONNX Runtime quantises it to, and what NumPy makes of it on x86."""
     target = compute_type(dtype)
     value = np.asarray(value)
     if dtype is DType.BOOL:
@@ -192,7 +193,7 @@ def cast(value: Array, dtype: DType) -> Array:
         with np.errstate(all="ignore"):
             return value.astype(target)
     limits = np.iinfo(target)
-    whole = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0))
+    whole = np.trunc(np.nan_to_num(value.astype(np.float64), nan=-np.inf))
     low, high = whole <= float(limits.min), whole >= float(limits.max)
     inside = np.where(low | high, 0.0, whole).astype(target)
     return np.asarray(np.where(low, limits.min, np.where(high, limits.max, inside)), target)

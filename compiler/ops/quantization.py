@@ -2,8 +2,7 @@
 
 Scaling is done in float32 at least. Products of integers are exact: operands go to int32, their
 zero points are taken off, and the products are summed in int32. NaN, of which the standard says
-nothing, becomes 0; onnx.reference and ONNX Runtime give the lowest integer, which is the same if
-there is no sign.
+nothing, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
 """
 
 from __future__ import annotations

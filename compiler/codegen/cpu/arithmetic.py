@@ -122,7 +122,8 @@ def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value])
 
 
 def cast(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Conversion as C does it; out-of-range floats saturate, where C leaves them undefined."""
+    """Conversion as C does it; where C leaves it undefined, floats saturate, and NaN gives the
+    lowest integer."""
     source = value.dtype
     assert source is not None
     if source is to:
@@ -154,7 +155,13 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     elif source.is_float:
         kind = "fptosi" if to.is_signed else "fptoui"
         function = f"llvm.{kind}.sat.{suffix(to, lanes)}.{suffix(source, lanes)}"
-        return emitter.call(to, lanes, function, value)
+        whole = emitter.call(to, lanes, function, value)
+        if not to.is_signed:
+            return whole
+        # LLVM's gives 0 of NaN.
+        missing = emitter.emit(DType.BOOL, lanes, f"fcmp uno {value.type} %s, %s", value, value)
+        lowest = emitter.const(int(np.iinfo(to.numpy).min), to, lanes)
+        return apply(emitter, Operation.SELECT, missing, lowest, whole)
     elif to.is_float:
         name = "sitofp" if source.is_signed else "uitofp"
     elif element(source) == element(to):
@@ -167,7 +174,7 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float as an integer of 8 or 16 bits: what it cannot hold saturates, and NaN gives 0.
+    """A float as an integer of 8 or 16 bits: what it cannot hold saturates, NaN to the lowest.
 
     The limits are floats, so that one conversion of floats in range is left. LLVM's own saturating
     conversion to bytes goes lane by lane on some targets.
@@ -176,11 +183,7 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
     assert source is not None
     limits = np.iinfo(to.numpy)
     low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
-    if to.is_signed:
-        nothing = emitter.const(0.0, source, lanes)
-        is_number = emitter.emit(DType.BOOL, lanes, f"fcmp ord {value.type} %s, %s", value, nothing)
-        value = apply(emitter, Operation.SELECT, is_number, value, nothing)
-    # A comparison with NaN is false: it becomes the lower limit, which is 0 where there is no sign.
+    # A comparison with NaN is false: it becomes the lower limit.
     for predicate, limit in (("ogt", low), ("olt", high)):
         inside = emitter.emit(
             DType.BOOL, lanes, f"fcmp {predicate} {value.type} %s, %s", value, limit

@@ -11,8 +11,8 @@ from compiler.loops.index import Axis, affine
 from compiler.loops.narrowing import without_bytes
 from compiler.loops.semantics import evaluate_expression
 
-X = Load(Tensor("x", (999,), DType.FLOAT32), (affine(Axis("i", 999)),))
-NUMBERS = np.concatenate([np.linspace(-400, 400, 995), [1e30, -1e30, np.inf, -np.inf]])
+X = Load(Tensor("x", (1000,), DType.FLOAT32), (affine(Axis("i", 1000)),))
+NUMBERS = np.concatenate([np.linspace(-400, 400, 995), [1e30, -1e30, np.inf, -np.inf, np.nan]])
 
 
 def rounded(x: Expr) -> Expr:
