@@ -7,8 +7,9 @@ Before:                                             After:
                                                         %2 = conv(%1, w, -z * sum(w))
 
 `%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
-`accumulator`. Their second factor is of int8: columns of a matrix that leave it (asymmetric uint8)
-move into it, for which the sums of the rows of `%0` make up. The first has the sign that the target
+`accumulator`. Their second factor is of int8: columns of a matrix, and filters, that leave it
+(asymmetric uint8) move into it, for which the sums of the rows of `%0`, or of its windows, make up.
+The first has the sign that the target
 multiplies with that (`Target.factor`): an int8 `%0` moves up by 128 where it must be unsigned, a
 uint8 one down by 128 where it must have a sign, as its zero point does. The zero point of a matrix
 may be known at run time only; that of a convolution is what it is padded with. All of it is exact.
@@ -25,7 +26,7 @@ from functools import partial
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
+from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.ops.attributes import integer, ints, number
 from compiler.ops.products import BYTES
 from compiler.passes.quantise_first import MOVEMENTS
@@ -293,10 +294,8 @@ def _multiplied(
         or weight.scale.shape[-2] > 1
     ):
         return None
-    low, high = values.min(axis=-2, keepdims=True), values.max(axis=-2, keepdims=True)
-    inside = low.min() >= -128 and high.max() <= 127
-    moved = np.zeros_like(low) if inside else low + 128
-    if (high - low).max() > 255:
+    moved = _moved_into_int8(values, -2)
+    if moved is None:
         return None
     source = as_factor(rewriter, source, factor)
     sums = values.sum(axis=-2, keepdims=True)
@@ -328,11 +327,17 @@ def _convolved(
     missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
     if (1 < channels < _LEAST_CHANNELS and group > 1) or not is_single(rewriter, source.zero):
         return None
-    if values.min() < -128 or values.max() > 127:
-        return None
-    terms = int(np.prod(values.shape[1:]))
+    inner = tuple(range(1, values.ndim))
     scale = weight.scale
-    if scale is not None and (terms > MOST_TERMS or scale.size != scale.shape[0]):
+    if scale is not None and (
+        np.prod(values.shape[1:]) > MOST_TERMS
+        or 255 * np.abs(values).sum(axis=inner).max() >= 2**31
+        or scale.size != scale.shape[0]
+    ):
+        return None
+    values = np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)])
+    moved = _moved_into_int8(values, inner)
+    if moved is None or (moved.any() and group > 1):
         return None
     source = as_factor(rewriter, source, factor)
     zero = 0 if source.zero is None else number_of(rewriter, source.zero)
@@ -344,13 +349,37 @@ def _convolved(
         around = (0, 0, *added[:spatial], 0, missing, *added[spatial:])
         x = rewriter.emit("pad", [x], {"pads": around, "value": float(zero)})
         attrs["pads"] = tuple(all_ - own for all_, own in zip(pads, added, strict=True))
-        values = np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * spatial])
     name = node.inputs[1]
-    operands = [x, rewriter.constant(values.astype(np.int8), f"{name}.bytes")]
+    operands = [x, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
     if zero:
         sums = values.reshape(len(values), -1).sum(axis=1)
         operands.append(rewriter.constant(_wrapped(-zero * sums), f"{name}.correction"))
-    return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
+    total = rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
+    if not moved.any():
+        return total
+    distance = rewriter.constant(_wrapped(moved.reshape(-1, *(1,) * spatial)), f"{name}.moved")
+    windows = _window_sums(rewriter, x, values.shape[2:], attrs)
+    return rewriter.emit("add", [total, rewriter.emit("mul", [windows, distance])])
+
+
+def _window_sums(
+    rewriter: Rewriter, x: str, window: tuple[int, ...], attrs: dict[str, AttrValue]
+) -> str:
+    """The sums of all channels of an image in each window of a convolution, (N, 1, ...), int32."""
+    wide = rewriter.emit("cast", [x], {"to": DType.INT32.value})
+    pixels = rewriter.emit("reduce_sum", [wide], {"axes": (1,), "keepdims": 1})
+    ones = rewriter.constant(np.ones((1, 1, *window), np.int32), f"{x}.ones")
+    return rewriter.emit("conv", [pixels, ones], attrs)
+
+
+def _moved_into_int8(values: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray | None:
+    """What to take off weights along these axes so that int8 holds them: 0 if it holds all as they
+    are; None where some are too far apart."""
+    low, high = values.min(axis=axes, keepdims=True), values.max(axis=axes, keepdims=True)
+    if (high - low).max() > 255:
+        return None
+    inside = low.min() >= -128 and high.max() <= 127
+    return np.zeros_like(low) if inside else low + 128
 
 
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:

@@ -69,7 +69,7 @@ def conv(**c: Any) -> Graph:
     w = weight(g, c, filters, channels // group, 3, 3)
     pads = c.get("pads", (1, 1, 0, 1))
     bias = [g.input("b", filters)] if c.get("bias") else []
-    attrs = {"strides": (1, 1), "pads": pads, "dilations": (1, 1), "group": group}
+    attrs = {"strides": c.get("strides", (1, 1)), "pads": pads, "dilations": (1, 1), "group": group}
     return g.graph(g("conv", x, w, *bias, **attrs))
 
 
@@ -185,7 +185,8 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
     "graph",
     [
         matmul(values=WIDE * 2, depth=3, columns=2),  # columns of more than a byte
-        conv(weight=DType.UINT8),
+        conv(weight=DType.UINT8, channels=4, group=4),  # sums of windows would be as many
+        conv(values=np.full((6, 8, 3, 3), 128) * [[[[1, -1, 1]]]]),
         conv(channels=6, group=3),
         conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
         conv(zero=300),  # no byte is that
@@ -212,7 +213,8 @@ def test_integers_that_stay_int32(graph: Graph) -> None:
         conv(scaled=True, each=(1, 8, 1, 1)),
         conv(scaled=True, each=(6, 8, 1, 1)),
         conv(scaled=True, channels=6, group=3),
-        conv(scaled=True, weight=DType.UINT8),
+        conv(scaled=True, channels=4, group=4, weight=DType.UINT8),
+        conv(scaled=True, channels=3700, filters=2, values=np.full((2, 3700, 3, 3), 255, np.uint8)),
         # float32 holds both scales, and their product not or only a part of it
         matmul(scaled=True, scale=1e-30, w_scale=1e-14),
         matmul(scaled=True, scale=1e-25, w_scale=1e-25),
@@ -241,6 +243,26 @@ def test_an_image_is_padded_with_its_zero_point(
     """By a kernel of its own where that is no zero; int8 moves up by 128 first."""
     found = after(conv(zero=zero, source=kind, pads=pads))
     assert [node.op for node in found.nodes] == [*operators, "conv"]
+
+
+@pytest.mark.parametrize("wanted", FACTORS)
+@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize(("zero", "kind"), [(None, DType.UINT8), (9, DType.UINT8), (5, DType.INT8)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_filters_that_leave_int8_move_into_it(
+    wanted: DType | None, channels: int, zero: int | None, kind: DType, scaled: bool
+) -> None:
+    """Asymmetric weights: the sum of each window makes up for it."""
+    graph = conv(
+        weight=DType.UINT8, channels=channels, zero=zero, source=kind, scaled=scaled, bias=scaled,
+        strides=(2, 1),
+    )  # fmt: skip
+    found = after(graph, scaled, FACTORS[wanted])
+    products, sums = (
+        [n for n in found.nodes if n.op == "conv" and bool(n.attr("accumulator")) is bytes_]
+        for bytes_ in (True, False)
+    )
+    assert [found.types[n.inputs[1]].shape[0] for n in (*products, *sums)] == [6, 1]
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
