@@ -379,7 +379,7 @@ def _moved_into_int8(values: np.ndarray, axes: int | tuple[int, ...]) -> np.ndar
     if (high - low).max() > 255:
         return None
     inside = low.min() >= -128 and high.max() <= 127
-    return np.zeros_like(low) if inside else low + 128
+    return np.zeros_like(low) if inside else np.asarray(low + 128)
 
 
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
