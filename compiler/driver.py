@@ -248,10 +248,12 @@ def _closed_and_open(
 def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecutable:
     ranges, _, ports = _closed_and_open(source, options)
 
-    def compiling() -> Callable[[Graph], Executable]:
+    def compiling() -> Callable[[Graph, bool], Executable]:
         """What compiles the graphs of one stage, which have their packed weights in common."""
-        builder = _builder(options, any_rows=True)
-        return lambda graph: _executable(options, graph, builder, None, SPARE)
+        builders = {each: _builder(options, any_rows=each) for each in (False, True)}
+        return lambda graph, each_size: _executable(
+            options, graph, builders[each_size], None, SPARE
+        )
 
     stager = Stager(compiling)
     first = stager.first(source, ports, ranges)

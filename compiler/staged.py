@@ -29,7 +29,9 @@ from compiler.sizes import Dimension, OpenSizeError
 
 P = TypeVar("P")
 
-Compile = Callable[[Graph], P]
+Compile = Callable[[Graph, bool], P]
+"""Compiles a graph. The second argument says whether each size has a program like this one, so that
+they should have packed weights in common."""
 
 PROGRAMS_LIMIT = 64
 """Programs that are kept behind one cut; the oldest gives way."""
@@ -133,7 +135,7 @@ class Stager(Generic[P]):
 
         with enough_memory_for("to compile the model"):
             graph, makes, left = importing(model, {d.name: d for d in facts.open}, stage)
-            program = None if graph is None else compile_(graph)
+            program = None if graph is None else compile_(graph, bool(cut.reason))
             behind = None
             if left is not None:
                 behind = RestCut(left.reads, rest=left, compile=self._compiling())

@@ -153,12 +153,12 @@ def _beginning(
             )
     request = replace(request, dims=given, target=target)
 
-    def compiling() -> Callable[[Graph], Planned]:
+    def compiling() -> Callable[[Graph, bool], Planned]:
         builder = driver.ProgramBuilder(
-            None, target, request.threads, request.numerics, kernels=kernels, any_rows=True
+            None, target, request.threads, request.numerics, kernels=kernels
         )
 
-        def planned(graph: Graph) -> Planned:
+        def planned(graph: Graph, each_size: bool) -> Planned:
             optimised = optimise(graph, target, request.numerics, None, timings, request.precision)
             plan = driver.make_plan(
                 optimised.graph, target, request.numerics, timings, in_place=request.in_place

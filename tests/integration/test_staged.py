@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from compiler import program_builder
 from compiler.driver import compile_model, compile_whole
 from compiler.errors import (
     CompilerError,
@@ -297,6 +298,36 @@ def test_sessions_keep_what_the_data_chose() -> None:
             made.bind(states, initial)
     with pytest.raises(InvalidArgumentError, match="no state 'new'"):
         session.state("new")
+
+
+def test_products_of_known_sizes_have_the_schedules_of_known_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a cut, too: a detector's regions are as many as it keeps, whatever was found."""
+    node = helper.make_node
+    proto = model(
+        [
+            node("NonZero", ["x"], ["found"]),
+            node("Shape", ["found"], ["shape"]),
+            node("ConstantOfShape", ["shape"], ["zeros"]),
+            node("ReduceSum", ["zeros"], ["nothing"], keepdims=0),
+            node("MatMul", ["x", "w"], ["y"]),
+            node("Add", ["y", "nothing"], ["z"]),
+        ],
+        [("x", FLOAT, (90, 70))],
+        ["z"],
+        w=np.ones((70, 90), np.float32),
+    )
+    given: list[bool] = []
+    untuned = program_builder.untuned_schedules
+
+    def spy(*arguments: Any, any_rows: bool) -> Any:
+        given.append(any_rows)
+        return untuned(*arguments, any_rows=any_rows)
+
+    monkeypatch.setattr(program_builder, "untuned_schedules", spy)
+    agrees(staged(proto), proto, x=np.eye(90, 70, dtype=np.float32))
+    assert given and not any(given)
 
 
 def test_texts_are_read_before_a_cut_and_behind_it() -> None:
