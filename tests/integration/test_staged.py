@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from compiler import program_builder
+from compiler import kernels
 from compiler.driver import compile_model, compile_whole
 from compiler.errors import (
     CompilerError,
@@ -319,13 +319,13 @@ def test_products_of_known_sizes_have_the_schedules_of_known_sizes(
         w=np.ones((70, 90), np.float32),
     )
     given: list[bool] = []
-    untuned = program_builder.untuned_schedules
+    untuned = kernels.untuned_schedules
 
     def spy(*arguments: Any, any_rows: bool) -> Any:
         given.append(any_rows)
         return untuned(*arguments, any_rows=any_rows)
 
-    monkeypatch.setattr(program_builder, "untuned_schedules", spy)
+    monkeypatch.setattr(kernels, "untuned_schedules", spy)
     agrees(staged(proto), proto, x=np.eye(90, 70, dtype=np.float32))
     assert given and not any(given)
 
