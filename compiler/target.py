@@ -18,6 +18,7 @@ from typing import Any
 from compiler.dtypes import DType
 from compiler.errors import UnknownTargetError
 from compiler.targets import (
+    MATRIX_BITS,
     ByteLookup,
     CoreModel,
     DotInstruction,
@@ -116,8 +117,9 @@ class Target:
         return None
 
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
-        """The instruction that multiplies two rows of the one type by two of the other."""
-        for found in self.family.matrix:
+        """The instruction that multiplies two rows of the one type by two of the other, where such
+        a pair of rows is a vector of the target."""
+        for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
                 return found

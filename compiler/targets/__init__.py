@@ -124,6 +124,10 @@ class DotInstruction:
     accumulates: bool = True
 
 
+MATRIX_BITS = 128
+"""Of the vectors that a MatrixInstruction takes: two rows of 8 bytes, or four sums."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixInstruction:
     """`sums[i, j] += sum(left[i, k] * right[j, k])`: matrices of two rows each in one vector.

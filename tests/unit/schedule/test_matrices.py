@@ -60,6 +60,7 @@ def offered(workload: Workload, name: str) -> set[object]:
         (product(), "neoverse-v1", {"matrices", "groups"}),
         (product(BRAINS), "neoverse-v1", {"matrices", "groups"}),
         (product(), "neoverse-n1", {None}),
+        (product(), "neoverse-v1-sve256", {None}),  # two rows are half a vector
         (product(), "znver4", {None}),
         (product(rows=1), "neoverse-v1", {None}),  # no row beside it
         (product(depth=4), "neoverse-v1", {None}),  # half a group
