@@ -3,14 +3,17 @@
 Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
 one thread, engines in rotating order within each round. `--packages` is a folder with
 onnxruntime-web in its node_modules (`npm install onnxruntime-web`), `--node` a Node that knows
-relaxed SIMD (24 does without an option). Results go to benchmarks/results/ as JSON and Markdown.
+relaxed SIMD (24 does without an option). With `--tuned` the same targets are raced with records too,
+such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as JSON and Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +37,7 @@ from compiler.target import resolve_target
 PEER = "onnxruntime-web"
 TARGETS = ("wasm32", "wasm32-relaxed")
 MODELS = ("mobilenetv2", "squeezenet", "efficientnet-b0", "minilm-l6-128", "resnet50")
+TUNED = "-tuned"
 SCRIPT = Path(__file__).with_name("web_race.mjs")
 
 
@@ -46,13 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--packages", type=Path, default=Path.cwd(), help="where node_modules is")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument(
+        "--tuned", type=Path, help="data folder of a service: race what its records make, too"
+    )
     parser.add_argument("--name", default="web", help="of the result files")
     options = parser.parse_args(arguments)
     origin, rows = Origin.of(options), []
     for model in options.models:
         rows += race(model, options)
         write(origin, rows, options.name)
-        print(markdown_table(*_table(rows[-len(options.targets) - 1 :]), text=2))
+        print(markdown_table(*_table([row for row in rows if row["model"] == model]), text=2))
 
 
 def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -63,6 +70,11 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         onnx.save(proto, folder / "model.onnx")
         given = feeds(model, proto)
         modules = {name: str(_module(folder, name)) for name in options.targets}
+        if options.tuned is not None:
+            modules |= {
+                f"{name}{TUNED}": str(_tuned_module(folder, name, options.tuned))
+                for name in options.targets
+            }
         asked = {
             "onnx": str(folder / "model.onnx"),
             "folder": work,
@@ -111,6 +123,20 @@ def _module(folder: Path, target_name: str) -> Path:
     return folder / target_name / "raced.mjs"
 
 
+def _tuned_module(folder: Path, target_name: str, records: Path) -> Path:
+    """As a user has it made, with the records in the data folder of a service."""
+    made = folder / f"{target_name}{TUNED}"
+    command = [sys.executable, "-m", "service.cli", "compile", str(folder / "model.onnx")]
+    command += ["--target", target_name, "--name", "raced", "-o", str(made)]
+    subprocess.run(
+        command,
+        env={**os.environ, "TILEWRIGHT_DATA_FOLDER": str(records)},
+        check=True,
+        capture_output=True,
+    )
+    return made / "raced.mjs"
+
+
 def _input(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     path = folder / f"input-{len(list(folder.glob('input-*')))}.bin"
     array.tofile(path)
@@ -136,7 +162,7 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
         "",
         f"{origin.sentence()} {versions}.",
         "",
-        "Untuned. Wall time; engines in rotating order within each round, one process a model. "
+        f"Untuned, but for what ends in '{TUNED}'. Wall time; engines in rotating order within each round, one process a model. "
         f"Ratios are to {PEER}: the median over the rounds of the ratio of the round's medians. "
         "The largest error is against it, over the largest output.",
         "",
