@@ -3,8 +3,9 @@
 Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
 one thread, engines in rotating order within each round. `--packages` is a folder with
 onnxruntime-web in its node_modules (`npm install onnxruntime-web`), `--node` a Node that knows
-relaxed SIMD (24 does without an option). With `--tuned` the same targets are raced with records too,
-such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as JSON and Markdown.
+relaxed SIMD (24 does without an option). With `--tuned` the same targets are raced with records,
+too, such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as JSON
+and Markdown.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
         "",
         f"{origin.sentence()} {versions}.",
         "",
-        f"Untuned, but for what ends in '{TUNED}'. Wall time; engines in rotating order within each round, one process a model. "
+        f"Untuned, but for what ends in '{TUNED}'. Wall time; engines in rotating order within "
+        "each round, one process a model. "
         f"Ratios are to {PEER}: the median over the rounds of the ratio of the round's medians. "
         "The largest error is against it, over the largest output.",
         "",
