@@ -1,7 +1,8 @@
 """Is a tuned range as good as tuned sizes? `python -m benchmarks.tuned_ranges tune`, then `race`.
 
-`tune` tunes a model for a range and for several sizes by themselves, with as many trials each, on a
-target that the defaults were not found on, into a folder's database. `race` compiles four programs
+`tune` tunes a model for a range and for several sizes by themselves, on a target that the defaults
+were not found on, into a folder's database. The range, which is cut into intervals, has as many
+trials as all sizes together. `race` compiles four programs
 for each size (of the range and of the size alone, untuned and tuned) and runs them in turns on one
 thread. The gain of tuning is the untuned program's time over the tuned one's: the range's gain is
 to be at least 0.8 of the size's own. No size is one that the range was measured at. The clock is
@@ -101,7 +102,8 @@ def tune(name: str, folder: Path, trials: int) -> None:
     os.environ["TILEWRIGHT_DATA_FOLDER"] = str(folder)
     fixed = [part for n, size in case.others.items() for part in ("--dim", f"{n}={size}")]
     for size in (case.range, *case.sizes):
-        asked = ["--trials", str(trials), "--stop-gain", "0", "--target", TARGET]
+        given = trials * len(case.sizes) if size == case.range else trials
+        asked = ["--trials", str(given), "--stop-gain", "0", "--target", TARGET]
         if run(["tune", str(model), *fixed, "--dim", f"{case.dimension}={size}", *asked]):
             raise SystemExit(f"{name} at {size} was not tuned")
 
@@ -168,7 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("step", choices=["tune", "race"])
     parser.add_argument("--models", nargs="+", choices=CASES, default=["minilm"])
     parser.add_argument("--folder", type=Path, required=True, help="where the database lies")
-    parser.add_argument("--trials", type=int, default=240, help="of the range, and of each size")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=240,
+        help="of each size; the range has as many as all together",
+    )
     parser.add_argument("--samples", type=int, default=20, help="turns of each size")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "tuned-ranges")
     asked = parser.parse_args(arguments)

@@ -5,6 +5,7 @@ A workload of open sizes may have several, each for a part of its sizes (`compil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -190,7 +191,10 @@ class KernelCompiler:
             except ScheduleError as error:
                 refused.append(f"{schedule}: {error}")
         operators = ", ".join(piece.workload.operators)
-        raise CompilerError(f"the fused workload of {operators} has no schedule ({refused[-1]})")
+        # a piece counts its own dimensions: what is told is the workload's
+        names = {f"s{own}": f"s{position}" for own, position in enumerate(piece.positions)}
+        why = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), refused[-1])
+        raise CompilerError(f"the fused workload of {operators} has no schedule ({why})")
 
     def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
         """The object code of kernels, that of equal ones once.

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
-from compiler import driver, program_builder
+from compiler import driver, kernels
 from compiler.build import LoweredKernel
 from compiler.errors import ScheduleError
 from compiler.frontend.model_file import read_model, with_tensors
@@ -168,14 +168,14 @@ def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
 def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
     model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lower = program_builder.lower_workload
+    lower = kernels.lower_workload
 
     def refusing(workload: Workload, *rest: Any) -> LoweredKernel:
         if workload.dimensions:
             raise ScheduleError("the value of s0 and s1 is known at run time only (s0 1..9)")
         return lower(workload, *rest)
 
-    monkeypatch.setattr(program_builder, "lower_workload", refusing)
+    monkeypatch.setattr(kernels, "lower_workload", refusing)
     executable = compiler.compile_model(model, dims={"batch": 2})
     assert isinstance(executable, SizedExecutable)
     assert "the value of sequence and s1 is known at run time only" in executable.reason
@@ -283,8 +283,10 @@ def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
     command = ["run", str(path), "--inputs", str(arrays), "--outputs", str(results)]
     assert cli.run(command) == 0
     check(model, inputs, np.load(results)["y"])
-    assert cli.run(["bench", str(path)]) != 0
-    assert "dimension 'batch' has no size; give one with --dim" in capsys.readouterr().err
+    capsys.readouterr()
+    assert cli.run(["bench", str(path), "--dim", "batch=1..4", "--dim", "sequence=1..9"]) == 0
+    told = capsys.readouterr().out
+    assert "batch=1, sequence=" in told and "batch=3, sequence=" in told, "at drawn sizes"
 
 
 def test_many_sizes_pack_their_weights_once(model: onnx.ModelProto) -> None:
