@@ -381,6 +381,16 @@ class Program:
         """The messages of all refusals, in the order of `walk`."""
         return tuple(each.message for each in self.walk() if isinstance(each, Refuse))
 
+    @property
+    def borders(self) -> Mapping[str, tuple[int, ...]]:
+        """By the names of dimensions, the last sizes of intervals with kernels of their own."""
+        found: dict[str, set[int]] = {}
+        for each in self.walk():
+            if isinstance(each, SizeBranch):
+                last = each.last * each.dimension.multiple
+                found.setdefault(each.dimension.name, set()).add(last)
+        return {name: tuple(sorted(last)) for name, last in sorted(found.items())}
+
     def walk(self) -> Iterator[Instruction]:
         """Every instruction, loops and branches before those within them."""
         return walk(self.instructions)

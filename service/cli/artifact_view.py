@@ -35,6 +35,7 @@ def _program_facts(entry: SizedProgram) -> dict[str, Any]:
         "name": program.name,
         "sizes": dict(entry.sizes),
         "ranges": {d.name: d.range_text for d in program.dimensions},
+        "borders": {name: list(last) for name, last in program.borders.items()},
         "inputs": [_port_facts(port) for port in program.inputs],
         "outputs": [_port_facts(port) for port in program.outputs],
         "kernels": len(program.kernels),
@@ -58,6 +59,9 @@ def artifact_view(facts: dict[str, Any]) -> RenderableType:
     head.add_column()
     first = facts["programs"][0]
     outputs = [port["text"] for port in first["outputs"]]
+    borders = ", ".join(
+        f"{name} {' and '.join(map(str, last))}" for name, last in first["borders"].items()
+    )
     rows = [
         ("artifact", first["name"]),
         ("target", f"{facts['target']}, {facts['threads']} threads, numerics {facts['numerics']}"),
@@ -65,6 +69,7 @@ def artifact_view(facts: dict[str, Any]) -> RenderableType:
         ("outputs", ", ".join(facts["outputs"] if facts["cuts"] else outputs)),
         ("packed weights", size(facts["weight_bytes"])),
         *([("runs", f"in stages, with {facts['cuts']} cuts")] if facts["cuts"] else []),
+        *([("other kernels", f"after {borders}")] if borders else []),
         *([("between sizes", "inputs are padded up to the next")] if facts["pads"] else []),
     ]
     for name, value in rows:

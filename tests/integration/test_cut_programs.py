@@ -25,6 +25,7 @@ from compiler.errors import CompilerError
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
 from compiler.intervals import pieces
+from compiler.kernels import KernelCache
 from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram
 from compiler.ranges import parse_range
@@ -34,11 +35,15 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
+from service import cli
 from tests.guarded_programs import GuardedExecutable
 from tests.kernels import in_child
 
 SIZES = (1, 2, 3, 15, 16, 17, 37, 127, 128, 129, 200)
 HOST = resolve_target("host")
+
+KERNELS = KernelCache()
+"""No test compiles what another has compiled."""
 
 
 @dataclass
@@ -106,7 +111,7 @@ def source(plan: GraphPlan) -> Drawn:
 
 @pytest.fixture(scope="module")
 def cut(plan: GraphPlan, source: Drawn) -> CompiledProgram:
-    return ProgramBuilder(source, HOST).build(plan)
+    return ProgramBuilder(source, HOST, kernels=KERNELS).build(plan)
 
 
 def test_every_interval_has_the_schedule_that_is_known_of_it(
@@ -144,11 +149,18 @@ def test_artifacts_hold_the_intervals(
     source: Drawn,
     tmp_path: Path,
     runs: list[tuple[list[np.ndarray], list[np.ndarray]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ports = model_ports(read_model(model).proto.graph).fixed({"batch": 1})
-    save_artifact({(): plan}, ProgramBuilder(source, HOST), tmp_path / "made", ports)
+    save_artifact(
+        {(): plan}, ProgramBuilder(source, HOST, kernels=KERNELS), tmp_path / "made", ports
+    )
     manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
     assert '"last"' in json.dumps(manifest)
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    assert cli.run(["inspect", str(tmp_path / "made")]) == 0
+    assert "after sequence 1 and 16 and 128" in capsys.readouterr().out
     loaded = load_artifact(tmp_path / "made")
     for arrays, expected in runs:
         for mine, theirs in zip(loaded.run(arrays), expected, strict=True):
@@ -156,7 +168,7 @@ def test_artifacts_hold_the_intervals(
 
 
 def test_untuned_weights_lie_in_memory_once(plan: GraphPlan) -> None:
-    untuned = ProgramBuilder(None, HOST).build(plan).program
+    untuned = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan).program
     kept = sum(array.nbytes for array in plan.graph.constants.values())
     assert untuned.weight_bytes < 1.5 * kept
     branches = [each for each in untuned.walk() if isinstance(each, SizeBranch)]
@@ -166,9 +178,9 @@ def test_untuned_weights_lie_in_memory_once(plan: GraphPlan) -> None:
 def test_kernels_of_some_sizes_give_way_to_a_limit_of_packed_weights(
     plan: GraphPlan, cut: CompiledProgram, source: Drawn
 ) -> None:
-    untuned = ProgramBuilder(None, HOST).build(plan).program.weight_bytes
+    untuned = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan).program.weight_bytes
     assert cut.program.weight_bytes > untuned
-    limited = ProgramBuilder(source, HOST, weight_limit_bytes=untuned).build(plan)
+    limited = ProgramBuilder(source, HOST, weight_limit_bytes=untuned, kernels=KERNELS).build(plan)
     assert limited.program.weight_bytes <= untuned
     assert limited.tuned, "what packs nothing keeps its schedules"
 
@@ -182,8 +194,8 @@ def test_what_nobody_tuned_keeps_the_default_of_the_range(plan: GraphPlan, sourc
     one, few, many, most = (piece.workload.key for piece in pieces(workload))
     some = Drawn(plan, {one, many, most})
     some.known = {few: source.known[few]}
-    made = ProgramBuilder(some, HOST).build(plan)
-    default = ProgramBuilder(None, HOST).build(plan)
+    made = ProgramBuilder(some, HOST, kernels=KERNELS).build(plan)
+    default = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan)
     assert made.schedules[few] == source.known[few]
     assert made.tuned == {few}
     for key in (one, many, most):
