@@ -297,6 +297,8 @@ class Family:
         rounds: whether instructions round floats to integers.
         scalable: features whose registers are as long as the device makes them -> the least bits
             that they promise; 0: those of the target's vectors. Every device has 128.
+        lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
+            where they do not.
         vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
@@ -334,6 +336,7 @@ class Family:
     pointer_bytes: int = 8
     rounds: bool = True
     scalable: Mapping[str, int] = field(default_factory=dict)
+    lane_factor_bits: int = 0
     vscale_bits: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""

@@ -272,5 +272,6 @@ FAMILY = Family(
     scan_stack=_scan_stack,
     elf_machine=183,
     scalable={"sve": 0},
+    lane_factor_bits=128,
     vscale_bits=128,
 )

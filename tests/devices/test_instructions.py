@@ -33,7 +33,7 @@ from tests.unit.codegen.test_dot import (
     narrow,
     packed_product,
 )
-from tests.unit.schedule.problems import block_matmul
+from tests.unit.schedule.problems import block_matmul, matmul
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 
@@ -184,6 +184,31 @@ def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
     run_nest(nest, buffers)
     np.testing.assert_allclose(found.reshape(-1), buffers[-1], rtol=1e-6, atol=1e-1)
     assert str(~0x7F7F7F7F) not in lower_nest(nest, target)  # no eighth bits are looked at
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "constant"),
+    [(7, 20, 13, True), (30, 33, 16, True), (12, 48, 40, False), (1, 64, 9, True)],
+)
+def test_lanes_of_vectors_are_factors(
+    rows: int, columns: int, depth: int, constant: bool, tmp_path: Path
+) -> None:
+    """Tails of rows, columns and depth that are no multiple of four; by the meaning of the nest."""
+    cases, expected = [], []
+    random = np.random.default_rng(0)
+    for name in (TARGETS[0], "cortex-a53"):
+        target = resolve_target(name)
+        workload = matmul(rows, columns, depth, constant=constant)
+        lowered = lower_schedule(workload, schedule_space(workload, target).default(), target)
+        buffers = [
+            pack_tensor(t, random.standard_normal(t.shape).astype(np.float32))
+            for t in lowered.nest.buffers
+        ]
+        cases.append(Case(lowered.nest, target, tuple(buffers[:-1])))
+        run_nest(lowered.nest, buffers)
+        expected.append(buffers[-1])
+    for found, wanted in zip(run_cases(cases, "max", tmp_path), expected, strict=True):
+        np.testing.assert_allclose(found, wanted.reshape(-1), rtol=1e-5, atol=1e-5)
 
 
 def halves_nest(lanes: int = 8, count: int = 512) -> LoopNest:

@@ -15,6 +15,7 @@ from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
+from compiler.codegen.cpu.quads import QUAD, quads
 from compiler.codegen.cpu.resolve import LINE, Access, Accesses, holds_groups
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
@@ -47,6 +48,7 @@ class Loader:
         self._points = points
         self._is_written = access.tensor.name in context.written
         self._known: dict[tuple[int, ...], Value] = {}
+        self._quads = {} if self._is_written else quads(context.emitter, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""
@@ -103,6 +105,8 @@ class Loader:
             value = _single_elements(emitter, access, base, offset, depth, tag)
         elif access.present < access.packed and not holds_groups(tensor, access.packed):
             value = _separate_groups(emitter, access, base, offset, active, depth, tag)
+        elif not access.is_vector and offset in self._quads:
+            value = self._lane(offset, base, stored)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
             value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
@@ -126,6 +130,17 @@ class Loader:
                 permuted = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
             value = permuted
         return value if access.packed > 1 else _from_storage(emitter, value, tensor.dtype)
+
+    def _lane(self, offset: int, base: Value, dtype: DType) -> Value:
+        """An element as a lane of the vector that holds it and three others of the tile."""
+        context, emitter, first = self._context, self._context.emitter, self._quads[offset]
+        depth, tag = _placement(context, self._budget, self._access, first)
+        where = emitter.offset(base, first, depth)
+        align = max(self._access.tensor.dtype.bytes, gcd(LINE, first, self._access.alignment))
+        whole = _vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
+        lane = (offset - first) // dtype.bytes
+        text = f"extractelement {whole.type} %s, i32 {lane}"
+        return emitter.emit(dtype, 1, text, whole, depth=whole.depth)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
         """Lanes of a table of bytes by an instruction; None where there is none, or it is another.
