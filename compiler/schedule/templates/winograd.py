@@ -19,7 +19,7 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.templates import contraction_analysis
 from compiler.schedule.templates.winograd_analysis import Winograd, analyse
-from compiler.schedule.templates.winograd_lowering import lower
+from compiler.schedule.templates.winograd_lowering import lower, shares_channels
 from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
@@ -87,7 +87,7 @@ class _Template:
         found = analyse(workload)
         if found is None:
             raise ScheduleError("'winograd' does not apply to this workload")
-        return lower(found, schedule, target)
+        return lower(found, schedule, target, threads)
 
 
 TEMPLATE = _Template()
@@ -175,8 +175,9 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
                 continue
             useful = _useful(found, target, int(block), int(tile), int(vectors))
             blocks = -(-tiles // int(block))
-            useful *= blocks / (-(-blocks // threads) * threads)
-            cost = _cost(found, target.core, int(m), int(block), useful)
+            readers = 1 if shares_channels(found, tiles, int(block), threads) else threads
+            useful *= blocks / (-(-blocks // readers) * readers)
+            cost = _cost(found, target.core, int(m), int(block), useful, readers)
             cost += 0.0 if valid else 1e18
             if best is None or cost < best[0]:
                 best = cost, Schedule.of("winograd", **choice)
@@ -194,8 +195,13 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     return block * panels / points * latency / (1 + loads)
 
 
-def _cost(found: Winograd, core: CoreModel, m: int, block: int, useful: float) -> float:
-    """Estimated time of all blocks, whose products reach a share `useful` of the peak."""
+def _cost(
+    found: Winograd, core: CoreModel, m: int, block: int, useful: float, readers: int = 1
+) -> float:
+    """Estimated time of all blocks, whose products reach a share `useful` of the peak.
+
+    It is that of all threads together, of which so many `readers` each read all weights.
+    """
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
     blocks = -(-tiles // block)
@@ -211,7 +217,8 @@ def _cost(found: Winograd, core: CoreModel, m: int, block: int, useful: float) -
         again = core.cached_weight_macs
     else:
         again = core.weight_macs
-    fetches = weights * (core.weight_macs + (blocks - 1) * again)
+    turns = -(-blocks // readers)
+    fetches = readers * weights * (core.weight_macs + (turns - 1) * again)
     # V and M are both written and read, in slices far apart.
     cached = core.cached_weight_macs
     beyond = 8 * cached * max(0.0, 1 - kept / numbers)

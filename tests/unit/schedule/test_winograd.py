@@ -9,10 +9,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.driver import load_graph, make_plan, optimise
+from compiler.loops.expr import Role
 from compiler.loops.layout import Factor, Layout, blocked
 from compiler.ops.interpret import run_graph
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
+from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.space import SubSpace
 from compiler.schedule.templates.winograd import TEMPLATE
 from compiler.schedule.templates.winograd_analysis import Side, analyse
@@ -212,3 +213,34 @@ def test_blocks_of_tiles_reach_over_images(bits: int, threads: int) -> None:
     workload = conv(lanes, channels=lanes, filters=lanes, size=7, batch=3)
     schedule = Schedule.of("winograd", outputs=4, block=5, tile=5, vectors=1, unroll=1)
     assert error(workload, schedule, width(bits), threads) <= 1e-5
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(
+    ("stride", "threads", "stages"),
+    [(1, 2, 3), (1, 1, 1), (2, 2, 1)],  # one thread; phases with products of their own
+)
+def test_threads_share_channels_where_one_block_has_all_tiles(
+    bits: int, stride: int, threads: int, stages: int
+) -> None:
+    """Each reads its part of the weights, where threads that share blocks read all of them."""
+    workload = conv(bits // 32, channels=bits // 8, filters=bits // 8, size=10, stride=stride)
+    schedule = Schedule.of("winograd", outputs=2, block=40, tile=4, vectors=1, unroll=1)
+    nest = lower_schedule(workload, schedule, width(bits), threads).nest
+    assert len(nest.stages) == stages
+    work = [t.name for t in nest.buffers if t.role is Role.SHARED]
+    assert work == (["V", "M"] if stages == 3 else [])
+    assert [t.name for t in nest.scratch] == ([] if stages == 3 else ["V", "M"])
+    assert error(workload, schedule, width(bits), threads) <= 1e-5
+
+
+def test_weights_that_outweigh_the_image_are_shared_by_default() -> None:
+    """Sixteen tiles of 512 channels: 1.05 million weights, each at 16 points."""
+    heavy = conv(16, channels=512, filters=512, size=7)
+    light = conv(16, channels=64, filters=64, size=56)
+    blocks = {
+        name: schedule_space(workload, TARGET, 2).default().integer("block")
+        for name, workload in (("heavy", heavy), ("light", light))
+    }
+    assert blocks["heavy"] >= 16
+    assert blocks["light"] < 196 // 2
