@@ -31,7 +31,7 @@ LEAST = 0.001
 OPTIONAL_PASSES = ("attention", "merge_matmuls", "pool_first")
 """Passes without which a graph may be faster."""
 
-UNSUITED_PASSES = ("quantised_products",)
+UNSUITED_PASSES = ("quantised_products", "quantised_pairs")
 """Passes that may pay where the target has no instruction for what they are for: bytes are a
 quarter of the traffic, and pairs of them are multiplied about as fast as floats."""
 

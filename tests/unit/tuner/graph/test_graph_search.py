@@ -186,3 +186,15 @@ def test_a_pass_that_the_target_does_not_suit_is_an_alternative() -> None:
         planner = Planner(g.graph(product), resolve_target(name))
         names = [each.name for each in alternatives(planner)]
         assert ("with quantised_products" in names) is found
+
+
+def test_so_are_pairs_of_computed_bytes() -> None:
+    """As in an attention that is quantised between softmax and product."""
+    g = Maker()
+    x, y = (g.input(name, 4, 128, 128, dtype=DType.UINT8) for name in "xy")
+    a, b = (g("cast", g("cast", v, to="int32"), to="float32") for v in (x, y))
+    product = g("matmul", g("mul", a, g.constant("s", 0.5)), g("mul", b, g.constant("t", 0.25)))
+    for name, found in (("x86-64-v3", True), ("cascadelake", False)):
+        planner = Planner(g.graph(product), resolve_target(name))
+        names = [each.name for each in alternatives(planner)]
+        assert ("with quantised_pairs" in names) is found
