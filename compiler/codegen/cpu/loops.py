@@ -64,15 +64,14 @@ class Tail(Enum):
     place of those that are missing: what streams past the rows does so once."""
 
 
-_MANY_TILES = 4
-"""Full tiles from which on the last one overlaps the one before it: its rows that are computed
-again take less than the code of a tail is worth."""
-
-
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
     """The tail of an axis whose rows may be computed again, if there may be few of them, or are
-    always many. It is known of how many rows a loop is; `extent` is what it runs over here."""
-    if bounds(extent)[0] >= _MANY_TILES * step:
+    always enough. It is known of how many rows a loop is; `extent` is what it runs over here.
+
+    A full tile that computes rows again takes no longer than halves of tiles, which wait for their
+    few sums; and they are a third of the code of a detector's products.
+    """
+    if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
     return Tail.REPEATED if bounds(known)[0] < step else None
 
