@@ -73,7 +73,9 @@ _LEAST_COLUMNS = 512
 """How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
 
 _LEAST_BLOCK_COLUMNS = 384
-"""The same of sums that lie in the second cache: 1500x384x1536 gained 5 %, 1500x384x384 nothing."""
+_LEAST_BLOCK_WEIGHTS = 1 << 18
+"""The same of sums that lie in the second cache, where there are so many weights: 1500x384x1536
+gained 5 %, 1500x384x384 lost 1 (with two threads 5)."""
 
 _LEAST_BLOCK = 24
 """Rows of a block: fewer read a panel's combinations of B again too often."""
@@ -92,7 +94,8 @@ class _Template:
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         weights = columns * depth
         enough = weights >= _LEAST_WEIGHTS and found.row_count * weights >= _LEAST_PRODUCTS
-        least = _LEAST_BLOCK_COLUMNS if _has_blocks(found, target) else _LEAST_COLUMNS
+        blocks = weights >= _LEAST_BLOCK_WEIGHTS and _has_blocks(found, target)
+        least = _LEAST_BLOCK_COLUMNS if blocks else _LEAST_COLUMNS
         reused = _sums_are_near(found, target) or columns >= least
         return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
 

@@ -185,7 +185,7 @@ def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
 @pytest.mark.parametrize(
     ("size", "taken"),
     [((128, 3072, 768), True), ((49, 512, 2048), True), ((16, 768, 768), False),
-     ((1500, 384, 1536), True),
+     ((1500, 384, 1536), True), ((1500, 384, 384), False),
      ((64, 256, 256), False), ((1536, 128, 604), False),
      ((1024, 1024, 1024), True), ((128, 256, 64), False), ((4096, 128, 128), False)],
 )  # fmt: skip
