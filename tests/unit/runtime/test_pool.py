@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,31 @@ def counter(
     spec = make_spec("count", {"count": extent}, {"counts": (BufferRole.OUTPUT, extent)}, 64)
     counts = aligned_zeros(4 * extent).view(np.int32)
     return BoundKernel(spec, [address_of("count")], [counts], threads), counts
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells which are blocked")
+def test_workers_leave_signals_to_others_but_those_of_their_own_instructions(
+    make_spec: MakeSpec, address_of: AddressOf
+) -> None:
+    kernel, _ = counter(make_spec, address_of, 64, 3)
+    kernel.run()
+    assert native().tw_pool_workers() >= 2
+    blocked = [
+        int(text.split("SigBlk:")[1].split()[0], 16)
+        for text in (task.read_text() for task in Path("/proc/self/task").glob("*/status"))
+    ]
+
+    def takes(mask: int, number: int) -> bool:
+        return not mask >> (number - 1) & 1
+
+    own = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+    others = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
+    workers = [  # not what pytest or a library has started, which block all or none
+        mask
+        for mask in blocked
+        if all(takes(mask, n) for n in own) and not any(takes(mask, n) for n in others)
+    ]
+    assert len(workers) >= native().tw_pool_workers()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 16, 64])
