@@ -130,15 +130,6 @@ def holds(box: Box, part: Box) -> bool:
     )
 
 
-def untuned_as(piece: Workload, whole: Workload) -> Workload:
-    """The workload whose default schedule serves a piece that nobody tuned.
-
-    Weights lie packed in memory once for all sizes, unless tuning finds that it pays to have them
-    in two forms.
-    """
-    return whole if any(boundary.constant for boundary in whole.inputs) else piece
-
-
 @lru_cache(maxsize=1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
     """A workload as what is tuned of it: itself, unless its range is cut."""

@@ -24,7 +24,6 @@ from compiler.intervals import (
     leaves,
     merged,
     piece_of,
-    untuned_as,
 )
 from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.schedule.schedule import Schedule
@@ -218,7 +217,7 @@ class KernelCompiler:
                 best = source.best(whole.typical().key, target.key, threads, numerics)
         if best:
             yield best, True
-        for workload in dict.fromkeys((untuned_as(part, whole), part)):
+        for workload in dict.fromkeys((whole, part)):
             defaults = untuned_schedules(
                 workload, target, threads, numerics, any_rows=self._any_rows
             )

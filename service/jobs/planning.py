@@ -16,7 +16,7 @@ from compiler.errors import InvalidArgumentError
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
-from compiler.intervals import pieces, untuned_as
+from compiler.intervals import pieces
 from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
@@ -129,7 +129,7 @@ class Planned:
     def untuned(self) -> Mapping[str, Workload]:
         """By the keys of `workloads`, the workload whose default serves each untuned."""
         return {
-            piece.workload.key: untuned_as(piece.workload, step.workload)
+            piece.workload.key: step.workload
             for step in self.served_plan.kernels
             for piece in pieces(step.workload)
         }
