@@ -166,6 +166,8 @@ export class MeasurementWorker {
       if (!request.plain?.length && request.work?.do !== "speeds") {
         throw new TypeError("the request is not spelled out: it needs a worker in Python");
       }
+      const threads = request.kind === "run" ? request.threads : request.key.threads;
+      if (threads > 1) throw new TypeError(`the request is for ${threads} threads, this worker has one`);
       this.tell({state: "fetching", task: describe(request)});
       const names = request.kind === "run" ? Object.keys(request.blobs) : this.#digests(request);
       const blobs = await this.#fetched(names, signal);

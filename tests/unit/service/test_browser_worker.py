@@ -130,6 +130,8 @@ def test_whole_programs_are_checked_raced_and_profiled(
     assert speeds.flops_per_second > 1e8 and [level.name for level in speeds.levels] == ["memory"]
     assert device.facts is not None and device.facts.system == "Node"
 
+    with pytest.raises(DeviceError, match="is for 2 threads, this worker has one"):
+        device.check(model, 2, SEED, {})
     other = module_of(target, "void other(void);\nvoid other(void) {}", tmp_path)
     with pytest.raises(DeviceError, match="the module has no function"):
         device.check(replace(model, link=lambda: other), 1, SEED, {})
