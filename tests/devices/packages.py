@@ -133,7 +133,14 @@ def _unpack(archives: Sequence[Path], folder: Path) -> None:
         with subprocess.Popen(
             ["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE
         ) as reader:
-            command = ["tar", "-x", "--no-same-owner", "--keep-directory-symlink", "-C", folder]
+            command = [
+                "tar",
+                "-x",
+                "--no-same-owner",
+                "--keep-directory-symlink",
+                "-C",
+                str(folder),
+            ]
             done = subprocess.run(command, stdin=reader.stdout, capture_output=True, check=False)
         if done.returncode or reader.returncode:
             raise UnavailableError(f"{archive.name} cannot be unpacked")
