@@ -36,6 +36,8 @@ class Answer:
         errors: for each run the largest difference of an output over the output's largest value;
             infinite where shapes, types or texts differ.
         wrong: in words, which output differs most in which run.
+        peer_error: where we differ, how far ONNX Runtime without its optimisations is from itself
+            with them: models whose scores tie have no one answer.
         compile_seconds: CPU seconds until the first run's sizes were compiled.
         rounds: seconds of a run of Tilewright and of ONNX Runtime, round by round: medians.
     """
@@ -47,6 +49,7 @@ class Answer:
     peer_refused: str = ""
     errors: list[float] = field(default_factory=list)
     wrong: str = ""
+    peer_error: float = 0.0
     compile_seconds: float = 0.0
     rounds: list[tuple[float, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -57,10 +60,16 @@ class Answer:
         return median(theirs / ours for ours, theirs in self.rounds) if self.rounds else None
 
 
-def _of_onnxruntime(path: Path) -> Run:
+SUSPICIOUS_ERROR = 1e-3
+"""From here on ONNX Runtime is compared with itself, too."""
+
+
+def _of_onnxruntime(path: Path, *, optimised: bool = True) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -156,6 +165,13 @@ def examine(folder: Path, rounds: int, turn_seconds: float) -> Answer:
         answer.errors.append(max(each, default=0.0))
         if answer.errors[-1] == max(answer.errors) > 0:
             answer.wrong = f"run {number}, output {int(np.argmax(each))}"
+    if max(answer.errors, default=0.0) > SUSPICIOUS_ERROR:
+        plain = _of_onnxruntime(path, optimised=False)
+        answer.peer_error = max(
+            difference(a, b)
+            for each, right in zip(feeds, expected, strict=True)
+            for a, b in zip(plain(each), right, strict=True)
+        )
     for number in range(rounds):
         pair = (ours, theirs) if number % 2 else (theirs, ours)
         first, second = (_seconds(run, feeds[0], turn_seconds) for run in pair)

@@ -62,7 +62,9 @@ class Row:
         if answer.peer_refused:
             return f"runs; ONNX Runtime refuses it: {answer.peer_refused}"
         if not self.agrees:
-            return f"differs by {max(answer.errors):.1e} ({answer.wrong})"
+            own = answer.peer_error
+            said = f", ONNX Runtime without optimisations by {own:.1e}" if own else ""
+            return f"differs by {max(answer.errors):.1e} ({answer.wrong}){said}"
         return "agrees"
 
     def cells(self) -> list[str]:

@@ -187,6 +187,20 @@ def test_what_refuses_a_model_is_said(tmp_path: Path) -> None:
     assert not answer.errors and not answer.rounds
 
 
+def test_where_we_differ_the_peer_is_compared_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peer(path: Path, *, optimised: bool = True) -> real_child.Run:
+        return lambda feeds: [feeds["x"] * (1 if optimised else 3)]
+
+    monkeypatch.setattr(real_child, "_of_onnxruntime", peer)
+    for factor, errors, own in ((1, [0.0, 0.0], 0.0), (2, [1.0, 1.0], 2.0)):
+        ours: real_child.Run = lambda feeds, factor=factor: [factor * feeds["x"]]  # noqa: E731
+        monkeypatch.setattr(real_child, "_of_tilewright", lambda path, ours=ours: ours)
+        answer = real_child.examine(folder_of(tmp_path / str(factor), relu(), 1, 2), 0, 0.0)
+        assert (answer.errors, answer.peer_error) == (errors, own)
+
+
 def test_a_process_that_dies_or_hangs_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     answer, problem = real_models.examine(tmp_path / "m", options())
@@ -200,6 +214,11 @@ def test_a_process_that_dies_or_hangs_is_a_row(tmp_path: Path) -> None:
     [
         (Answer(errors=[0.0, 1e-6]), "", "agrees"),
         (Answer(errors=[0.0, 0.5], wrong="run 1, output 0"), "", "differs by 5.0e-01 (run 1"),
+        (
+            Answer(errors=[0.5], wrong="run 0, output 1", peer_error=0.25),
+            "",
+            "differs by 5.0e-01 (run 0, output 1), ONNX Runtime without optimisations by 2.5e-01",
+        ),
         (Answer(refused="no"), "", "refused: no"),
         (Answer(peer_refused="no"), "", "runs; ONNX Runtime refuses it: no"),
         (Answer(refused="a", peer_refused="b"), "", "both refuse it: a"),
