@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -28,6 +27,7 @@ from compiler.frontend.tensors import element_type
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.cast import ONNX_TYPES
 from compiler.ops.onnx_node import OnnxTensor
+from compiler.ranges import LARGEST_SIZE
 from compiler.runtime.stages import Crossing, Facts, Reads
 from compiler.sizes import Dimension, bounds, is_open
 
@@ -219,7 +219,7 @@ def rest_of(
             same = f"count of {trim.count}" if trim is not None and counted else str(extent)
             dim = names.setdefault(same, f"count_{len(names)}")
             most = bounds(extent)[1]
-            high = max(int(most), 1) if isfinite(most) else None
+            high = max(int(most), 1) if most <= LARGEST_SIZE else None
             ranges.setdefault(dim, Dimension(dim, 1, high))
             dims.append(dim)
         decides = not text and (name in deciding or value in builder.sizes)

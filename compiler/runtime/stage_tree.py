@@ -72,7 +72,7 @@ def stages_from_json(data: Mapping[str, Any]) -> DataCut[int]:
     cut = DataCut[int](Reads(crossings, ranges), ends, reason=str(data["reason"]))
     for each in data["stages"]:
         facts = Facts(
-            tuple((str(name), int(size)) for name, size in each["sizes"]),
+            tuple((str(name), _integer(size)) for name, size in each["sizes"]),
             tuple(
                 (str(name), bytes.fromhex(found), tuple(_number(n) for n in shape))
                 for name, found, shape in each["known"]
@@ -85,10 +85,17 @@ def stages_from_json(data: Mapping[str, Any]) -> DataCut[int]:
     return cut
 
 
-def _number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no size and no number of a program")
+def _integer(value: Any) -> int:
+    """What the data decide may be any integer, also one that is no size."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is no integer")
     return value
+
+
+def _number(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError(f"{value!r} is no size and no number of a program")
+    return int(value)
 
 
 def _ranges_to_json(dimensions: Sequence[Dimension]) -> list[list[str]]:
@@ -118,6 +125,8 @@ def _check_cut(
     programs: Sequence[Program],
     outputs: Sequence[str],
 ) -> None:
+    if len({crossing.name for crossing in cut.reads.crossings}) < len(cut.reads.crossings):
+        raise ValueError("a value is read twice behind one cut")
     labels = [crossing.label for crossing in cut.reads.crossings if crossing.deciding]
     if len(set(labels)) < len(labels):
         raise ValueError("two values that decide sizes have one label")

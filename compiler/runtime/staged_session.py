@@ -112,7 +112,8 @@ def _first(name: str, dtype: np.dtype, dims: Dims, given: Array | None) -> Array
         if not isinstance(given, np.ndarray):
             raise InvalidInputError(f"input '{name}' is of type {type(given).__name__}, no array")
         with enough_memory_for(f"for state '{name}'"):
-            return given.copy()
+            copied = given.copy()
+        return copied.view(np.uint16) if copied.dtype.name == "bfloat16" else copied
     shape = [dim for dim in dims if isinstance(dim, int)]
     if len(shape) < len(dims):
         raise InvalidArgumentError(

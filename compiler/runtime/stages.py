@@ -60,9 +60,14 @@ class Crossing:
         """The name of the input whose extents are the elements of a deciding value."""
         return f"{self.name}//sizes"
 
-    def takes(self, array: Array) -> bool:
-        """Whether an array has this type."""
-        return array.dtype.kind in "OUT" if self.text else array.dtype == self.dtype.numpy
+    def taken(self, array: Array) -> Array | None:
+        """An array as programs take it; None if it has another type."""
+        if not isinstance(array, np.ndarray | np.generic):
+            return None
+        if self.dtype is DType.BFLOAT16 and array.dtype.name == "bfloat16":
+            return np.asarray(array).view(np.uint16)
+        fits = array.dtype.kind in "OUT" if self.text else array.dtype == self.dtype.numpy
+        return np.asarray(array) if fits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +268,7 @@ class StagedExecutable:
                 that.
             CompilerError: if a stage that this run is the first to need does not compile.
         """
-        arrays = arrays_in_order(inputs, self._names)
-        self._check(arrays)
+        arrays = self._checked(arrays_in_order(inputs, self._names))
         values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
         cut: DataCut[Executable] | None = self._first
         while cut is not None:
@@ -288,7 +292,9 @@ class StagedExecutable:
         inputs = {n: (crossings[n].dtype.numpy, dims) for n, dims in self.ports.inputs.items()}
         return StagedSession(inputs, self.output_names, self.run, states, initial or {})
 
-    def _check(self, arrays: Sequence[Array]) -> None:
+    def _checked(self, arrays: Sequence[Array]) -> list[Array]:
+        """The inputs as programs take them."""
+        checked = []
         shapes = shapes_of(arrays, self._names)
         sizes: dict[str, int] = {}
         crossings = self._first.reads.crossings
@@ -301,12 +307,15 @@ class StagedExecutable:
                     fits = fits and size in self.ranges.get(dim, (size,))
                     known = sizes.setdefault(dim, size)
                 fits = fits and size == known
-            if not fits or not crossing.takes(array):
+            taken = crossing.taken(array)
+            if not fits or taken is None:
                 wanted = "text" if crossing.text else crossing.dtype
                 raise InvalidInputError(
                     f"input '{crossing.name}' is {array.dtype} of {shape}, expected "
                     f"{wanted} of {dims_text(tuple(dims))}"
                 )
+            checked.append(taken)
+        return checked
 
     def _stage(
         self, cut: DataCut[Executable], values: Mapping[str, Array]
@@ -314,19 +323,42 @@ class StagedExecutable:
         """The stage for these values, made if it is not there, and its inputs."""
         while True:
             facts = cut.facts(values)
-            stage = cut.made.get(facts)
-            if stage is None:
-                with self._lock:
-                    if facts != cut.facts(values):
-                        continue  # what another thread has found out meanwhile
-                    stage = cut.made.get(facts) or self._make(cut, facts, values)
+            stage = self._made(cut, facts, values)
             if stage is None:
                 continue  # with other ends, or with a reason
-            given = cut.reads.inputs(facts, values)
-            if stage.program is None:
+            given = self._given(cut, stage, facts, values)
+            if not facts.open or stage.program is None or stage.program.takes(list(given.values())):
                 return stage, given
-            given = {port.name: given[port.name] for port in stage.program.inputs}
-            if not facts.open or stage.program.takes(list(given.values())):
-                return stage, given
-            # Two sizes that the program expresses by each other differ in this run.
-            cut.reason = "sizes that the model needs to be equal are not, or only sometimes"
+            # Two sizes that the program expresses by each other differ in this run, which says
+            # nothing about the next one.
+            facts = cut.reads.facts(values, None)
+            stage = self._made(cut, facts, values)
+            assert stage is not None, "sizes of one run have no ends"
+            return stage, self._given(cut, stage, facts, values)
+
+    def _made(
+        self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable] | None:
+        """The stage for these facts; None if none serves their ranges."""
+        stage = cut.made.get(facts)
+        if stage is not None:
+            return stage
+        with self._lock:
+            if facts.open and facts != cut.facts(values):
+                return None  # what another thread has found out meanwhile
+            return cut.made.get(facts) or self._make(cut, facts, values)
+
+    @staticmethod
+    def _given(
+        cut: DataCut[Executable],
+        stage: DataStage[Executable],
+        facts: Facts,
+        values: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """The inputs of a stage's program."""
+        given = cut.reads.inputs(facts, values)
+        return (
+            given
+            if stage.program is None
+            else {p.name: given[p.name] for p in stage.program.inputs}
+        )

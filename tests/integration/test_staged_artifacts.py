@@ -163,6 +163,14 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another type": (lambda m: _behind(m)["reads"][0].update(dtype="float64"), "read as float64"),
     "another rank": (lambda m: _behind(m)["reads"][0].update(dims=[1] * 7), "of 7 dimensions"),
     "other inputs": (lambda m: m["stages"]["reads"].pop(), "something else than the inputs"),
+    "an input twice": (
+        lambda m: m["stages"]["reads"].append(m["stages"]["reads"][0]),
+        "read twice",
+    ),
+    "a size that is no integer": (
+        lambda m: _behind(m)["stages"][0].update(sizes=[["count_0", 1.5]]),
+        "1.5 is no integer",
+    ),
     "absurd extents": (lambda m: _behind(m)["reads"][0].update(dims=[-4, 5]), "-4 is no size"),
     "no ranges": (lambda m: _behind(m)["stages"][0].update(open=[["count_0", "9..2"]]), "9..2"),
     "deep": (lambda m: _nested(m, 5000), "malformed"),

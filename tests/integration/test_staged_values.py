@@ -1,0 +1,92 @@
+"""Sizes and types that models that are cut meet where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compiler.codegen.link import linkers
+from compiler.errors import InvalidInputError
+from compiler.runtime.artifact import load_artifact
+from compiler.runtime.stages import StagedExecutable
+from service.jobs.no_regret import FixedSchedules
+from service.jobs.planning import ModelRequest
+from service.jobs.stage_planning import plan_programs
+from service.jobs.tuning import build_artifact
+from tests.integration.test_staged import BOOL, FLOAT, Info, agrees, model, staged
+
+
+def chosen(x: Info, mark: Info) -> onnx.ModelProto:
+    """The elements of one input whose places in the other one are not 0."""
+    node = helper.make_node
+    nodes = [
+        node("NonZero", [mark[0]], ["found"]),
+        node("Transpose", ["found"], ["rows"], perm=[1, 0]),
+        node("GatherND", [x[0], "rows"], ["values"]),
+    ]
+    return model(nodes, list(dict.fromkeys((x, mark))), ["values"])
+
+
+def test_more_places_than_a_dimension_can_have_are_a_range_without_an_end() -> None:
+    x = ("x", FLOAT, ("a", "b", "c", "d"))  # 4096 ** 4 places
+    proto = chosen(x, x)
+    made = staged(proto)
+    for extent in (2, 3):
+        agrees(made, proto, x=np.ones((2, extent, 1, 2), np.float32))
+    assert made.reasons == ()
+    assert made.programs == 2
+
+
+def test_bfloat16_is_taken_by_its_name_and_as_bits() -> None:
+    made = staged(chosen(("x", TensorProto.BFLOAT16, ("n",)), ("mark", BOOL, ("n",))))
+    x, mark = np.arange(4, dtype=ml_dtypes.bfloat16), np.array([True, False, True, True])
+    wanted = x[mark].view(np.uint16)
+    for given in (x, x.view(np.uint16)):
+        (values,) = made.run({"x": given, "mark": mark})
+        np.testing.assert_array_equal(values, wanted)
+    session = made.bind({"values": "x"}, initial={"x": x})
+    np.testing.assert_array_equal(session.state("x"), x.view(np.uint16))
+    session.run({"mark": mark})
+    np.testing.assert_array_equal(session.state("x"), wanted)
+
+
+def two_counts() -> onnx.ModelProto:
+    """A sum of the places of what is chosen twice: as many each time, or one."""
+    node = helper.make_node
+    return model(
+        [
+            node("NonZero", ["a"], ["ones"]),
+            node("NonZero", ["b"], ["others"]),
+            node("Add", ["ones", "others"], ["sum"]),
+        ],
+        [("a", FLOAT, (9,)), ("b", FLOAT, (9,))],
+        ["sum"],
+    )
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_a_run_that_contradicts_itself_costs_the_next_ones_nothing(tmp_path: Path) -> None:
+    proto = two_counts()
+    plans = plan_programs(ModelRequest(proto.SerializeToString()), {})
+    build_artifact(plans, FixedSchedules({}), tmp_path / "a")
+    loaded = load_artifact(tmp_path / "a")
+    assert isinstance(loaded, StagedExecutable)
+
+    def first(count: int) -> np.ndarray:
+        return (np.arange(9) < count).astype(np.float32)
+
+    for made in (loaded, staged(proto)):
+        agrees(made, proto, a=first(3), b=first(3))
+        programs = made.programs
+        with pytest.raises(InvalidInputError, match="what the data decide"):
+            made.run({"a": first(4), "b": first(5)})
+        for count in (3, 7):
+            agrees(made, proto, a=first(count), b=first(count))
+        assert made.programs == programs
+    agrees(made, proto, a=first(1), b=first(4))  # a program for these sizes alone
+    assert made.programs == programs + 1
