@@ -173,7 +173,10 @@ class _Instructions:
                 inner = copy(self)
                 inner._ranges = {**self._ranges, own.name: own}
                 inner._within_ranges = {}
-                inner._program = inner.narrowed(replace(self._program, instructions=()))
+                # Kernels count dimensions of their own, which may have the names of the program's.
+                memory = replace(self._program, instructions=(), kernels=())
+                kernels = self._program.kernels
+                inner._program = replace(inner.narrowed(memory), kernels=kernels)
                 self._within_ranges[own] = inner
             found.append((part, self._within_ranges[own]))
         return found

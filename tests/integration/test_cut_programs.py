@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 
@@ -124,6 +125,22 @@ def test_every_interval_has_the_schedule_that_is_known_of_it(
     assert borders == {1, 16, 128} and {each.dimension.name for each in branches} == {"sequence"}
     whole = [step for step in plan.kernels if len(pieces(step.workload)) > 1]
     assert len(branches) >= len(whole), "each is cut somewhere"
+
+
+def test_dimensions_may_have_the_names_by_which_kernels_count_theirs() -> None:
+    """Kernels call them s0, s1 in the order met; here s1 comes first."""
+    text = "<ir_version: 8, opset_import: ['' : 17]> m (float[s1,s0,9] x) => (y) {y = MatMul(x, w)}"
+    model = onnx.parser.parse_model(text.replace("'", '"'))
+    weights = np.arange(63, dtype=np.float32).reshape(9, 7)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    dims = {name: parse_range(name, f"1..{high}") for name, high in (("s0", 200), ("s1", 5))}
+    plan = make_plan(optimise(load_graph(model.SerializeToString(), dims), HOST), HOST)
+    cut = ProgramBuilder(Drawn(plan), HOST, kernels=KERNELS).build(plan)
+    assert "s0" in cut.program.borders
+    executable = load_program(cut)
+    for size in SIZES:
+        x = np.arange(3 * size * 9, dtype=np.float32).reshape(3, size, 9) % 8
+        assert np.array_equal(executable.run([x])[0], x @ weights)
 
 
 def test_cut_programs_keep_to_their_memory_on_both_sides_of_every_border(
