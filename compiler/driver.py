@@ -6,6 +6,7 @@ ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | art
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,11 @@ from compiler.artifacts import save_artifact
 from compiler.build import build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
 from compiler.codegen.backend import backend_of
+from compiler.codegen.link import LinkerError
 from compiler.compiling import compile_model
 from compiler.dtypes import DType
 from compiler.errors import (
+    ArtifactError,
     CompilerError,
     OutOfMemoryError,
     UnsupportedOperatorError,
@@ -193,7 +196,7 @@ def compile_with(
     """As `compile_model`, with all options as one value, and without a look at what is kept.
 
     A model with one program is also saved as an artifact `into` a folder, from which its code and
-    weights come then.
+    weights come then; it is not where no linker is found or the folder cannot be written.
     """
     return compile_read(reading(model, options), options, into)
 
@@ -344,7 +347,8 @@ def _executable(
 ) -> Executable:
     """Plan, build and load an imported graph; `sizes` are those that a planner is told.
 
-    With a folder to save it `into` as an artifact that has `ports`, it is loaded from there.
+    With a folder to save it `into` as an artifact that has `ports`, it is loaded from there. Where
+    that cannot be linked or written, it runs all the same.
     """
     timings = options.timings
     if options.planner is not None:
@@ -354,15 +358,16 @@ def _executable(
         optimised = optimise(graph, target, numerics, timings=timings, precision=options.precision)
         plan = make_plan(optimised, target, numerics, timings)
     del graph
-    if into is None:
-        return load_program(builder.build(plan, spare), options.threads, timings)
     loaded: list[Executable] = []
 
     def load(made: Artifact) -> None:
         loaded.append(made.executable(options.threads))
 
-    save_artifact({(): plan}, builder, into, ports, timings, load)
-    return loaded.pop()
+    if into is not None:
+        with suppress(ArtifactError, LinkerError):
+            save_artifact({(): plan}, builder, into, ports, timings, load)
+            return loaded.pop()
+    return load_program(builder.build(plan, spare), options.threads, timings)
 
 
 __all__ = [

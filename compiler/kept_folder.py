@@ -27,7 +27,7 @@ class KeptFolder:
     """A bounded folder of entries.
 
     Entries may hold machine code. A folder that others may write, or that is another user's, is
-    not used.
+    not used. Neither is such an entry: it was put there while others could write into the folder.
 
     Args:
         path: the folder, made when the first entry is kept.
@@ -49,7 +49,7 @@ class KeptFolder:
             status = self.path.stat()
         except OSError:
             return False
-        return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return _is_own(status)
 
     def find(self, key: str) -> Path | None:
         """The folder of an entry, which counts as used now; None if it is not kept, or the folder
@@ -59,7 +59,11 @@ class KeptFolder:
         """
         entry = self._entry(key)
         try:
-            if not self.is_trusted or not entry.is_dir():
+            if not self.is_trusted:
+                return None
+            status = entry.lstat()
+            if not (stat.S_ISDIR(status.st_mode) and _is_own(status)):
+                self._drop(entry)
                 return None
             now = self._clock()
             os.utime(entry, (now, now))
@@ -90,7 +94,7 @@ class KeptFolder:
             os.utime(staging, (now, now))
             with suppress(OSError):  # another process kept the same meanwhile
                 staging.rename(entry)
-            return entry if entry.is_dir() else None
+            return self.find(key)
         except OSError:
             return None
         finally:
@@ -134,7 +138,14 @@ class KeptFolder:
         aside = self.path / f".old.{secrets.token_hex(8)}"
         with suppress(OSError):  # another process was first
             entry.rename(aside)
+        with suppress(OSError):  # a file, or a link: nothing that was kept
+            aside.unlink()
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether it is this user's, and nobody else may write into it."""
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _bytes_below(folder: Path) -> int:

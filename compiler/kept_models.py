@@ -95,6 +95,7 @@ class KeptModels:
             return None
         try:
             details = json.loads((entry / DETAILS).read_bytes())
+            beside = source.states(details["files"])
             if not source.has(details["files"]):
                 raise ArtifactError("its external data has changed")
             artifact = read_artifact(entry / ARTIFACT)
@@ -108,7 +109,7 @@ class KeptModels:
 
         def made(sizes: Sizes) -> Executable:
             """A program of its own for sizes that the kept one does not serve."""
-            source.check_same()
+            source.check_same(beside)
             dims = {**options.dims, **dict(sizes)}
             found = self.compile(source.model, replace(options, dims=dims))
             assert isinstance(found, Executable)
@@ -124,11 +125,12 @@ class KeptModels:
         assert self._folder is not None
         made: list[Compiled] = []
         read = reading(source.model, options)
-        files = source.digests(external_files(read[0].proto))
+        locations = external_files(read[0].proto)
+        beside, files = source.states(locations), source.digests(locations)
 
         def make(folder: Path) -> None:
             made.append(compile_read(read, options, folder / ARTIFACT))
-            source.check_same()
+            source.check_same(beside)
             if not (folder / ARTIFACT).exists():
                 raise ArtifactError("it has more than one program")
             ranged = made[0] if isinstance(made[0], SizedExecutable) else None
@@ -167,6 +169,8 @@ class _Source:
             return None
         path = Path(model)
         try:
+            if not path.is_file():  # what comes through a pipe can be read once
+                return None
             with path.open("rb") as file:
                 state = _state(os.fstat(file.fileno()))
                 return cls(path, hashlib.file_digest(file, "sha256").hexdigest(), state)
@@ -183,16 +187,31 @@ class _Source:
         """Whether the files beside the model have these digests."""
         return self.digests(files) == dict(files)
 
-    def check_same(self) -> None:
-        """Raises ChangedModelError if the file has changed since it was read."""
+    def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """The states of files beside the model; empty for one that is not there."""
+        if not isinstance(self.model, Path):
+            return {}
+        return {location: _state_of(self.model.parent / location) for location in locations}
+
+    def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ChangedModelError if the file has changed since it was read, or those beside it
+        have other states."""
         if not isinstance(self.model, Path):
             return
-        try:
-            state = _state(self.model.stat())
-        except OSError:
-            state = ()
-        if state != self.state:
+        if _state_of(self.model) != self.state:
             raise ChangedModelError(f"'{self.model}' has changed since it was compiled")
+        for location, state in beside.items():
+            if _state_of(self.model.parent / location) != state:
+                raise ChangedModelError(
+                    f"'{location}' beside '{self.model}' has changed since it was compiled"
+                )
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    try:
+        return _state(path.stat())
+    except (OSError, ValueError):
+        return ()
 
 
 def _state(status: os.stat_result) -> tuple[int, ...]:

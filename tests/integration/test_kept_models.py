@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,23 @@ def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> Non
         kept.compile(path, CompileOptions())
 
 
+def test_programs_of_other_sizes_have_the_same_external_data(kept: KeptModels, path: Path) -> None:
+    def save(factor: float) -> None:
+        path.with_suffix(".data").unlink(missing_ok=True)
+        there = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
+        onnx.save(model(factor, "n"), path, **there)
+
+    save(2.0)
+    state = path.stat()
+    kept.compile(path, CompileOptions())
+    found = kept.compile(path, CompileOptions())
+    data = path.with_suffix(".data")
+    data.write_bytes((3 * np.eye(3, dtype=np.float32)).tobytes())
+    assert path.stat() == state
+    with pytest.raises(InvalidModelError, match=r"m\.data.* has changed"):
+        found.run([np.ones((5000, 3), np.float32)])
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "kernels.so", "weights.bin", "../details.json"])
 @pytest.mark.parametrize("damage", [None, b"", b"[]", b"{}"])
 def test_what_is_damaged_is_compiled_again(
@@ -198,6 +216,32 @@ def test_a_full_disk_does_not_hinder(
     monkeypatch.setattr("compiler.runtime.artifact_writer._write", full)
     assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
     assert not entries(folder)
+
+
+@pytest.mark.parametrize("rows", [2, "n"])
+def test_a_machine_without_a_linker_compiles(
+    kept: KeptModels,
+    folder: KeptFolder,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int | str,
+) -> None:
+    monkeypatch.setattr("compiler.codegen.link.linkers", lambda: ())
+    onnx.save(model(rows=rows), path)
+    found = kept.compile(path, CompileOptions())
+    assert np.array_equal(found.run([X])[0], 2 * X)
+    assert not getattr(found, "reason", "") and not entries(folder)
+
+
+def test_a_model_that_comes_through_a_pipe_is_read_once(kept: KeptModels, path: Path) -> None:
+    data, pipe = path.read_bytes(), path.with_name("pipe")
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
+    writer.start()
+    read = os.open(pipe, os.O_RDONLY)  # as a shell gives it: `/dev/fd/N`
+    found = kept.compile(f"/dev/fd/{read}", CompileOptions())
+    os.close(read)
+    assert np.array_equal(found.run([X])[0], 2 * X)
 
 
 def test_a_model_that_changes_while_it_compiles_is_not_kept(

@@ -124,6 +124,29 @@ def test_a_folder_of_another_user_is_not_used(
     assert kept.keep(key("b"), writes("text")) is None
 
 
+@pytest.mark.parametrize("planted", ["link", "writable", "file"])
+def test_what_others_put_into_the_folder_is_not_used(
+    kept: KeptFolder, tmp_path: Path, planted: str
+) -> None:
+    """While they could write into it, before its user shut them out."""
+    kept.keep(key("a"), writes("text"))
+    kept.remove(key("a"))
+    entry = kept.path / key("a")
+    if planted == "link":
+        (tmp_path / "theirs").mkdir()
+        entry.symlink_to(tmp_path / "theirs")
+    elif planted == "file":
+        entry.write_text("theirs")
+    else:
+        entry.mkdir()
+        entry.chmod(0o777)
+    assert kept.find(key("a")) is None
+    made = kept.keep(key("a"), writes("text"))
+    assert made is not None and (made / "file").read_text() == "text" and not made.is_symlink()
+    assert names(kept) == {key("a")}
+    assert planted != "link" or (tmp_path / "theirs").is_dir()
+
+
 def test_a_file_in_the_way_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file")
     kept = KeptFolder(tmp_path / "kept", 100)
