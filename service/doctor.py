@@ -107,11 +107,11 @@ def _granted(root: Path) -> DeviceFinding:
 
 def _disk(folder: Path) -> DeviceFinding:
     folder = folder.absolute()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
     try:
+        there = next(each for each in (folder, *folder.parents) if each.exists())
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return DeviceFinding("disk", Grade.UNKNOWN, f"'{there}': {error.strerror}")
+        return DeviceFinding("disk", Grade.UNKNOWN, f"'{folder}': {error.strerror}")
     found = f"{free >> 20} MiB are free where '{folder}' is"
     do = "du -xh / | sort -h | tail shows what is large"
     if free < LEAST_FREE_BYTES:
@@ -123,7 +123,7 @@ def _disk(folder: Path) -> DeviceFinding:
 
 def _kept() -> DeviceFinding:
     """The compiled models that this user's processes share."""
-    from compiler.kept_models import LIMIT, own_folder
+    from compiler.kept_models import FOLDER, LIMIT, own_folder
 
     try:
         kept = own_folder()
@@ -131,7 +131,12 @@ def _kept() -> DeviceFinding:
         return DeviceFinding("kept", Grade.WRONG, str(error), f"unset {LIMIT}")
     if kept is None:
         return DeviceFinding("kept", Grade.FINE, "no compiled models, as the environment says")
-    if kept.path.exists() and not kept.is_trusted:
+    try:
+        there = kept.path.exists()
+    except OSError as error:
+        found = f"'{kept.path}' is not used: {error.strerror}"
+        return DeviceFinding("kept", Grade.POOR, found, f"let {FOLDER} name another folder")
+    if there and not kept.is_trusted:
         found = f"'{kept.path}' is not used: others may write into it"
         return DeviceFinding("kept", Grade.POOR, found, f"chmod 700 '{kept.path}'")
     entries = [size for _, size, _ in kept.entries()]
@@ -145,8 +150,12 @@ def _database(settings: Settings) -> DeviceFinding:
     from service.storage import open_storage
 
     own = settings.data_folder / "tilewright.db"
-    if not settings.database_url and not own.exists():
-        return DeviceFinding("database", Grade.FINE, f"none yet; it will be '{own}'")
+    try:
+        if not settings.database_url and not own.exists():
+            return DeviceFinding("database", Grade.FINE, f"none yet; it will be '{own}'")
+    except OSError as error:
+        do = "TILEWRIGHT_DATA_FOLDER says where"
+        return DeviceFinding("database", Grade.WRONG, f"'{own}': {error.strerror}", do)
     try:
         with closing(open_storage(settings)) as storage:
             jobs = sum(storage.jobs.counts().values())

@@ -79,13 +79,14 @@ export class MeasurementWorker {
     }
   }
 
-  /** Do it until there is an answer, with pauses; undefined once the worker stops. */
-  async #patiently(ask) {
-    for (let pause = 0.1; !this.#stopping.signal.aborted; pause = Math.min(2 * pause, LAST_PAUSE_SECONDS)) {
+  /** Do it until there is an answer, with pauses; undefined once the worker stops, or `signal` says
+   * that nobody waits for it. */
+  async #patiently(ask, signal = this.#stopping.signal) {
+    for (let pause = 0.1; !signal.aborted; pause = Math.min(2 * pause, LAST_PAUSE_SECONDS)) {
       try {
         return await ask();
       } catch (error) {
-        if (this.#stopping.signal.aborted) return undefined;
+        if (signal.aborted) return undefined;
         if (error instanceof Refused && error.workerUnknown) {
           await this.#patiently(() => this.#register());
           continue;
@@ -205,7 +206,7 @@ export class MeasurementWorker {
   async #fetched(digests, signal) {
     const found = new Map();
     for (const digest of digests) {
-      const bytes = this.#blobs.get(digest) ?? (await this.#patiently(() => this.api.blob(digest, signal)));
+      const bytes = this.#blobs.get(digest) ?? (await this.#patiently(() => this.api.blob(digest, signal), signal));
       if (signal.aborted || bytes === undefined) throw new Unreachable("the lease is over");
       this.#blobs.delete(digest);
       this.#blobs.set(digest, bytes);

@@ -132,10 +132,10 @@ class CoolingDown:
             return
         self._log(f"the device is slowed down and work waits: {reason}")
         started = self._clock()
-        while reason and not pause(LOOK_SECONDS):
+        while reason and self._clock() - started < LONGEST_WAIT_SECONDS:
+            if pause(LOOK_SECONDS):
+                return  # that was no whole wait
             reason = self._reason()
-            if self._clock() - started >= LONGEST_WAIT_SECONDS:
-                break
         self._in_vain = bool(reason)
         outcome = f"it is still so: {reason}" if reason else "it is over"
         self._log(f"after {self._clock() - started:.0f} seconds, {outcome}")

@@ -203,7 +203,9 @@ def _cores(text: str, root: Path) -> tuple[int, ...]:
 
     Raises ValueError.
     """
-    kinds = core_kinds(root)
+    usable = available_cores()
+    # a container may be told of other cores than those that it may use
+    kinds = [kind for kind in core_kinds(root) if usable.issuperset(kind.cores)]
     if not text:
         return kinds[0].cores if len(kinds) > 1 else ()
     named = [kind for kind in kinds if text in (core_name(kind.processor), core_label(kind))]
@@ -218,7 +220,6 @@ def _cores(text: str, root: Path) -> tuple[int, ...]:
             of_here = f" and none of this machine's kinds of cores ({names})" if names else ""
             raise ValueError(f"--cores: '{text}' is no list such as 2,4-7{of_here}")
         found.update(range(int(first), int(last) + 1))
-    usable = available_cores()
     if found - usable:
         lacking = ", ".join(map(str, sorted(found - usable)[:10]))
         raise ValueError(

@@ -137,6 +137,41 @@ def test_whole_programs_are_checked_raced_and_profiled(
         device.check(replace(model, link=lambda: other), 1, SEED, {})
 
 
+LOST = """
+import {Unreachable} from "FOLDER/api.mjs";
+import {MeasurementWorker} from "FOLDER/worker.mjs";
+
+const payload = {plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1"};
+let claims = 0;
+const api = {
+  async call(method, path) {
+    if (path === "/v1/workers") return {heartbeat_seconds: 0, long_poll_seconds: 0};
+    if (path.endsWith("/heartbeat")) return {renewed: {}, heartbeat_seconds: 0};
+    if (path === "/v1/leases/claim" && ++claims === 1) return {leases: [{lease_id: "l", payload}]};
+    if (claims === 2) worker.stop();
+    return {};
+  },
+  blob: (digest, signal) => new Promise((_, reject) => {
+    const broken = () => reject(new Unreachable("aborted"));
+    if (signal.aborted) broken();
+    signal.addEventListener("abort", broken);
+  }),
+};
+const worker = new MeasurementWorker({api, name: "w", device: {}, targets: [], tell() {}});
+await worker.run();
+console.log(claims);
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+def test_a_lease_that_is_lost_while_its_blobs_arrive_is_over(tmp_path: Path) -> None:
+    script = tmp_path / "lost.mjs"
+    script.write_text(LOST.replace("FOLDER", FOLDER.as_uri()))
+    assert NODE is not None
+    said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
+    assert said.stdout == b"2\n"
+
+
 @needs_node
 @pytest.mark.usefixtures("worker")
 def test_a_candidate_harms_nobody_but_itself(

@@ -44,6 +44,18 @@ def test_an_installation_that_works(settings: Settings, tmp_path: Path) -> None:
     assert "none yet" in {each.name: each.found for each in findings}["database"]
 
 
+def test_folders_that_cannot_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beyond = tmp_path / ("x" * 300)
+    monkeypatch.setenv("TILEWRIGHT_KEPT_FOLDER", str(beyond))
+    findings = doctor.check_installation(Settings(data_folder=beyond), tmp_path)
+    found = {each.name: each for each in findings}
+    grades = {name: found[name].grade for name in ("disk", "kept", "database")}
+    assert grades == {"disk": Grade.UNKNOWN, "kept": Grade.POOR, "database": Grade.WRONG}
+    assert all("File name too long" in found[name].found for name in grades)
+
+
 def test_without_the_compiler(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     found = look("compiler")

@@ -181,3 +181,15 @@ def test_the_fastest_kind_is_pinned(
     assert "none of this machine's kinds of cores (cortex-a76@2.4, cortex-a55@1.8)" in (
         capsys.readouterr().err
     )
+
+
+def test_cores_that_only_the_host_may_use_are_not_pinned(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A container may show the cores of its host, or number its own anew."""
+    for module in ("compiler.detection", "service.worker.options"):
+        monkeypatch.setattr(f"{module}.available_cores", lambda: {20, 21})
+    assert parse_arguments(["--check"], {}, machine).cores == ()
+    with pytest.raises(SystemExit):
+        parse_arguments(["--check", "--cores", "cortex-a76"], {}, machine)
+    assert "--cores: 'cortex-a76' is no list" in capsys.readouterr().err

@@ -106,6 +106,14 @@ def test_work_waits_until_it_is_over() -> None:
     assert waiting.now == 3.0 and len(waiting.said) == 2
 
 
+def test_a_wait_for_work_that_nobody_wants_any_more_was_no_whole_wait() -> None:
+    waiting = Waiting("hot", "hot", "hot", "")
+    waiting.cooling.wait(lambda seconds: True)
+    assert waiting.now == 0.0
+    waiting.cooling.wait(waiting.pause)
+    assert waiting.now == 2.0 and waiting.said[-1] == "after 2 seconds, it is over"
+
+
 def test_what_never_ends_is_waited_for_once() -> None:
     waiting = Waiting("limited")
     waiting.cooling.wait(waiting.pause)
