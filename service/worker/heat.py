@@ -133,8 +133,9 @@ class CoolingDown:
         self._log(f"the device is slowed down and work waits: {reason}")
         started = self._clock()
         while reason and self._clock() - started < LONGEST_WAIT_SECONDS:
-            if pause(LOOK_SECONDS):
-                return  # that was no whole wait
+            if pause(LOOK_SECONDS):  # that was no whole wait
+                self._log(f"after {self._clock() - started:.0f} seconds, nobody waits for the work")
+                return
             reason = self._reason()
         self._in_vain = bool(reason)
         outcome = f"it is still so: {reason}" if reason else "it is over"
