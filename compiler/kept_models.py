@@ -255,7 +255,8 @@ def _compiler_digest() -> str:
         for path in sorted(root.rglob("*"))
         if path.suffix in (".py", ".so") and (status := path.stat())
     ]
-    versions = [_version("numpy"), _version("llvmlite")]
+    # wheels may give all their files one time
+    versions = [_version(name) for name in ("tilewright", "numpy", "llvmlite")]
     return hashlib.sha256(json.dumps([files, versions]).encode()).hexdigest()
 
 

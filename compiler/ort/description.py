@@ -13,6 +13,7 @@ from compiler.dtypes import DType
 
 if TYPE_CHECKING:
     from compiler.runtime.artifact import Artifact
+    from compiler.runtime.ports import Dims
     from compiler.runtime.program import Port
 
 ELEMENT_TYPES = {
@@ -99,21 +100,43 @@ def of_model(source: Path | bytes) -> SessionDescription:
 
 def of_artifact(artifact: Artifact) -> SessionDescription:
     """What an artifact says of its inputs and outputs."""
-    program = artifact.programs[0].program
 
-    def described(ports: tuple[Port, ...], dims: Mapping[str, tuple[int | str, ...]]) -> Any:
+    def described(names: Mapping[str, Dims], types: Mapping[str, str]) -> tuple[NodeArg, ...]:
         return tuple(
-            NodeArg(
-                port.name,
-                "tensor(string)" if port.labels is not None else _dtype_name(port.dtype),
-                [None if dim == -1 else dim for dim in dims[port.name]],
-            )
-            for port in ports
+            NodeArg(name, types[name], [None if dim == -1 else dim for dim in dims])
+            for name, dims in names.items()
         )
 
-    inputs = described(program.inputs, artifact.ports.inputs)
-    outputs = described(program.outputs, artifact.ports.outputs)
-    return SessionDescription(inputs, outputs, ModelMetadata(graph_name=program.name))
+    return SessionDescription(
+        described(artifact.ports.inputs, _input_types(artifact)),
+        described(artifact.ports.outputs, _output_types(artifact)),
+        ModelMetadata(graph_name=artifact.programs[0].program.name),
+    )
+
+
+def _input_types(artifact: Artifact) -> dict[str, str]:
+    if artifact.stages is None:
+        return {port.name: _port_type(port) for port in artifact.programs[0].program.inputs}
+    crossings = artifact.stages.reads.crossings
+    return {c.name: "tensor(string)" if c.text else _dtype_name(c.dtype) for c in crossings}
+
+
+def _output_types(artifact: Artifact) -> dict[str, str]:
+    if artifact.stages is None:
+        return {port.name: _port_type(port) for port in artifact.programs[0].program.outputs}
+    return {
+        name: _port_type(port)
+        for cut in artifact.stages.walk()
+        for stage in cut.made.values()
+        if stage.program is not None
+        for name, port in zip(
+            stage.makes, artifact.programs[stage.program].program.outputs, strict=True
+        )
+    }
+
+
+def _port_type(port: Port) -> str:
+    return "tensor(string)" if port.labels is not None else _dtype_name(port.dtype)
 
 
 def tensor_type(dtype: np.dtype) -> str:

@@ -70,7 +70,7 @@ class InferenceSession:
             self._described = of_artifact(read_artifact(self._source))
             self._compiled = load_artifact(self._source, threads)
         else:
-            dims = {**self._options.sizes, **options.pop("dims", {})}
+            dims = {**self._options.sizes, **(options.pop("dims", None) or {})}
             self._compiled = compile_model(self._source, threads=threads, dims=dims, **options)
 
     @property

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
+from compiler import kept_models
 from compiler.driver import CompileOptions
 from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.kept_folder import KeptFolder
@@ -113,6 +115,22 @@ def test_other_options_are_another_model(
     for _ in range(2):
         kept.compile(path, CompileOptions())
         assert np.array_equal(kept.compile(path, other).run([X])[0], 2 * X)
+    assert len(compiles) == 2
+
+
+def test_another_release_compiles_again(
+    kept: KeptModels, path: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be as long and as old as those of this one: wheels may give all one time."""
+
+    def tomorrow(package: str) -> str:
+        return "1000.0" if package == "tilewright" else version(package)
+
+    kept.compile(path, CompileOptions())
+    kept_models._compiler_digest.cache_clear()
+    monkeypatch.setattr(kept_models, "version", tomorrow)
+    kept.compile(path, CompileOptions())
+    kept_models._compiler_digest.cache_clear()
     assert len(compiles) == 2
 
 

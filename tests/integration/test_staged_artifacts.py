@@ -15,8 +15,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+import compiler.ort as ort
 from compiler.codegen.link import linkers
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
+from compiler.ort.description import numpy_type
 from compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
 from compiler.runtime.stages import StagedExecutable
 from service.cli import run as run_cli
@@ -66,6 +68,20 @@ assert not {{"compiler.graph", "compiler.frontend", "compiler.staged"}} & sys.mo
         expected = ReferenceEvaluator(chosen_rows()).run(None, feed)
         for name, theirs in zip(("centred", "part", "count"), expected, strict=True):
             np.testing.assert_allclose(made[f"{name}{n}"], theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_session_takes_an_artifact_in_stages(folder: Path) -> None:
+    session = ort.InferenceSession(folder)
+    feed = marked(5)
+    assert [each.name for each in session.get_inputs()] == list(feed)
+    made = session.run(None, feed)
+    for each, array in zip(
+        session.get_inputs() + session.get_outputs(), [*feed.values(), *made], strict=True
+    ):
+        assert numpy_type(each.type) == array.dtype
+    expected = ReferenceEvaluator(chosen_rows()).run(None, feed)
+    for ours, theirs in zip(made, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_command_line_says_what_it_made(
