@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,15 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
     assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_no_entry_of_the_changelog_was_torn_by_a_merge() -> None:
+    """`union` merges lines: of two forms of an entry it leaves the end of one behind the other."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    ends = [b for a, b in pairwise(lines) if a.endswith(".") and re.match(" +[a-z]", b)]
+    assert not ends, "these lines go on with a sentence that had ended"
+    long = [line for line in lines if len(line) > 40]
+    assert sorted(set(long)) == sorted(long), "a line stands there twice"
 
 
 def test_make_targets_are_described() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from deploy import wheels
-from deploy.wheels import LIBRARY, PLATFORMS, Platform, make_wheels
+from deploy.wheels import LIBRARY, PARTS, PLATFORMS, ROOT, Platform, make_wheels
 
 INFORMATION = "tilewright-1.0.dist-info"
 MADE = {
@@ -92,3 +93,25 @@ def test_equal_sources_make_equal_wheels(made: dict[str, Path], tmp_path: Path) 
     assert {n: p.read_bytes() for n, p in again.items()} == {
         n: p.read_bytes() for n, p in made.items()
     }
+
+
+def test_wheels_have_every_file_of_a_package_and_what_is_stated_is_there() -> None:
+    """What no pattern of pyproject.toml names is missing where pip installs a wheel."""
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns: dict[str, list[str]] = stated["package-data"]
+    folders = [ROOT / part for part in PARTS if (ROOT / part).is_dir()]
+    packages = [path.parent for top in folders for path in top.rglob("__init__.py")]
+    named: set[Path] = set()
+    for package in packages:
+        name = ".".join(package.relative_to(ROOT).parts)
+        for pattern in patterns.get(name, ()):
+            found = set(package.glob(pattern))
+            assert found, f"{name} has no {pattern}"
+            named |= found
+    for folder in folders:
+        assert (folder / "py.typed").exists(), f"{folder.name} is said to be typed"
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix not in (".pyc", ".so"):
+                module = path.suffix == ".py" and path.parent in packages
+                typed = path.name in patterns["*"]
+                assert module or typed or path in named, f"no wheel has {path.relative_to(ROOT)}"
