@@ -44,7 +44,7 @@ DEFAULT_LIMIT_BYTES = 4 << 30
 
 def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
     """Where this user's models are kept: `$TILEWRIGHT_KEPT_FOLDER`, or `tilewright/compiled` in
-    `$XDG_CACHE_HOME` or ~/.cache. None if the variable is set to nothing.
+    `$XDG_CACHE_HOME` or ~/.cache. None if the variable is set to nothing, or the user has no home.
 
     Raises:
         InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is no number of bytes.
@@ -55,9 +55,14 @@ def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None
     limit = environment.get(LIMIT, str(DEFAULT_LIMIT_BYTES))
     if not (limit.isascii() and limit.isdigit()):
         raise InvalidArgumentError(f"{LIMIT} is '{limit}', expected a number of bytes")
+    if stated:
+        return KeptFolder(stated, int(limit))
     base = environment.get("XDG_CACHE_HOME", "")
-    caches = Path(base) if base else Path.home() / ".cache"
-    return KeptFolder(stated or caches / "tilewright" / "compiled", int(limit))
+    try:
+        caches = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:  # a container may run as a user whom nobody knows
+        return None
+    return KeptFolder(caches / "tilewright" / "compiled", int(limit))
 
 
 class KeptModels:

@@ -130,7 +130,9 @@ def _kept() -> DeviceFinding:
     except CompilerError as error:
         return DeviceFinding("kept", Grade.WRONG, str(error), f"unset {LIMIT}")
     if kept is None:
-        return DeviceFinding("kept", Grade.FINE, "no compiled models, as the environment says")
+        return DeviceFinding(
+            "kept", Grade.FINE, "no compiled models: the environment says so, or names no home"
+        )
     try:
         there = kept.path.exists()
     except OSError as error:

@@ -325,6 +325,15 @@ def test_the_environment_says_where(tmp_path: Path) -> None:
             own_folder({"TILEWRIGHT_KEPT_BYTES": bad})
 
 
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert own_folder({}) is None
+    assert own_folder({"TILEWRIGHT_KEPT_FOLDER": "/f"}) is not None
+
+
 def test_details_that_lie_are_not_believed(
     kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
 ) -> None:
