@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.errors import CompilerError, InvalidArgumentError
+from compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
 from compiler.ranges import default_range
 from compiler.runtime.packing import Array
 from compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
@@ -66,10 +66,13 @@ def _tried(
     """A stage; None if there is none: its range was parted, or the model contradicts itself.
 
     Raises:
+        OutOfMemoryError: if there is no room to compile it.
         CompilerError: why there is none, unless it is `optional`.
     """
     try:
         found = stager.make(cut, facts, values)
+    except OutOfMemoryError:
+        raise
     except CompilerError:
         if optional:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from compiler.codegen.link import linkers
-from compiler.errors import InvalidInputError
+from compiler.errors import InvalidInputError, OutOfMemoryError
 from compiler.runtime.artifact import load_artifact
 from compiler.runtime.stages import StagedExecutable
+from compiler.staged import Stager
 from service.jobs.no_regret import FixedSchedules
 from service.jobs.planning import ModelRequest
 from service.jobs.stage_planning import plan_programs
@@ -90,3 +92,17 @@ def test_a_run_that_contradicts_itself_costs_the_next_ones_nothing(tmp_path: Pat
         assert made.programs == programs
     agrees(made, proto, a=first(1), b=first(4))  # a program for these sizes alone
     assert made.programs == programs + 1
+
+
+def test_no_program_is_left_out_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Stager._compiled
+
+    def scarce(self: Any, cut: Any, facts: Any, values: Any) -> Any:
+        if facts.sizes:  # none of them is chosen, behind the cut
+            raise OutOfMemoryError("there is not enough memory to compile the model")
+        return compiled(self, cut, facts, values)
+
+    monkeypatch.setattr(Stager, "_compiled", scarce)
+    proto = chosen(("x", FLOAT, (4,)), ("mark", BOOL, (4,)))
+    with pytest.raises(OutOfMemoryError):
+        plan_programs(ModelRequest(proto.SerializeToString()), {})
