@@ -87,7 +87,8 @@ def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimensi
         return (dimension,)
     high = inf if dimension.high is None else dimension.high
     ends = [size // dimension.multiple for size in last]
-    starts = [dimension.low, *(end + 1 for end in ends if dimension.low <= end < high)]
+    least = max(dimension.low, 1)  # no piece is of nothing alone
+    starts = [dimension.low, *(end + 1 for end in ends if least <= end < high)]
     starts = list(dict.fromkeys(starts))
     highs = [*(start - 1 for start in starts[1:]), dimension.high]
     return tuple(
