@@ -183,10 +183,12 @@ class _Source:
             return None
 
     def digests(self, locations: Iterable[str]) -> dict[str, str]:
-        """SHA-256 (hex) of files beside the model; empty for one that cannot be read."""
+        """SHA-256 (hex) of files beside the model; empty for one that cannot be read, or lies
+        elsewhere: the import refuses it, but a digest of it may take for ever."""
         if not isinstance(self.model, Path):
             return {}
-        return {location: _digest(self.model.parent / location) for location in locations}
+        folder = self.model.resolve().parent
+        return {location: _digest(folder, location) for location in locations}
 
     def has(self, files: Mapping[str, str]) -> bool:
         """Whether the files beside the model have these digests."""
@@ -196,7 +198,8 @@ class _Source:
         """The states of files beside the model; empty for one that is not there."""
         if not isinstance(self.model, Path):
             return {}
-        return {location: _state_of(self.model.parent / location) for location in locations}
+        folder = self.model.resolve().parent
+        return {location: _state_of(folder / location) for location in locations}
 
     def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
         """Raises ChangedModelError if the file has changed since it was read, or those beside it
@@ -206,7 +209,7 @@ class _Source:
         if _state_of(self.model) != self.state:
             raise ChangedModelError(f"'{self.model}' has changed since it was compiled")
         for location, state in beside.items():
-            if _state_of(self.model.parent / location) != state:
+            if _state_of(self.model.resolve().parent / location) != state:
                 raise ChangedModelError(
                     f"'{location}' beside '{self.model}' has changed since it was compiled"
                 )
@@ -223,11 +226,14 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _digest(path: Path) -> str:
+def _digest(folder: Path, location: str) -> str:
     try:
+        path = (folder / location).resolve()
+        if not (path.is_relative_to(folder) and path.is_file()):
+            return ""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last of links in a circle
         return ""
 
 

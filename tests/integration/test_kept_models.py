@@ -181,6 +181,34 @@ def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> Non
         kept.compile(path, CompileOptions())
 
 
+def test_external_data_lie_beside_the_file_that_a_link_names(
+    kept: KeptModels, path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "m.onnx"
+    link.symlink_to(path)
+    there = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
+    onnx.save(model(2.0), path, **there)  # type: ignore[arg-type]  # each is of its own type
+    assert np.array_equal(kept.compile(link, CompileOptions()).run([X])[0], 2 * X)
+    path.with_suffix(".data").write_bytes((3 * np.eye(3, dtype=np.float32)).tobytes())
+    assert np.array_equal(kept.compile(link, CompileOptions()).run([X])[0], 3 * X)
+
+
+@pytest.mark.parametrize("location", ["/dev/zero", "pipe"])
+def test_external_data_without_an_end_are_refused(
+    kept: KeptModels, path: Path, location: str
+) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    made = model()
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(InvalidModelError, match="external data"):
+        kept.compile(path, CompileOptions())
+
+
 def test_programs_of_other_sizes_have_the_same_external_data(kept: KeptModels, path: Path) -> None:
     def save(factor: float) -> None:
         path.with_suffix(".data").unlink(missing_ok=True)
