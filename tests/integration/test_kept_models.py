@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -280,11 +279,9 @@ def test_a_machine_without_a_linker_compiles(
 
 
 def test_a_model_that_comes_through_a_pipe_is_read_once(kept: KeptModels, path: Path) -> None:
-    data, pipe = path.read_bytes(), path.with_name("pipe")
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
-    writer.start()
-    read = os.open(pipe, os.O_RDONLY)  # as a shell gives it: `/dev/fd/N`
+    read, write = os.pipe()  # as a shell gives it: `/dev/fd/N`
+    os.write(write, path.read_bytes())
+    os.close(write)
     found = kept.compile(f"/dev/fd/{read}", CompileOptions())
     os.close(read)
     assert np.array_equal(found.run([X])[0], 2 * X)
