@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -87,7 +87,8 @@ class KeptModels:
         options.machine()  # what is impossible is said before a large file is read
         source = None if self._folder is None else _Source.of(model)
         if source is None or options.schedules is not None or options.planner is not None:
-            from compiler.driver import compile_with
+            with _naming_packages():
+                from compiler.driver import compile_with
 
             return compile_with(model, options)
         key = _key(source.digest, options)
@@ -124,8 +125,9 @@ class KeptModels:
         return SizedExecutable(artifact.ports, made, ranges=ranges, ranged=program, own=own)
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
-        from compiler.driver import compile_read, reading
-        from compiler.frontend.tensors import external_files
+        with _naming_packages():
+            from compiler.driver import compile_read, reading
+            from compiler.frontend.tensors import external_files
 
         assert self._folder is not None
         made: list[Compiled] = []
@@ -145,6 +147,19 @@ class KeptModels:
         with suppress(ArtifactError, ChangedModelError):
             self._folder.keep(key, make)
         return made[0] if made else compile_read(reading(source.model, options), options)
+
+
+@contextmanager
+def _naming_packages() -> Iterator[None]:
+    """Say how to install what an import does not find."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"compiler.compile_model needs the package '{error.name}': "
+            "pip install 'tilewright[compiler]' has it",
+            name=error.name,
+        ) from error
 
 
 class ChangedModelError(InvalidModelError):

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,6 +32,13 @@ def _state(path: Path) -> _State:
 def partial_file(target: Path) -> Path:
     """Where the bytes of a file lie until all have arrived."""
     return target.with_name(f".{target.name}")
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 class BlobCache:
@@ -110,7 +118,7 @@ class BlobCache:
 
     def _shrink(self, coming: int, keep: Collection[str]) -> bool:
         with self._lock:
-            files = [(path.stat(), path) for path in self._folder.iterdir()]
+            files = self._files()
             total = sum(stat.st_size for stat, _ in files) + coming
             for stat, path in sorted(files, key=lambda item: item[0].st_mtime):
                 if total <= self._limit_bytes:
@@ -126,11 +134,19 @@ class BlobCache:
         for digest, size in blobs.items():
             path = self.path(digest)
             for found in (path, partial_file(path)):
-                if found.exists():
-                    size -= found.stat().st_size
+                if (there := _size(found)) is not None:
+                    size -= there
                     break
             missing += max(0, size)
         return missing
 
     def _held_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._folder.iterdir())
+        return sum(stat.st_size for stat, _ in self._files())
+
+    def _files(self) -> list[tuple[os.stat_result, Path]]:
+        """Those that are still there when they are looked at: downloads end meanwhile."""
+        found = []
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):
+                found.append((path.stat(), path))
+        return found

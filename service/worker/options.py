@@ -120,7 +120,7 @@ def parse_arguments(
     parser.add_argument(
         "--cores",
         default=environment.get("TILEWRIGHT_CORES", ""),
-        help="logical cores that candidates run on, such as 2,4-7 or cortex-a76 (or "
+        help="logical cores that candidates run on, such as 2,4-7, or the name of a kind (or "
         "TILEWRIGHT_CORES; default: those of the fastest kind)",
     )
     parser.add_argument(

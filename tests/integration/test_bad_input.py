@@ -309,7 +309,7 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
     [
         ("typer", "from service.command import main; main()", "error: the command line needs"),
         ("llvmlite", "import compiler; compiler.compile_model(MODEL)", "tilewright[compiler]"),
-        ("onnx", "import compiler; compiler.compile_model", "tilewright[compiler]"),
+        ("onnx", "import compiler; compiler.compile_model(MODEL)", "tilewright[compiler]"),
     ],
 )
 def test_what_is_not_installed_is_named(

@@ -203,10 +203,13 @@ def check_a_range(
         pass
     job = service.job(job.id)
     assert (job.state, job.error) == ("succeeded", None)
-    for task in service.tasks(job.id):
+    found = set()
+    for task in service.tasks(job.id):  # one for 2..16 and one for 17..40
         assert task.facts is not None and task.status == "tuned"
-        assert [each["sizes"] for each in task.facts["at_sizes"]] == [{"s0": 2}, {"s0": 31}]
-        assert all(each["seconds"] > 0 for each in task.facts["at_sizes"])
+        (measured,) = task.facts["at_sizes"]
+        assert measured["seconds"] > 0
+        found.add(measured["sizes"]["s0"])
+    assert found == {2, 31}
     service.artifact(job.id, folder / "range.tar")
     unpack(folder / "range.tar", folder / "range")
     loaded = load_artifact(folder / "range")

@@ -288,9 +288,9 @@ def test_float_parts() -> None:
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [
-        (DType.INT8, [1, -1, 127, -128, 0]),
+        (DType.INT8, [1, -1, 127, -128, -128]),
         (DType.UINT8, [1, 0, 255, 0, 0]),
-        (DType.INT64, [1, -1, 2**63 - 1, -(2**63), 0]),
+        (DType.INT64, [1, -1, 2**63 - 1, -(2**63), -(2**63)]),
         (DType.BOOL, [True, True, True, True, True]),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compiler.codegen import link
 from compiler.target import resolve_target
 from db.errors import StorageError, StorageKind
 from db.job_states import JobState
@@ -196,6 +197,7 @@ def test_a_target_that_cannot_be_linked_here_fails_the_job_and_not_the_tuner(
 ) -> None:
     other = storage.jobs.create(job.model_digest, "wasm32", options={"trials": 4, "seconds": None})
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(link, "module_linkers", lambda: (("false",),))
     assert work_once(tuner) and work_once(tuner)
     failed = storage.jobs.get(other.id)
     assert failed.state is JobState.FAILED

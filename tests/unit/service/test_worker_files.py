@@ -82,6 +82,20 @@ def test_the_cache_keeps_what_was_used_last_and_what_is_needed(tmp_path: Path) -
     assert ("needed" in cache, "old" in cache, "new" in cache) == (True, False, True)
 
 
+def test_a_file_may_go_while_the_cache_looks_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download ends, and its part becomes the blob, or another thread makes room."""
+    cache = BlobCache(tmp_path, 10)
+    (tmp_path / ("a" * 64)).write_bytes(bytes(20))
+    gone = [tmp_path / ("b" * 64), tmp_path / f".{'c' * 64}"]
+    listed = [*tmp_path.iterdir(), *gone]
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(listed))
+    assert cache.refusal({"d" * 64: 1}) is None
+    cache.trim(())
+    assert not (tmp_path / ("a" * 64)).exists()
+
+
 def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: Path) -> None:
     digest = server.storage.blobs.put(b"right")
     server.storage.blobs.place.path(digest).write_bytes(b"wrong")
