@@ -13,6 +13,7 @@ on.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -110,10 +111,13 @@ def load_openvino(
 def load_untuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
-    """Tilewright with every workload's default schedule."""
+    """Tilewright with every workload's default schedule, beside an artifact for its target."""
     import compiler
 
-    executable = compiler.compile_model(model, threads=threads, precision=precision)
+    target = "host"
+    if (manifest := Path(schedules) / "manifest.json").exists():
+        target = json.loads(manifest.read_text())["target"]["name"]
+    executable = compiler.compile_model(model, target, threads=threads, precision=precision)
     return lambda: executable.run(feeds)
 
 

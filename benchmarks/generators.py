@@ -164,10 +164,8 @@ ENGINES = {
 
 
 def decoder(model: str, reach: Reach, cache: str, *, small: bool = False) -> Any:
-    """A decoder for texts of some length. One whose caches grow knows positions for as many tokens
-    at once as the prompt has behind any past: the ranges of its dimensions are independent."""
-    length = reach.length + (reach.prompt if cache == "growing" else 0)
-    return DECODERS[model](length=length, cache=cache, **(SMALL[model] if small else {}))
+    """A decoder for texts of some length."""
+    return DECODERS[model](length=reach.length, cache=cache, **(SMALL[model] if small else {}))
 
 
 def generate(

@@ -21,6 +21,8 @@ DATA_FOLDER = Path(__file__).parent / "data" / "real_models"
 LARGEST_ERROR = 1e-3
 """Over the largest output: float32 engines differ by less."""
 
+Value = float | str
+
 Feeds = Mapping[str, NDArray[Any]]
 
 
@@ -34,7 +36,7 @@ class Shipped:
         beside: files that it reads its weights from.
         runs: the shapes of its inputs, run by run; the first run is the one that is timed.
         below: integers stay below these, by input; 2 where nothing is said.
-        values: what fills an input altogether.
+        values: what fills an input altogether: a number or a text, or several over and over.
         largest_error: how far outputs may be apart, over the largest; one that quantises what it
             computes moves by whole steps.
     """
@@ -47,7 +49,7 @@ class Shipped:
     year: int
     runs: Sequence[Mapping[str, Sequence[int]]]
     below: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, Value | Sequence[Value]] = field(default_factory=dict)
     beside: Sequence[str] = ()
     largest_error: float = LARGEST_ERROR
 
@@ -67,7 +69,8 @@ class Shipped:
         self, name: str, shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generator
     ) -> NDArray[Any]:
         if name in self.values:
-            return np.full(shape, self.values[name], dtype)
+            filled = np.resize(np.array(self.values[name]), shape)
+            return filled if dtype == np.object_ else filled.astype(dtype)
         if dtype.kind == "f" and name not in self.below:
             return random.standard_normal(shape).astype(dtype)
         return random.integers(0, self.below.get(name, 2), shape).astype(dtype)

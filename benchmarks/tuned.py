@@ -4,7 +4,9 @@
 `tilewright tune` does, and keeps a line about each run there. `report` writes them as a table:
 candidates a second, tasks, how many of them were searched (one of each family), and what tuning
 gained, by kernels and end to end. `benchmarks.race --schedules FOLDER` races what was tuned. So a
-machine that others use may be taken for a slice at a time.
+machine that others use may be taken for a slice at a time. With `--target`, the code is for another
+processor, whose instructions this one has too; each model's artifact is in the folder, which
+`benchmarks.race --schedules FOLDER/MODEL-PRECISION-TARGET` races with untuned code for the same.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class TunedRun:
     """What a run cost and gained. Seconds of kernels are those of one inference.
 
     `searched` of the `tasks` were searched; the others took over what relatives found. `ratio` is
-    tuned over untuned, end to end, and `served` what came of it.
+    tuned over untuned, end to end, and `served` what came of it. `target` is what code is for.
     """
 
     model: str
@@ -47,6 +49,7 @@ class TunedRun:
     tuned_kernels: float | None
     ratio: float | None
     served: str
+    target: str = "host"
 
     @property
     def rate(self) -> float:
@@ -54,8 +57,10 @@ class TunedRun:
         return self.candidates / self.screening_seconds if self.screening_seconds else 0.0
 
 
-def tune(name: str, folder: Path, seconds: float, threads: int, precision: str) -> TunedRun:
-    """Tune a model into the folder's database.
+def tune(
+    name: str, folder: Path, seconds: float, threads: int, precision: str, target: str = "host"
+) -> TunedRun:
+    """Tune a model into the folder's database; with a target, also make an artifact for it there.
 
     Raises:
         CompilerError: if the model or the budget is wrong.
@@ -74,7 +79,8 @@ def tune(name: str, folder: Path, seconds: float, threads: int, precision: str) 
     builder = open_builder(settings, beside)
     budget = JobBudget(trials=1_000_000, seconds=seconds, stop_gain=0.0)
     model = models.build(name).SerializeToString()
-    spec = JobSpec(model, threads=threads, budget=budget, precision=precision)
+    spec = JobSpec(model, target, threads, budget=budget, precision=precision)
+    run_name = f"{name}-{precision}-{target}"
     try:
         with LocalDevice() as device:
             outcome = run_job(
@@ -82,8 +88,9 @@ def tune(name: str, folder: Path, seconds: float, threads: int, precision: str) 
                 device,
                 Workshop(storage, builder, beside=beside),
                 JobWatcher(),
-                job_id=f"tuned-{name}-{precision}-{threads}",
+                job_id=f"tuned-{run_name}-{threads}",
                 token=CancelToken(),
+                output=None if target == "host" else folder / run_name.replace(":", "-"),
             )
     finally:
         builder.close()
@@ -108,20 +115,22 @@ def tune(name: str, folder: Path, seconds: float, threads: int, precision: str) 
         progress.best_seconds,
         None if compared is None else compared["ratio"],
         verdict["served"],
+        target,
     )
 
 
 def report(origin: Origin, runs: Sequence[TunedRun]) -> str:
     """The runs as Markdown."""
     header = [
-        "model", "precision", "threads", "seconds", "tasks", "searched", "trials", "failed",
-        "candidates a second", "kernels untuned, ms", "tuned, ms", "tuned over untuned",
+        "model", "precision", "target", "threads", "seconds", "tasks", "searched", "trials",
+        "failed", "candidates a second", "kernels untuned, ms", "tuned, ms", "tuned over untuned",
         "end to end", "served",
     ]  # fmt: skip
     rows = [
         [
             run.model,
             run.precision,
+            run.target,
             str(run.threads),
             f"{run.seconds:.0f}",
             str(run.tasks),
@@ -148,7 +157,7 @@ def report(origin: Origin, runs: Sequence[TunedRun]) -> str:
         else "No model was raced end to end."
     )
     parts = ["# Tuned models", "", origin.sentence(), "", __doc__ or "", line, "", ""]
-    return "\n".join(parts) + markdown_table(header, rows, 2)
+    return "\n".join(parts) + markdown_table(header, rows, 3)
 
 
 def _ms(seconds: float | None) -> str:
@@ -164,13 +173,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--target", default="host")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "tuned")
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(parents=True, exist_ok=True)
     lines = asked.folder / LINES
     if asked.step == "tune":
         for name in asked.models:
-            run = tune(name, asked.folder, asked.seconds, asked.threads, asked.precision)
+            options = asked.seconds, asked.threads, asked.precision, asked.target
+            run = tune(name, asked.folder, *options)
             with lines.open("a") as file:
                 file.write(json.dumps(asdict(run)) + "\n")
             print(

@@ -29,6 +29,8 @@ def test_the_list_pins_what_it_names() -> None:
     files, groups = shipped(), exported()
     names = [model.name for model in (*files, *groups.models)]
     assert len(names) == len(set(names)) >= 60
+    years = {model.year for model in (*files, *groups.models)}
+    assert years == {2018, *range(2020, 2027)}
     for model in files:
         assert model.package.count("==") == 1
         assert len(model.sha256) == 64 and int(model.sha256, 16) >= 0
@@ -59,6 +61,9 @@ def test_inputs_are_drawn_as_the_list_says() -> None:
     assert np.array_equal(model.feeds(types)[0]["x"], first["x"])
     filled = model_of([shapes], values={"x": 2.5}).feeds(types)
     assert (filled[0]["x"] == np.float32(2.5)).all()
+    over = model_of([{"i": [5], "t": [3]}], values={"i": [4, 9], "t": ["a", ""]})
+    (given,) = over.feeds({"i": np.dtype(np.int64), "t": np.dtype(np.object_)})
+    assert (given["i"].tolist(), given["t"].tolist()) == ([4, 9, 4, 9, 4], ["a", "", "a"])
     with pytest.raises(KeyError):
         model_of([{"x": [1]}]).feeds(types)
 

@@ -1,0 +1,239 @@
+"""How near innermost loops come to the peak of cores that are not here.
+
+`python -m benchmarks.core_shares`: models are compiled untuned for each core. Of each kernel that
+multiplies, the innermost loop of the statement with the most multiply-adds goes to llvm-mca, which
+simulates LLVM's model of the core. Its share is the cycles that its multiply-adds would take at the
+peak of our model of the core (`CoreModel`), over those that it takes. Caches, TLBs and mispredicted
+branches are no part of such a simulation.
+llvm-mca is fetched once into the cache of the tests of devices. Results go to
+benchmarks/results/core-shares.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.models import build
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table, write_result
+from compiler import driver
+from compiler.build import lower_workload
+from compiler.codegen.statistics import InnerLoop, inner_loops
+from compiler.schedule.select import untuned_schedule
+from compiler.target import Target, resolve_target
+from tests.devices.packages import debian
+from tuner.analysis.accesses import KINDS, OperationKind
+from tuner.analysis.compute_costs import compute_costs
+
+NAME = "core-shares"
+ASKED = {
+    "neoverse-n1": 0.85,
+    "neoverse-v1": 0.85,
+    "cortex-a72": 0.85,
+    "cortex-a53": 0.75,
+    "cortex-a55": 0.75,
+}
+"""The share that is aimed at on each core."""
+
+LLVM = 19
+"""Its models have all these cores; the LLVM that makes the code is newer."""
+
+MODELS = ("resnet50", "mobilenetv2", "minilm-l6-128")
+_FMA = KINDS.index(OperationKind.FMA)
+_CYCLES = re.compile(r"^Total Cycles:\s+(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The innermost loop of a kernel, on a core.
+
+    `macs` are the multiply-adds of vectors that a run of the model executes in it. `cycles` are
+    those of one iteration, `peak` those of its multiply-adds. `spills` are moves of vector
+    registers to or from the stack.
+    """
+
+    model: str
+    core: str
+    operators: str
+    schedule: str
+    macs: float
+    instructions: int
+    fmas: int
+    spills: int
+    cycles: float
+    peak: float
+
+    @property
+    def share(self) -> float:
+        return self.peak / self.cycles
+
+    @property
+    def algorithm(self) -> str:
+        return self.schedule.split()[0]
+
+
+class Simulator:
+    """llvm-mca, with what it takes to start it beside libraries of another Debian."""
+
+    def __init__(self) -> None:
+        root = debian("amd64", "trixie", [f"llvm-{LLVM}"])
+        program = root / f"usr/lib/llvm-{LLVM}/bin/llvm-mca"
+        loader = root / "usr/lib64/ld-linux-x86-64.so.2"
+        libraries = root / "usr/lib/x86_64-linux-gnu"
+        self._command = [str(loader), "--library-path", str(libraries), str(program)]
+
+    def cycles(self, instructions: Sequence[str], target: Target) -> float:
+        """Of one iteration of a loop that runs long."""
+        short, long = (self._cycles(instructions, target, turns) for turns in (100, 300))
+        return (long - short) / 200
+
+    def _cycles(self, instructions: Sequence[str], target: Target, turns: int) -> int:
+        command = [*self._command, f"-mtriple={target.triple}", f"-mcpu={target.cpu}"]
+        done = subprocess.run(
+            [*command, f"-mattr={','.join(target.features)}", f"-iterations={turns}"],
+            input="\n".join(instructions) + "\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = _CYCLES.search(done.stdout)
+        if found is None:
+            raise SystemExit(f"llvm-mca, {target.name}: {done.stderr.strip()[-1000:]}")
+        return int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class MainLoop:
+    """The loop of a kernel's statement with the most multiply-adds."""
+
+    operators: str
+    schedule: str
+    macs: float
+    loop: InnerLoop
+
+
+def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
+    """Those of a model's kernels that multiply.
+
+    A statement's loop is known by the multiply-adds of its register tile, of which tails have less.
+    """
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+    for workload, count in plan.tasks():
+        schedule = untuned_schedule(workload, target)
+        lowered = lower_workload(workload, schedule, target)
+        most = max(compute_costs(lowered.nest), key=lambda each: each.counts[_FMA])
+        if not most.is_reduction or not most.counts[_FMA]:
+            continue
+        loops = [each for each in inner_loops(lowered.assembly(target), target) if each.fmas]
+        if not loops:
+            continue
+        found = min(loops, key=lambda loop: abs(loop.fmas - most.points))
+        operators = "+".join(workload.operators)
+        yield MainLoop(operators, str(schedule), count * most.counts[_FMA], found)
+
+
+def measure(model: str, core: str, simulator: Simulator) -> list[Share]:
+    """A model's kernels on one core."""
+    target = resolve_target(core)
+    core_model = target.core
+    each = -(-target.vector_bits // core_model.fma_bits) / core_model.fma_units
+    shares = []
+    for found in main_loops(build(model), target):
+        loop = found.loop
+        cycles = simulator.cycles(loop.instructions, target)
+        shares.append(
+            Share(
+                *(model, core, found.operators, found.schedule, found.macs),
+                *(len(loop.instructions), loop.fmas, loop.spills),
+                *(round(cycles, 2), loop.fmas * each),
+            )
+        )
+    return shares
+
+
+def joined(shares: Sequence[Share]) -> float:
+    """The share of several loops together, each as often as a run has its multiply-adds."""
+    return sum(s.macs for s in shares) / sum(s.macs / s.share for s in shares)
+
+
+def page(origin: Origin, shares: Sequence[Share]) -> str:
+    """The shares as Markdown: joined by algorithm, then the loops that lose the most."""
+    algorithms = sorted({each.algorithm for each in shares})
+    cores = list(dict.fromkeys(each.core for each in shares))
+    models = list(dict.fromkeys(each.model for each in shares))
+    rows, reached = [], []
+    for model in models:
+        for algorithm in algorithms:
+            cells = []
+            for core in cores:
+                key = model, algorithm, core
+                of = [s for s in shares if (s.model, s.algorithm, s.core) == key]
+                cells.append(f"{joined(of):.0%} ({len(of)})" if of else "")
+                reached += [joined(of) >= ASKED[core]] if of else []
+            if any(cells):
+                rows.append([model, algorithm, *cells])
+    lost = sorted(shares, key=lambda s: -s.macs * s.peak / s.fmas * (1 / s.share - 1))
+    worst = [
+        [
+            *(s.model, s.core, s.operators, f"`{s.schedule}`"),
+            *map(str, (s.instructions, s.fmas, s.spills)),
+            *(f"{s.cycles:.1f}", f"{s.share:.0%}"),
+        ]
+        for s in (each for core in cores for each in [o for o in lost if o.core == core][:5])
+    ]
+    asked = ", ".join(f"{core} {share:.0%}" for core, share in ASKED.items())
+    lines = [
+        "# Innermost loops in LLVM's models of cores",
+        "",
+        origin.sentence(),
+        "",
+        f"Untuned, one thread, by llvm-mca {LLVM}. A cell joins the innermost loops of a model's "
+        "kernels of one algorithm (their number in brackets) by how often a run has their "
+        "multiply-adds: their cycles at the peak over those of the loops. LLVM takes a "
+        "cortex-a55 for twice as fast as the peak here (two multiply-adds of 128 bits a cycle), "
+        "and lets no instruction of a cortex-a53 end before an older one, so that a load or branch "
+        "waits for the multiply-adds before it. "
+        f"Asked: {asked}; {sum(reached)} of {len(reached)} cells reach it.",
+        "",
+        markdown_table(["model", "algorithm", *cores], rows, text=2),
+        "",
+        "On each core the five loops that lose the most cycles:",
+        "",
+        markdown_table(
+            [
+                *("model", "core", "operators", "schedule"),
+                *("instructions", "fma", "spills", "cycles", "share"),
+            ],
+            worst,
+            text=4,
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core_shares", description=__doc__)
+    parser.add_argument("--cores", nargs="+", default=[*ASKED], choices=[*ASKED])
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--name", default=NAME, help="of the result files")
+    options = parser.parse_args(arguments)
+    simulator, shares = Simulator(), list[Share]()
+    for core in options.cores:
+        for model in options.models:
+            shares += measure(model, core, simulator)
+    origin = Origin.of(options)
+    rows = [{**asdict(each), "share": round(each.share, 3)} for each in shares]
+    text = page(origin, shares)
+    write_result(RESULTS_FOLDER / options.name, origin, {"shares": rows}, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""The report of models on emulated machines."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.emulated import Agreement, page
+from benchmarks.report import Origin
+
+
+def test_a_run_that_was_ended_early_says_what_it_did_not_reach() -> None:
+    found = [Agreement("vgg19", "cortex-a72", "cortex-a72", 1e-6, 1e-4)]
+    whole, part = (
+        page(Origin.of(argparse.Namespace(models=models)), found)
+        for models in (["vgg19"], ["vgg19", "alexnet"])
+    )
+    assert "1 of 1 agree" in whole and "ended" not in whole
+    assert "1 of 1 agree: float32 within 1e-04. The run was ended before alexnet." in part
