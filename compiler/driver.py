@@ -26,7 +26,7 @@ from compiler.errors import (
     UnsupportedOperatorError,
     enough_memory_for,
 )
-from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
+from compiler.frontend.dimensions import cache_lengths, check_dims, free_dimensions, model_ports
 from compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
@@ -53,7 +53,7 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder, build_prog
 from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
-from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stages import Facts, StagedExecutable
 from compiler.sizes import Dimension, open_size, typical
@@ -250,7 +250,12 @@ def _closed_and_open(
 
 def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecutable:
     ranges, _, ports = _closed_and_open(source, options)
+    return _staged(source, ports, ranges, options)
 
+
+def _staged(
+    source: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension], options: CompileOptions
+) -> StagedExecutable:
     def compiling() -> Callable[[Graph, bool], Executable]:
         """What compiles the graphs of one stage, which have their packed weights in common."""
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
@@ -262,7 +267,16 @@ def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecuta
     first = stager.first(source, ports, ranges)
     if not ports.open:
         stager.make(first, Facts(), {})
-    return StagedExecutable(ports, first, stager.make)
+
+    def part(inputs: Mapping[str, Dims]) -> StagedExecutable:
+        known = dict(ranges)
+        for name, dims in inputs.items():
+            for dim, old in zip(dims, ports.inputs[name], strict=True):
+                if isinstance(dim, str) and isinstance(old, str) and old in ranges:
+                    known[dim] = replace(ranges[old], name=dim)
+        return _staged(source, replace(ports, inputs=inputs), known, options)
+
+    return StagedExecutable(ports, first, stager.make, part)
 
 
 def _compile_whole(
@@ -300,7 +314,8 @@ def _compile_whole(
 
         try:
             with enough_memory_for("to compile the model"):
-                return within_defaults(absent, within), ""
+                empty = cache_lengths(source.proto.graph)
+                return within_defaults(absent, within, empty), ""
         except OutOfMemoryError:
             raise
         except CompilerError as error:  # each size may still compile

@@ -75,11 +75,14 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             named = dict(zip(self._inputs, items, strict=True))
         arrays = {name: np.asarray(array) for name, array in named.items()}
         executable = self.executable(arrays)
-        found = executable.run({n: a for n, a in arrays.items() if n not in self._decisive})
-        typed = [
-            array.view(ml_dtypes.bfloat16) if port.dtype is DType.BFLOAT16 else array
-            for array, port in zip(found, executable.outputs, strict=True)
-        ]
+        given = {n: a for n, a in arrays.items() if n not in self._decisive}
+        found = executable.labelled(executable.run(given, labels=False))
+        typed = executable.listed(
+            [
+                array.view(ml_dtypes.bfloat16) if port.dtype is DType.BFLOAT16 else array
+                for array, port in zip(found, executable.outputs, strict=True)
+            ]
+        )
         result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*typed)
         return result
 

@@ -17,7 +17,7 @@ from compiler.labels import Labels
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
 from compiler.open_distance import open_distance
 from compiler.ops.control import branch_slots, loop_form
-from compiler.ops.labels import labels_of
+from compiler.ops.labels import labels_of, list_of
 from compiler.sizes import (
     Dimension,
     at,
@@ -299,7 +299,17 @@ class GraphPlan:
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
             return next((labels for labels in readers if labels is not None), None)
-        return labels_of(self.graph.producer(port))
+        return labels_of(self._says(port))
+
+    def part_of(self, output: str) -> str | None:
+        """The list of which a graph output is an element; None where it is one by itself."""
+        return list_of(self._says(output))
+
+    def _says(self, output: str) -> Node | None:
+        """The node that may say what a graph output stands for; one of unknown size is trimmed
+        after that."""
+        node = self.graph.producer(output)
+        return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
         """What is tuned, each once, and how often a run needs it, in order of first use: workloads,

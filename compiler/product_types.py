@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.ops.products import BYTES
-
-WIDER = (DType.INT16, DType.UINT16)
+from compiler.ops.products import BYTES, WORDS
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
 """What may stand between a value that is stored in bytes and a product that could take these."""
@@ -34,7 +32,7 @@ def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():
-        quantised = any(kind.dtype in (*BYTES, *WIDER) for kind in part.types.values())
+        quantised = any(kind.dtype in (*BYTES, *WORDS) for kind in part.types.values())
         for node in part.nodes:
             if not macs.get(node.name):
                 continue
@@ -52,14 +50,22 @@ def _why_floats(graph: Graph, node: Node) -> str:
         return "attention is computed in floats"
     known = [value in graph.constants for value in node.inputs[:2]]
     stored = [_is_stored_in_bytes(graph, value) for value in node.inputs[:2]]
-    if any(_stored_type(graph, value) in WIDER for value in node.inputs[:2]):
-        return "sums of products of 16 bits leave int32"
+    if any(_stored_type(graph, value) in WORDS for value in node.inputs[:2]):
+        return _why_no_pairs(graph, node)
     if not any(known):
         both = all(stored)
         return "both factors are computed" if both else "a computed factor is not quantised"
     if not any(stored):
         return "what the weights multiply is not quantised"
     return "the weights are no bytes that can be multiplied, or the target does not multiply bytes"
+
+
+def _why_no_pairs(graph: Graph, node: Node) -> str:
+    """Why products with 16 bits are floats."""
+    if not any(value in graph.constants for value in node.inputs[:2]):
+        return "sums of products of 16 bits by computed factors leave int32"
+    reason = "sums of products of 16 bits leave int32, or the target does not add them up"
+    return reason if node.op != "conv" else f"{reason}, or Winograd's algorithm is faster"
 
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
@@ -70,7 +76,7 @@ def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
 def _stored_type(graph: Graph, value: str) -> DType:
     """The type of the quantised value that a value is made of by scaling and moving alone, or of
     what it is made of otherwise."""
-    while (dtype := graph.types[value].dtype) not in (*BYTES, *WIDER):
+    while (dtype := graph.types[value].dtype) not in (*BYTES, *WORDS):
         node = graph.producer(value)
         varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]
         if node is None or node.op not in _WIDENING or len(varying) != 1:

@@ -286,4 +286,12 @@ def _port(plan: GraphPlan, name: str) -> Port:
     if shape != kind.shape:
         axis = next(d for d, extent in enumerate(kind.shape) if extent != shape[d])
         room = axis, kind.shape[axis]
-    return Port(name, kind.dtype, shape, plan.counted(name), plan.labels(name), room)
+    return Port(
+        name,
+        kind.dtype,
+        shape,
+        plan.counted(name),
+        plan.labels(name),
+        room,
+        plan.part_of(name),
+    )

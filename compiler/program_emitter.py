@@ -7,13 +7,12 @@ are instructions like all others.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from compiler.intervals import RangePiece, SizeSplit, leaves
-from compiler.kernels import KernelTree, ScheduledKernel
+from compiler.kernels import KernelTree
 from compiler.loops.layout import ROW_MAJOR
 from compiler.memory_plan import MemoryPlan, may_overwrite
 from compiler.plan import (
@@ -106,12 +105,16 @@ class ProgramEmitter:
         sizes = tuple(in_graph(step, open_size(d), known, tree.piece) for d in spec.sizes)
         number = self.kernels.setdefault(spec, len(self.kernels))
         with timed(self._timings, "pack weights"):
-            shared = self._shared(tree, step, places, position)
-            refs = tuple(self._buffer(b, step, places, shared) for b in spec.buffers)
+            refs = tuple(self._buffer(b, tree.piece, step, places, position) for b in spec.buffers)
         return KernelCall(number, refs, sizes)
 
     def _buffer(
-        self, buffer: BufferSpec, step: KernelStep, places: _Places, shared: Iterator[BufferRef]
+        self,
+        buffer: BufferSpec,
+        piece: RangePiece,
+        step: KernelStep,
+        places: _Places,
+        position: int,
     ) -> BufferRef:
         match buffer.role:
             case BufferRole.INPUT:
@@ -122,22 +125,10 @@ class ProgramEmitter:
                 array = places.plan.graph.constants[step.inputs[buffer.source]]
                 return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
             case BufferRole.SHARED:
-                return next(shared)
-
-    def _shared(
-        self, kernel: ScheduledKernel, step: KernelStep, places: _Places, position: int
-    ) -> Iterator[BufferRef]:
-        """Where the buffers lie that a kernel's threads share, in order: each in a place of its
-        size that no other one of the kernel has."""
-        known = self._dimensions
-        sizes = shared_bytes(step, self._built[step.workload], known)
-        free = list(zip(sizes, places.temporary(position), strict=True))
-        for buffer in kernel.lowered.spec.buffers:
-            if buffer.role is BufferRole.SHARED:
-                own = in_graph(step, buffer.bytes, known, kernel.piece)
-                found = next(place for place in free if place[0] == own)
-                free.remove(found)
-                yield found[1]
+                # A kernel has at most one such buffer: the packed operand.
+                sizes = shared_bytes(step, self._built[step.workload], self._dimensions)
+                own = in_graph(step, buffer.bytes, self._dimensions, piece)
+                return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
         """The inputs, constants as they are, the output, and its count where it has one."""
@@ -211,16 +202,15 @@ class ProgramEmitter:
 
 
 def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
-    """The sizes of what the kernels of a step share among threads while they run, each as often as
-    the kernel that has most of it: one of them runs."""
-    most: Counter[int] = Counter()
-    for kernel in leaves(tree):
-        most |= Counter(
-            in_graph(step, buffer.bytes, known, kernel.piece)
-            for buffer in kernel.lowered.spec.buffers
-            if buffer.role is BufferRole.SHARED
-        )
-    return list(most.elements())
+    """The sizes of what the kernels of a step share among threads while they run, each once: one of
+    them runs."""
+    sizes = [
+        in_graph(step, buffer.bytes, known, kernel.piece)
+        for kernel in leaves(tree)
+        for buffer in kernel.lowered.spec.buffers
+        if buffer.role is BufferRole.SHARED
+    ]
+    return list(dict.fromkeys(sizes))
 
 
 def in_graph(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from math import log
 from operator import index
@@ -35,7 +35,8 @@ LARGEST_SIZE = 1 << 40
 """No dimension is larger."""
 
 DEFAULT_LAST = 4096
-"""An open dimension that nobody gives a range has the sizes from 1 to this."""
+"""An open dimension that nobody gives a range has the sizes from 1 to this, or from 0 if it is the
+length of a cache."""
 
 _FACTORS = (2, 4, 8, 16, 32, 64)
 """Multiples that models ask for: how often they halve an image."""
@@ -139,21 +140,29 @@ def default_range(name: str) -> Dimension:
     return _of(name, 1, DEFAULT_LAST)
 
 
-def within_defaults(names: Iterable[str], attempt: Callable[[Mapping[str, Dimension]], T]) -> T:
+def within_defaults(
+    names: Iterable[str],
+    attempt: Callable[[Mapping[str, Dimension]], T],
+    empty: Collection[str] = (),
+) -> T:
     """What `attempt` gives for the default ranges of dimensions, narrowed to what it can decide.
 
     A model whose table has 512 positions asks whether a sequence is longer: then it is not. One
-    whose images are halved and doubled again takes those of even extents.
+    whose images are halved and doubled again takes those of even extents. Those that may be `empty`
+    begin at 0, if that can be decided.
 
     Raises:
         OpenSizeError: if no narrower ranges decide what is asked.
     """
     ranges = {name: default_range(name) for name in names}
+    ranges |= {name: replace(d, low=0) for name, d in ranges.items() if name in empty}
     while True:
         try:
             return attempt(ranges)
         except OpenSizeError as error:
             narrower = narrowed(ranges, error)
+            if narrower is None and any(d.low == 0 for d in ranges.values()):
+                narrower = {name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}
             if narrower is None:
                 raise
             ranges = narrower
@@ -163,19 +172,24 @@ def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str,
     """Ranges within these that decide what was asked; None if there are none.
 
     Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
-    a question for equality, multiples of a power of two: whatever leaves the most sizes.
+    a question for equality, multiples of a power of two: whatever leaves the most sizes. What may
+    also never be equal has first and last sizes, too.
     """
-    found: list[dict[str, Dimension]] = []
+    found: list[dict[str, Dimension] | None] = []
     for question in filter(is_open, (error.undecided, error.unequal)):
         asked = {name: d for name, d in ranges.items() if d in dimensions(question)}
         for chosen in (*({name: d} for name, d in asked.items()), asked):
             if question is error.undecided:
-                found += _ends(chosen, question)
-            elif multiples := _multiples(chosen, question):
-                found.append(multiples)
-    if not found:
-        return None
-    return {**ranges, **max(found, key=lambda each: _choices({**ranges, **each}))}
+                found.append(_first(chosen, question))
+                if not error.never_above:
+                    found.append(_last(chosen, question))
+                continue
+            found.append(_multiples(chosen, question))
+            if error.may_differ:
+                for side in (question, -question):
+                    found += [_first(chosen, side + 1), _last(chosen, side)]
+    narrower = [{**ranges, **each} for each in found if each is not None]
+    return max(narrower, key=_choices, default=None)
 
 
 def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
@@ -208,11 +222,9 @@ def _bounds_within(
     return bounds(substituted(size, other))
 
 
-def _ends(chosen: Mapping[str, Dimension], difference: int) -> Iterator[dict[str, Dimension]]:
-    """The most first sizes for which a difference is never above 0, the most last ones for which
-    it always is."""
-    least = min((d.low for d in chosen.values()), default=0)
-    most = max((d.high or 0 for d in chosen.values()), default=0)
+def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The most first sizes for which a difference is never above 0."""
+    least, most = _span(chosen)
 
     def first(last: int) -> dict[str, Dimension]:
         return {
@@ -220,18 +232,28 @@ def _ends(chosen: Mapping[str, Dimension], difference: int) -> Iterator[dict[str
             for name, d in chosen.items()
         }
 
+    last = _turning(least, most, lambda n: _bounds_within(chosen, first(n), difference)[1] <= 0)
+    return first(last) if last > least else None
+
+
+def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The most last sizes for which a difference is always above 0."""
+    least, most = _span(chosen)
+
     def later(start: int) -> dict[str, Dimension]:
         return {
             name: replace(d, low=max(d.low, start if d.high is None else min(start, d.high)))
             for name, d in chosen.items()
         }
 
-    last = _turning(least, most, lambda n: _bounds_within(chosen, first(n), difference)[1] <= 0)
-    if last > least:
-        yield first(last)
     start = -_turning(-most, -least, lambda n: _bounds_within(chosen, later(-n), difference)[0] > 0)
-    if start < most:
-        yield later(start)
+    return later(start) if start < most else None
+
+
+def _span(chosen: Mapping[str, Dimension]) -> tuple[int, int]:
+    return min((d.low for d in chosen.values()), default=0), max(
+        (d.high or 0 for d in chosen.values()), default=0
+    )
 
 
 def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -197,7 +197,7 @@ def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
         f"declare void @{tiles.release}()",
         f"declare void @{tiles.zero}({number})",
         f"declare void @{found.intrinsic}({number}, {number}, {number})",
-        f"define void @{symbol}(i64 %rounds, ptr %memory) {{",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) nounwind {{",
         "entry:",
         f"  call void @{tiles.configure}(ptr @shapes_{symbol})",
         *(f"  call void @{tiles.zero}(i8 {i})" for i in range(tiles.count)),
@@ -230,7 +230,7 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1)
     add = "add" if " x i" in sums else "fadd"
     lines = [
         f"declare {sums} @{function}({sums}, {factors}, {factors})",
-        f"define void @{symbol}(i64 %rounds, ptr %memory) {{",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) nounwind {{",
         "entry:",
         f"  %a = load {factors}, ptr %memory",
         f"  %pb = getelementptr {sums}, ptr %memory, i64 1",
@@ -270,7 +270,7 @@ def read_ir(target: Target) -> str:
             f"  %n{i} = fadd {vector} %s{i}, %v{i}",
         ]
     lines = [
-        "define void @read(i64 %rounds, ptr %memory, i64 %bytes) {",
+        "define void @read(i64 %rounds, ptr %memory, i64 %bytes) nounwind {",
         "entry:",
         "  br label %outer",
         "outer:",

@@ -26,6 +26,7 @@ from compiler.targets import (
     MatrixInstruction,
     TileProduct,
     TileRegisters,
+    WideningProduct,
     families,
     family_of,
 )
@@ -85,7 +86,22 @@ class Target:
     @property
     def core(self) -> CoreModel:
         """The model of a core from which a kernel's time is estimated."""
-        return self.family.cores.get(self.cpu, self.family.core)
+        return _core(self)
+
+    @property
+    def lane_factors(self) -> int:
+        """How many neighbouring scalars one load brings as factors of vectors."""
+        return max(1, self.family.lane_factor_bits // 32)
+
+    def keeps_sums(self, rows: int, vectors: int) -> bool:
+        """Whether the sums of a register tile stay in their registers through unrolled steps.
+
+        Where a factor for all lanes has to be in a register of its own, and one vector alone reads
+        it, LLVM puts the sum into that register, and the next step's into another one.
+        """
+        if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
+            return True
+        return self.family.lone_factors == "" or self.has(self.family.lone_factors)
 
     @property
     def backend(self) -> str:
@@ -106,12 +122,19 @@ class Target:
         return f"+{feature}" in self.features
 
     def dot(
-        self, left: DType, right: DType, accumulator: DType, lanes: int
+        self,
+        left: DType,
+        right: DType,
+        accumulator: DType,
+        lanes: int,
+        *,
+        seven_bits: bool = False,
     ) -> DotInstruction | None:
-        """The best instruction that adds products of these types, in order, to so many sums."""
+        """The best instruction that adds products of these types, in order, to so many sums; with
+        `seven_bits`, one that has only those of left elements of seven bits."""
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
-            reaches = found.intrinsic[-1][0] >= lanes
+            reaches = found.intrinsic[-1][0] >= lanes and found.seven_bits == seven_bits
             if types == (left, right, accumulator) and reaches and self.has(found.feature):
                 return found
         return None
@@ -140,15 +163,35 @@ class Target:
         return None
 
     @property
+    def widening(self) -> WideningProduct | None:
+        """The multiplication of vectors of int16 in int32; None where there is none."""
+        found = self.family.widening
+        return (
+            found if found is not None and (not found.feature or self.has(found.feature)) else None
+        )
+
+    @property
+    def takes_elements(self) -> bool:
+        """Whether scalars of groups that stand for all lanes are factors one by one."""
+        return self.widening is not None and not self.widening.intrinsic
+
+    @property
     def multiplies_bytes(self) -> bool:
         """Whether an instruction adds products of bytes, of whatever signs, to int32."""
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
-    def factor(self, stored: DType) -> DType:
-        """The type of bytes that these are multiplied as, by bytes of int8: their own if an
-        instruction takes that or none takes the other one."""
+    def factor(self, stored: DType) -> DType | None:
+        """The type in which stored integers are multiplied.
+
+        For bytes, by bytes of int8: their own type if an instruction takes that or none takes the
+        other one. For 16 bits, by others of int16: that, or None where no instruction adds their
+        products to a sum, so that floats are as fast.
+        """
+        if stored in (DType.UINT16, DType.INT16):
+            pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
+            return DType.INT16 if pair is not None and pair.accumulates else None
         lanes, (unsigned, signed) = self.lanes(DType.INT32), (DType.UINT8, DType.INT8)
         taken = [t for t in (unsigned, signed) if self.dot(t, signed, DType.INT32, lanes)]
         return stored if stored in taken or not taken else taken[0]
@@ -242,6 +285,12 @@ def resolve_target(name: str) -> Target:
     if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
         raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
     return target.narrowed(int(bits))
+
+
+@cache
+def _core(target: Target) -> CoreModel:
+    family = target.family
+    return family.cores.get(target.cpu, family.core).narrowed(target.vector_bits)
 
 
 @cache

@@ -18,7 +18,16 @@ from compiler.graph.ir import Graph, Node, open_sizes
 from compiler.graph.text import parse_graph, print_graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
-from compiler.sizes import Dimension, at, dimensions, open_size, replaced, substituted, typical
+from compiler.sizes import (
+    Dimension,
+    at,
+    dimensions,
+    open_size,
+    replaced,
+    roomy_sizes,
+    substituted,
+    typical,
+)
 
 WORKLOAD_SCHEMA = 1
 """Part of every key: raise it when the meaning of the text form changes."""
@@ -118,6 +127,10 @@ class Workload:
     def typical(self) -> Workload:
         """The workload at typical sizes, of which knobs, defaults and records are."""
         return self.at({d.name: typical(open_size(d)) for d in self.dimensions})
+
+    def roomy(self) -> Workload:
+        """The workload at sizes that no tile of one that is worth a try is larger than."""
+        return self.at(roomy_sizes(*map(open_size, self.dimensions)))
 
     @property
     def family(self) -> str:

@@ -30,8 +30,9 @@ from tuner.measure.points import SizePoint
 DRAWN = 4
 """Sizes of a dimension for which nobody states any, if its range is not cut."""
 
-DRAWN_OF_INTERVAL = 2
-"""Sizes of each interval that a range is cut into (`compiler.intervals`)."""
+DRAWN_OF_INTERVAL = 3
+"""Sizes of an interval that a range is cut into (`compiler.intervals`), at most: one for each time
+that it doubles. Where few rows are, each has its own best tile."""
 
 LONG = 512
 """The last size that is drawn of a range without an end."""
@@ -204,9 +205,15 @@ def _spread(dimension: Dimension) -> dict[int, float]:
     parts = intervals(_ended(dimension))
     found: dict[int, float] = {}
     for part in parts:
-        sizes = _quantiles(part, DRAWN if len(parts) == 1 else DRAWN_OF_INTERVAL)
+        sizes = _quantiles(part, DRAWN if len(parts) == 1 else _count(part))
         found |= dict.fromkeys(sizes, _ratio(part) / len(sizes))
     return found
+
+
+def _count(interval: Dimension) -> int:
+    """How many sizes of an interval are drawn."""
+    doubled = math.log2((interval.high or 1) / max(interval.low, 1))
+    return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)
 
 
 def _ratio(dimension: Dimension) -> float:

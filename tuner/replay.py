@@ -255,10 +255,14 @@ def replay(
         },
     )
     repeated = {t.id for task in tasks for t in store.trials(task.key)} - before
-    missing = {trial.id for trial in run.trials} - repeated
+    missing = [trial for trial in run.trials if trial.id not in repeated]
     if missing or finished.journal != run.journal:
+        first = "".join(
+            f", such as {each.schedule} in phase '{each.phase}', suggested by {each.origin}"
+            for each in missing[:1]
+        )
         raise ReplayError(
-            f"{len(missing)} of {len(run.trials)} trials were not proposed again: "
+            f"{len(missing)} of {len(run.trials)} trials were not proposed again{first}: "
             "the code that decides is another one than that of the run"
         )
     return finished, store

@@ -27,7 +27,9 @@ from compiler.runtime.program_encoding import encode
 from compiler.target import Target
 
 FORMAT = "tilewright-c-library"
-_HERE = Path(__file__).parent / "native"
+NATIVE = Path(__file__).parent / "native"
+"""Sources that only libraries have."""
+
 _RUNTIME = Path(__file__).parents[1] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
@@ -37,7 +39,7 @@ _OWN_NAMES = """
 program."""
 
 
-_INCLUDE = (f"-I{_RUNTIME}", f"-I{_HERE}")
+INCLUDE = (f"-I{_RUNTIME}", f"-I{NATIVE}")
 
 
 class WeightPlace(StrEnum):
@@ -137,7 +139,7 @@ def write_executable(compiled: CompiledProgram, path: str | Path, model: str) ->
             names = ["-DTW_MODEL=model_model", "-DTW_WEIGHTS=model_tw_weights"]
             names += ["-DTW_STATUS_TEXT=model_status_text"]
             names += _own_names(interface)
-            tools.compile(folder, _HERE / "main.c", "main.o", [*names, *_INCLUDE])
+            tools.compile(folder, NATIVE / "main.c", "main.o", [*names, *INCLUDE])
             tools.link_executable(folder, [*objects, "main.o"], "program")
             os.replace(folder / "program", path)
     except OSError as error:
@@ -195,16 +197,16 @@ def compile_objects(
         "-DTW_WITHOUT_PROFILE",
         *_own_names(interface),
         *(f"-D{each}={name}_{each}" for each in natives),
-        *_INCLUDE,
+        *INCLUDE,
     ]
-    sources = [Path(folder, f"{name}.c"), _HERE / "tw_model.c"]
+    sources = [Path(folder, f"{name}.c"), NATIVE / "tw_model.c"]
     sources += [_RUNTIME / f"{each}.c" for each in ("program", "sizing")]
     if natives:
         sources += [_RUNTIME / f"{each}.c" for each in ("selection", "suppression", "order")]
     if register_bits:
         sources.append(_RUNTIME / "vectors.c")
     if compiled.target.tiles is not None:
-        sources.append(_HERE / "matrices.c")
+        sources.append(NATIVE / "matrices.c")
         options.append("-DTW_MATRICES")
     objects = []
     for path in sources:

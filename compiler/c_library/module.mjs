@@ -23,18 +23,87 @@ const arrays = {
 };
 const ALIGNMENT = 64;
 const PAGE = 65536;
+const MOST_PAGES = 65536;
+const LEAST_MOST_PAGES = 4096; // where a device reserves no more addresses for memory that is shared
 
 const aligned = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
 
 /** The inputs, outputs and ranges of sizes of the model. */
 export const {inputs, outputs, dimensions} = description;
 
-/** Compile the module, and make a model of it. `source` is a URL, a Response or bytes. */
-export async function load(source = new URL(`./${description.name}.wasm`, import.meta.url)) {
-  return new Model((await instantiate(source)).exports);
+/**
+ * Compile the module, and make a model of it.
+ * @param source a URL, a Response or bytes
+ * @param threads how many threads a run uses, at most as many as it was compiled for; one where
+ *   memory cannot be shared, as in a page that is not isolated from others
+ */
+export async function load(source = new URL(`./${description.name}.wasm`, import.meta.url), {threads} = {}) {
+  const bytes = await read(source);
+  const most = description.threads;
+  if (threads !== undefined && !(Number.isSafeInteger(threads) && threads >= 1)) {
+    throw new RangeError(`threads is ${threads}, expected 1 to ${most}`);
+  }
+  if (most === 1) return new Model((await WebAssembly.instantiate(bytes, {})).instance.exports);
+  const memory = sharedMemory();
+  const {module, instance} = await WebAssembly.instantiate(bytes, {env: {memory}});
+  const shared = globalThis.crossOriginIsolated ?? true; // engines beside browsers have no pages
+  const count = shared ? Math.min(threads ?? (await cores()) ?? most, most) : 1;
+  const stacks = aligned(instance.exports.__heap_base.value);
+  const base = stacks + (count - 1) * description.stackBytes;
+  grow(memory, base);
+  const workers = [];
+  try {
+    for (let thread = 1; thread < count; thread++) {
+      const stack = stacks + thread * description.stackBytes; // it grows down
+      const names = {work: `${description.name}_work`, lost: `${description.name}_lost`};
+      workers.push(await startThread({module, memory, ...names, stack, thread}));
+    }
+  } catch (error) {
+    workers.forEach((worker) => worker.terminate());
+    throw error;
+  }
+  return new Model({...instance.exports, memory}, {base, workers});
 }
 
-async function instantiate(source) {
+/** How many threads run at the same time here, if that is known. */
+async function cores() {
+  if (globalThis.navigator) return navigator.hardwareConcurrency;
+  return (await import("node:os")).availableParallelism(); // Node 20 has no navigator
+}
+
+function sharedMemory() {
+  for (let maximum = MOST_PAGES; ; maximum /= 2) {
+    try {
+      return new WebAssembly.Memory({initial: description.pages, maximum, shared: true});
+    } catch (error) {
+      if (maximum <= Math.max(LEAST_MOST_PAGES, 2 * description.pages)) throw error;
+    }
+  }
+}
+
+/** A worker that is ready to take part. */
+async function startThread(given) {
+  const Thread = globalThis.Worker ?? (await import("node:worker_threads")).Worker;
+  const worker = new Thread(new URL(`./${description.name}-thread.mjs`, import.meta.url), {type: "module"});
+  const problem = await new Promise((resolve) => {
+    if (worker.on) {
+      worker.once("message", ({error}) => resolve(error));
+      worker.once("error", (error) => resolve(error.message));
+    } else {
+      worker.onmessage = ({data}) => resolve(data.error);
+      worker.onerror = ({message}) => resolve(message ?? "its script cannot be fetched");
+    }
+    worker.postMessage(given);
+  });
+  if (problem !== undefined) {
+    worker.terminate();
+    throw new Error(`a thread does not start: ${problem}`);
+  }
+  worker.unref?.(); // Node ends without waiting for it
+  return worker;
+}
+
+async function read(source) {
   if (source instanceof URL || typeof source === "string") {
     const url = new URL(source, import.meta.url);
     if (url.protocol === "file:") {
@@ -48,23 +117,48 @@ async function instantiate(source) {
   if (typeof Response !== "undefined" && source instanceof Response) {
     source = await source.arrayBuffer(); // whatever type the server says that it has
   }
-  return (await WebAssembly.instantiate(source, {})).instance;
+  return source;
 }
 
-/** One model. It runs one call at a time; several can be made of one module. */
+function grow(memory, end) {
+  const missing = Math.ceil((end - memory.buffer.byteLength) / PAGE);
+  if (missing <= 0) return;
+  try {
+    memory.grow(missing);
+  } catch {
+    throw new RangeError(`there is no memory for ${end} bytes`);
+  }
+}
+
+/** One model. It runs one call at a time; several can be loaded. */
 export class Model {
   #call;
   #memory;
   #base;
+  #workers;
   #room = 0; // bytes of the model's own memory
   #model = 0;
   #sizes = null;
   #places = null;
 
-  constructor(exports) {
+  constructor(exports, {base = aligned(exports.__heap_base.value), workers = []} = {}) {
     this.#call = (name, ...values) => exports[`${description.name}_${name}`](...values);
     this.#memory = exports.memory;
-    this.#base = aligned(exports.__heap_base.value);
+    this.#base = base;
+    this.#workers = workers;
+  }
+
+  /** How many threads a run uses. */
+  get threads() {
+    return this.#workers.length + 1;
+  }
+
+  /** End its threads: the model cannot be used any more. */
+  close() {
+    this.#call = () => {
+      throw new Error("the model is closed");
+    };
+    this.#workers.forEach((worker) => worker.terminate());
   }
 
   /**
@@ -124,11 +218,11 @@ export class Model {
     const inputsAt = shapeAt + 8 * 64;
     const outputsAt = inputsAt + aligned(16 * inputs.length);
     const modelAt = outputsAt + aligned(16 * outputs.length);
-    this.#grow(modelAt);
+    grow(this.#memory, modelAt);
     const view = () => new DataView(this.#memory.buffer);
     values.forEach((value, i) => view().setBigInt64(sizesAt + 8 * i, BigInt(value), true));
     const open = dimensions.length ? [sizesAt] : [];
-    const bytes = this.#call("memory_bytes", ...open, 1) >>> 0;
+    const bytes = this.#call("memory_bytes", ...open, this.threads) >>> 0;
     if (bytes === 0) throw new RangeError("no memory is large enough for these sizes");
     const room = Math.max(bytes, this.#room);
     let end = modelAt + aligned(room);
@@ -142,7 +236,7 @@ export class Model {
         return {start, elements, shape};
       });
     const places = {sizesAt, inputsAt, outputsAt, inputs: shaped("input", inputs), outputs: shaped("output", outputs)};
-    this.#grow(end);
+    grow(this.#memory, end);
     places.inputs.forEach(({start}, i) => view().setUint32(inputsAt + 4 * i, start, true));
     let place = outputsAt; // as C lays the structure out
     places.outputs.forEach((output, i) => {
@@ -155,7 +249,7 @@ export class Model {
     });
     if (this.#model === 0 || room > this.#room) {
       const weights = this.#call("weights", 0);
-      this.#check(this.#call("init", modelAt, room, weights, description.weightBytes, 0, shapeAt));
+      this.#check(this.#call("init", modelAt, room, weights, description.weightBytes, this.#pool(), shapeAt));
       this.#model = view().getUint32(shapeAt, true);
       this.#room = room;
     }
@@ -163,13 +257,8 @@ export class Model {
     this.#sizes = values;
   }
 
-  #grow(end) {
-    const missing = Math.ceil((end - this.#memory.buffer.byteLength) / PAGE);
-    if (missing <= 0) return;
-    try {
-      this.#memory.grow(missing);
-    } catch {
-      throw new RangeError(`there is no memory for ${end} bytes`);
-    }
+  // What shares tiles out to the threads; none for one. The thread of a page must not sleep.
+  #pool() {
+    return this.threads > 1 ? this.#call("pool", this.threads, globalThis.document === undefined ? 1 : 0) : 0;
   }
 }

@@ -17,7 +17,9 @@ from compiler.target import Target
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 _FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)
-_STACK_BYTES = 1 << 20
+STACK_BYTES = 1 << 20
+"""The stack of each thread of a module."""
+
 _SECONDS = 600.0
 """Longest that a command takes: a first static executable makes zig compile a C library."""
 
@@ -94,15 +96,28 @@ class Toolchain:
         Path(folder, "exported").unlink()
 
     def link_module(
-        self, folder: Path, objects: Sequence[str], exported: Sequence[str], output: str
+        self,
+        folder: Path,
+        objects: Sequence[str],
+        exported: Sequence[str],
+        output: str,
+        shared_bytes: int = 0,
     ) -> None:
         """A WebAssembly module, whose memory grows.
+
+        Args:
+            shared_bytes: where it is not 0, the module imports its memory, of at least so many
+                bytes, which threads share.
 
         Raises:
             ToolchainError: if it does not link.
         """
         shown = [f"--export={name}" for name in exported]
-        options = ["--no-entry", "--gc-sections", "--strip-all", "-z", f"stack-size={_STACK_BYTES}"]
+        options = ["--no-entry", "--gc-sections", "--strip-all", "-z", f"stack-size={STACK_BYTES}"]
+        if shared_bytes:
+            options += ["--shared-memory", "--import-memory", "--max-memory=4294967296"]
+            # kernels have no atomic instructions, and are the same with and without
+            options += [f"--initial-memory={shared_bytes}", "--no-check-features"]
         _run([*self.linker, *options, *shown, *objects, "-o", output], folder)
 
     def link_executable(self, folder: Path, objects: Sequence[str], output: str) -> None:
@@ -136,8 +151,8 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     raise _absent(target)
 
 
-def wasm_toolchain(target: Target) -> Toolchain:
-    """What makes modules for a target of WebAssembly: zig.
+def wasm_toolchain(target: Target, *, threads: bool = False) -> Toolchain:
+    """What makes modules for a target of WebAssembly, with or without threads: zig.
 
     Raises:
         ToolchainError: if it is not there.
@@ -146,7 +161,9 @@ def wasm_toolchain(target: Target) -> Toolchain:
         raise _absent(target)
     zig = (sys.executable, "-m", "ziglang")
     features = "".join(f.replace("-", "_") for f in target.features)
-    command = (*zig, "cc", "-target", f"{target.arch}-wasi", f"-mcpu=generic{features}")
+    atomics = ("+atomics", ("-mthread-model", "posix")) if threads else ("", ())
+    machine = f"-mcpu=generic{features}{atomics[0]}"
+    command = (*zig, "cc", "-target", f"{target.arch}-wasi", machine, *atomics[1])
     return Toolchain(command, (*zig, "ar"), linker=(*zig, "wasm-ld"))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from compiler.c_library.header import Interface, Statement, range_of
 from compiler.c_library.library import (
+    INCLUDE,
+    NATIVE,
     compile_objects,
     describe,
     exported_names,
@@ -17,7 +19,7 @@ from compiler.c_library.library import (
     staged,
     weight_object,
 )
-from compiler.c_library.toolchain import wasm_toolchain
+from compiler.c_library.toolchain import STACK_BYTES, Toolchain, wasm_toolchain
 from compiler.dtypes import DType
 from compiler.program_builder import CompiledProgram
 from compiler.runtime.artifact_writer import check_destination
@@ -26,6 +28,12 @@ from compiler.runtime.program import Port
 
 FORMAT = "tilewright-wasm-module"
 _SCRIPT = Path(__file__).parent / "module.mjs"
+_THREAD = Path(__file__).parent / "module_thread.mjs"
+_THREAD_NAMES = ("pool", "work", "lost")
+_PAGE_BYTES = 1 << 16
+_SPARE_BYTES = 1 << 20
+"""What the linker adds to a module's data, and variables without a value in an object."""
+
 _ARRAYS = {
     DType.FLOAT32: "Float32Array",
     DType.FLOAT64: "Float64Array",
@@ -54,9 +62,17 @@ class WasmModule:
 
 
 def write_wasm_module(
-    compiled: CompiledProgram, folder: str | Path, name: str, model: str
+    compiled: CompiledProgram, folder: str | Path, name: str, model: str, threads: int = 1
 ) -> WasmModule:
     """Write NAME.wasm, NAME.mjs and NAME.d.mts; the folder appears complete or not at all.
+
+    Args:
+        compiled: the program, for so many threads.
+        folder: where it goes.
+        name: of its files and functions; an identifier.
+        model: what the model is called, for people.
+        threads: most that a run uses. For more than one, memory is shared, and NAME-thread.mjs
+            is what each of them runs.
 
     Raises:
         ArtifactError: if it cannot be written.
@@ -65,25 +81,39 @@ def write_wasm_module(
     """
     interface = Interface.of(compiled.program, name)
     destination = check_destination(folder)
-    tools = wasm_toolchain(compiled.target)
+    tools = wasm_toolchain(compiled.target, threads=threads > 1)
     with staged(destination, "module") as staging:
         staging.joinpath(f"{name}.weights").write_bytes(bytes(compiled.weights))
         statement = Statement(model, compiled.target.name, package_version(), 0, True)
         objects = compile_objects(compiled, interface, statement, staging, tools)
         objects.append(weight_object(name, staging, tools))
         exported = [*exported_names(interface, weights_inside=True), "__heap_base"]
-        tools.link_module(staging, objects, exported, f"{name}.wasm")
+        pages = 0
+        if threads > 1:
+            objects.append(_thread_object(name, staging, tools))
+            exported += [*(f"{name}_{each}" for each in _THREAD_NAMES), "__stack_pointer"]
+            data = sum(staging.joinpath(each).stat().st_size for each in objects)
+            pages = -(-(data + STACK_BYTES + _SPARE_BYTES) // _PAGE_BYTES)
+            staging.joinpath(f"{name}-thread.mjs").write_text(_THREAD.read_text())
+        tools.link_module(staging, objects, exported, f"{name}.wasm", pages * _PAGE_BYTES)
         for each in [*objects, f"{name}.weights", f"{name}.h"]:
             staging.joinpath(each).unlink()
-        staging.joinpath(f"{name}.mjs").write_text(script(interface), "utf-8")
+        staging.joinpath(f"{name}.mjs").write_text(script(interface, threads, pages), "utf-8")
         staging.joinpath(f"{name}.d.mts").write_text(declarations(interface), "utf-8")
         describe(FORMAT, interface, staging, compiled.target)
         size = staging.joinpath(f"{name}.wasm").stat().st_size
     return WasmModule(destination, name, size)
 
 
-def script(interface: Interface) -> str:
-    """The text of NAME.mjs."""
+def _thread_object(name: str, folder: Path, tools: Toolchain) -> str:
+    """An object of what threads run; its name."""
+    own = [f"-Dtw_{each}={name}_{each}" for each in _THREAD_NAMES]
+    tools.compile(folder, NATIVE / "module_threads.c", f"{name}_threads.o", [*own, *INCLUDE])
+    return f"{name}_threads.o"
+
+
+def script(interface: Interface, threads: int, pages: int) -> str:
+    """The text of NAME.mjs, of a module whose threads share memory of so many pages at first."""
     program = interface.program
     ranges = []
     for dimension in program.dimensions:
@@ -100,6 +130,9 @@ def script(interface: Interface) -> str:
     described = {
         "name": interface.name,
         "weightBytes": program.weight_bytes,
+        "threads": threads,
+        "pages": pages,
+        "stackBytes": STACK_BYTES,
         "dimensions": ranges,
         "inputs": [_port(port) for port in program.inputs],
         "outputs": [_port(port) for port in program.outputs],
@@ -150,8 +183,13 @@ export const outputs: Port[];
 export const dimensions: {{name: string; least: number; most: number; multiple: number}}[];
 
 export class Model {{
+  readonly threads: number;
   run(inputs: Inputs{argument}): Outputs;
+  close(): void;
 }}
 
-export function load(source?: URL | string | Response | BufferSource): Promise<Model>;
+export function load(
+  source?: URL | string | Response | BufferSource,
+  options?: {{threads?: number}},
+): Promise<Model>;
 """

@@ -39,7 +39,7 @@ CONTROL_FLOW = {
 }
 """Operators with subgraphs, which the import spells out, or makes nodes with bodies of."""
 
-SEQUENCE_LIMIT = "sequences whose length is known at import, and no output of the model"
+SEQUENCE_LIMIT = "sequences whose length is known at import, and no input of the model"
 """What is said of each operator on sequences."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import GraphProto, TensorShapeProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from compiler.errors import InvalidArgumentError
 from compiler.ranges import SizeRange, as_range
@@ -76,6 +76,56 @@ def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
     return tuple(n for n in names if n in plain or stated_size(n, plain) is None)
 
 
+_MOVES = frozenset(
+    {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""What parts of a cache may go through before rows are added to them, and after it."""
+
+_MOVED = 3
+"""Most of these operators in a row."""
+
+_CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttention": (8,)}
+"""Operands to which operators of attention add rows."""
+
+
+def cache_lengths(graph: GraphProto) -> frozenset[str]:
+    """The open dimensions that say how many rows caches hold, by name: in a first run they may be
+    0.
+
+    They are those of inputs to which the model adds rows and gives them back, and of no others.
+    """
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for value in dict.fromkeys(node.input):
+            readers.setdefault(value, []).append(node)
+    outputs = {info.name for info in graph.output}
+
+    def is_given_back(value: str, depth: int = _MOVED) -> bool:
+        return value in outputs or any(
+            depth and node.op_type in (*_MOVES, "Concat") and is_given_back(v, depth - 1)
+            for node in readers.get(value, ())
+            for v in node.output
+        )
+
+    def grows(value: str, depth: int = _MOVED) -> bool:
+        return any(
+            (node.op_type == "Concat" and node.input[0] == value and is_given_back(node.output[0]))
+            or any(value == v for k, v in enumerate(node.input) if k in _cached_by(node))
+            or (depth and node.op_type in _MOVES and any(grows(v, depth - 1) for v in node.output))
+            for node in readers.get(value, ())
+        )
+
+    found: set[str] = set()
+    others: set[str] = set()
+    for name, dims in model_ports(graph).inputs.items():
+        (found if grows(name) else others).update(dim for dim in dims if isinstance(dim, str))
+    return frozenset(found - others)
+
+
+def _cached_by(node: NodeProto) -> tuple[int, ...]:
+    return _CACHE_OPERANDS.get(node.op_type, ())
+
+
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
     """The sizes that dimensions may have; that of one that is fixed is a range of one number.
 
@@ -110,6 +160,9 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 
 def _dims(info: ValueInfoProto) -> Dims:
+    """As stated; what is no tensor has one that nobody knows."""
+    if info.type.WhichOneof("value") in ("sequence_type", "map_type", "optional_type"):
+        return (-1,)
     return tuple(
         (dim_name(dim) or -1) if (size := fixed_size(dim)) is None else size
         for dim in info.type.tensor_type.shape.dim

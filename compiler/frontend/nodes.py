@@ -14,10 +14,10 @@ from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.counted import carried
 from compiler.frontend.old_opsets import aligned_operands, domain_of
-from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
+from compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.sequences import on_sequences
-from compiler.frontend.stages import Waiting
+from compiler.frontend.stages import Waiting, unwrapped
 from compiler.frontend.tensors import read_tensor
 from compiler.frontend.texts import labelled, with_one_table
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
@@ -25,7 +25,7 @@ from compiler.ops.builder import GraphBuilder
 from compiler.ops.enclosed import Enclosure, Outside
 from compiler.ops.loops import branched, truth
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from compiler.sizes import OpenSizeError, asked_by
+from compiler.sizes import OpenSizeError, asked_by, is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +99,40 @@ class NodeImporter:
         self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: NameScope
     ) -> None:
         """Import the nodes that the wanted names depend on, in an order that they allow."""
-        nodes = sort_nodes(graph, body.values)
-        used = set(wanted)
-        needed = _needed(nodes, used)
-        names = _unique_names(nodes)
+        self._run(sort_nodes(graph, body.values), set(wanted), body)
+
+    def _run(self, nodes: Sequence[NodeProto], used: set[str], body: NameScope) -> None:
+        """Import the sorted nodes that the `used` names depend on, which become names of all values
+        in use."""
+        needed = needed_nodes(nodes, used)
+        names = unique_names(nodes)
         waiting = None if body.depth else self._waiting
         for position, node in enumerate(nodes):
             if position not in needed or (waiting is not None and waiting.follows(node)):
                 continue
+            name = f"{body.prefix}{names[position]}"
             try:
-                self._node(node, f"{body.prefix}{names[position]}", body, used)
+                self._node(node, name, body, used)
             except UnsupportedOperatorError as error:
-                if waiting is None or not waiting.takes(node, error):
+                if waiting is None or not error.waits_for:
                     raise
+                branch = self._known_branch(node, name, body)
+                if branch is None:
+                    waiting.takes(node, error)
+                    continue
+                # what waits in a known branch does so by itself
+                values = self._initializers(branch)
+                body.values.update({f"{name}/{key}": value for key, value in values.items()})
+                self._run(sort_nodes(unwrapped(branch, node, name), body.values), used, body)
+
+    def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
+        """The branch of an If that a known condition chooses; None of other nodes."""
+        if (domain_of(proto.domain), proto.op_type) != ("", "If"):
+            return None
+        known = self._builder.known(str(body.values[proto.input[0]]))
+        if known is None:
+            return None
+        return subgraph(proto, "then_branch" if known.reshape(-1)[0] else "else_branch", name)
 
     def _node(self, proto: NodeProto, name: str, body: NameScope, used: set[str]) -> None:
         if body.depth:
@@ -268,15 +289,34 @@ class NodeImporter:
         return inner.inline(graph, operands, prefix, outside)
 
     def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:
-        """The branch that a known condition chooses. With an unknown condition the run chooses; if
-        the branches cannot be graphs of their own, `_either` imports both."""
+        """The branch that a known condition chooses, or what the run chooses between.
+
+        Raises:
+            OpenSizeError: if open sizes decide, and no program can choose: both answers are
+                something that ranges may say.
+        """
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
-        known = self._builder.known(condition)
         if self._builder.types[condition].elements != 1:
             raise InvalidModelError(f"If '{name}': the condition is no scalar")
-        if known is None and not body.spelled:
+        if (branch := self._known_branch(proto, name, body)) is not None:
+            return self.inline(branch, (), f"{name}/", body)
+        try:
+            return self._chosen(proto, name, body, condition)
+        except (OpenSizeError, UnsupportedOperatorError) as error:
+            asked = self._builder.undecided(condition)
+            if asked is None or not (is_open(asked.undecided) or is_open(asked.unequal)):
+                raise
+            asked.may_differ = True
+            raise asked.by(f"If '{name}'") from error
+
+    def _chosen(
+        self, proto: NodeProto, name: str, body: NameScope, condition: str
+    ) -> Sequence[str]:
+        """The outputs of the branch that a run chooses; if the branches cannot be graphs of their
+        own, `_either` imports both."""
+        if not body.spelled:
             opset = body.opsets.get("", 0)
             node = OnnxNode(
                 name, "If", "", opset, (condition,), tuple(proto.output), {}, self._builder
@@ -291,10 +331,7 @@ class NodeImporter:
                 return branched(node, truth(node, condition), then, otherwise)
             except UnsupportedOperatorError:
                 pass  # inlined below, which may be possible; if not, it is refused there
-        if known is None:
-            return self._either(proto, name, replace(body, spelled=True), condition)
-        key = "then_branch" if known.reshape(-1)[0] else "else_branch"
-        return self.inline(subgraph(proto, key, name), (), f"{name}/", body)
+        return self._either(proto, name, replace(body, spelled=True), condition)
 
     def _either(
         self, proto: NodeProto, name: str, body: NameScope, condition: str
@@ -341,15 +378,7 @@ class NodeImporter:
         values: dict[str, str | None] = {}
         for info, operand in zip(graph.input, operands, strict=True):
             values[info.name] = operand
-        for tensor in graph.initializer:
-            found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
-            values[tensor.name] = self._builder.constant(
-                found.array,
-                tensor.name,
-                found.dtype,
-                narrow=found.narrow,
-                labels=found.labels,
-            )
+        values.update(self._initializers(graph))
         inner = NameScope(
             ChainMap(values, body.values),
             body.opsets,
@@ -361,6 +390,20 @@ class NodeImporter:
         wanted = [info.name for info in graph.output]
         self.run(graph, wanted, inner)
         return [_defined(inner, value, prefix) for value in wanted]
+
+    def _initializers(self, graph: GraphProto) -> dict[str, str]:
+        """The constants of a subgraph, by their ONNX names."""
+        values = {}
+        for tensor in graph.initializer:
+            found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
+            values[tensor.name] = self._builder.constant(
+                found.array,
+                tensor.name,
+                found.dtype,
+                narrow=found.narrow,
+                labels=found.labels,
+            )
+        return values
 
     def _resolved(self, proto: NodeProto, body: NameScope) -> NodeProto:
         """The node with attributes of its own in place of references to the call's."""
@@ -450,28 +493,3 @@ def _weight(graph: GraphProto) -> int:
         inner = sum(_weight(a.g) for a in node.attribute if a.HasField("g"))
         total += 1 + inner * (NESTED_STEPS if node.op_type in ("Loop", "Scan") else 1)
     return max(total, 1)
-
-
-def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
-    """Positions of the nodes that the wanted values depend on; adds all values in use to them."""
-    found: set[int] = set()
-    for position in reversed(range(len(nodes))):
-        if wanted & set(nodes[position].output):
-            wanted.update(reads(nodes[position]))
-            found.add(position)
-    return found
-
-
-def _unique_names(nodes: Sequence[NodeProto]) -> list[str]:
-    """The nodes' names; an empty or repeated one gives way to the first output's."""
-    seen: set[str] = set()
-    names = []
-    for node in nodes:
-        base = node.name or next((v for v in node.output if v), node.op_type)
-        name, number = base, 1
-        while name in seen:
-            number += 1
-            name = f"{base}.{number}"
-        seen.add(name)
-        names.append(name)
-    return names

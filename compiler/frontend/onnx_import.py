@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from onnx import TensorProto, ValueInfoProto
+from onnx import TensorProto, TypeProto, ValueInfoProto
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError, ModelWarning, UnsupportedOperatorError
@@ -234,34 +234,58 @@ class ModelImport:
     def _outputs(
         self, nodes: NodeImporter, wanted: Sequence[ValueInfoProto]
     ) -> list[tuple[str, str]]:
-        """Values and names of the outputs."""
+        """Values and names of the outputs; of a list, those of its elements (`boxes[0]`)."""
         outputs: list[tuple[str, str]] = []
         listed: set[str] = set()
         for info in wanted:
             value = self._values.get(info.name)
             if value is None:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
-            if info.name in listed:
-                raise InvalidModelError(f"output '{info.name}' is listed twice")
-            if value in self._builder.sequences:
-                raise InvalidModelError(f"output '{info.name}' is a sequence, not a tensor")
-            trim = self._builder.trim(value)
-            labels = self._builder.labels.get(value)
-            if labels is not None:
-                for names in (nodes.final_names, nodes.node_names):
-                    if names.get(value) == info.name:
-                        del names[value]  # the node that says what it stands for has this name
-                value = self._labelled(value, labels, info)
+            elements = self._builder.sequences.get(value)
+            if elements is None:
+                made = [(self._output(value, info, nodes), info.name)]
             else:
-                _check_stated(info, self._builder.types[value], trim.axis if trim else None)
-            outputs.append((value, info.name))
-            listed.add(info.name)
+                made = self._elements(elements, info)
+            for _, name in made:
+                if name in listed:
+                    raise InvalidModelError(f"output '{name}' is listed twice")
+                listed.add(name)
+            outputs += made
         if not self._graph.output:
             raise InvalidModelError("the model has no outputs")
         return outputs
 
-    def _labelled(self, value: str, labels: Labels, info: ValueInfoProto) -> str:
-        """An output that stands for texts or dictionaries.
+    def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
+        """An output that is one tensor."""
+        trim = self._builder.trim(value)
+        labels = self._builder.labels.get(value)
+        if labels is None:
+            _check_stated(info, self._builder.types[value], trim.axis if trim else None)
+            return value
+        for names in (nodes.final_names, nodes.node_names):
+            if names.get(value) == info.name:
+                del names[value]  # the node that says what it stands for has this name
+        self._check_texts(labels, info)
+        return self._standing_for(value, info.name, {"labels": labels_text(labels)})
+
+    def _elements(self, elements: Sequence[str], info: ValueInfoProto) -> list[tuple[str, str]]:
+        """An output that is a list of tensors: each is an output, and says of which list."""
+        if not elements:
+            raise InvalidModelError(f"output '{info.name}' is a sequence without elements")
+        made = []
+        for number, value in enumerate(elements):
+            name, attrs = f"{info.name}[{number}]", {"list": info.name}
+            labels = self._builder.labels.get(value)
+            if labels is None:
+                _check_type(info, self._builder.types[value])
+            else:
+                self._check_texts(labels, info)
+                attrs["labels"] = labels_text(labels)
+            made.append((self._standing_for(value, name, attrs), name))
+        return made
+
+    def _check_texts(self, labels: Labels, info: ValueInfoProto) -> None:
+        """Check an output that stands for texts or dictionaries.
 
         Raises:
             InvalidModelError: if the file states that texts are numbers.
@@ -271,11 +295,32 @@ class ModelImport:
             opset = self._opsets.get("", NEWEST_OPSET)
             reason = "texts of an input are an output, of which the program knows positions alone"
             raise UnsupportedOperatorError(info.name, "Identity", "", opset, reason)
-        stated = info.type.tensor_type.elem_type
+        stated = _stated_tensor(info).elem_type
         if not labels.columns and stated not in (TensorProto.UNDEFINED, TensorProto.STRING):
             raise InvalidModelError(f"output '{info.name}': texts, stated another type")
-        attrs = {"labels": labels_text(labels)}
-        return self._builder.emit(LABELLED, [value], attrs, info.name, keep=True)
+
+    def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
+        """The value as an output that stands for something; only outputs themselves are trimmed."""
+        trim = self._builder.trim(value)
+        if trim is None:
+            return self._builder.emit(LABELLED, [value], attrs, name, keep=True)
+        whole = self._builder.emit(LABELLED, [trim.source], attrs, name, keep=True)
+        return self._builder.emit("trim", [whole, trim.count], {"axis": trim.axis}, name)
+
+
+def _stated_tensor(info: ValueInfoProto) -> TypeProto.Tensor:
+    """What the file states of an output, or of the elements of one that is a sequence."""
+    if info.type.HasField("sequence_type"):
+        return info.type.sequence_type.elem_type.tensor_type
+    return info.type.tensor_type
+
+
+def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
+    """Raises InvalidModelError if the file states another element type: readers of the output would
+    misread its bytes."""
+    stated = _stated_tensor(info).elem_type
+    if stated and element_type(stated, f"output '{info.name}'") != kind.dtype:
+        raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated another type")
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
@@ -284,14 +329,12 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
     The file may state less along a dimension whose extent depends on the data.
 
     Raises:
-        InvalidModelError: if the file states another element type: readers of the output would
-            misread its bytes.
+        InvalidModelError: if it states another element type.
     """
     if not info.type.HasField("tensor_type"):
         return
+    _check_type(info, kind)
     tensor = info.type.tensor_type
-    if tensor.elem_type and element_type(tensor.elem_type, f"output '{info.name}'") != kind.dtype:
-        raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated another type")
     if not tensor.HasField("shape"):
         return
     stated = [fixed_size(dim) for dim in tensor.shape.dim]

@@ -1,8 +1,8 @@
-"""Definitions and order of ONNX nodes: each value once, operands before users, no cycles."""
+"""Definitions, order and names of ONNX nodes: each value once, operands before users, no cycles."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from onnx import FunctionProto, GraphProto, NodeProto
 
@@ -79,6 +79,31 @@ def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[in
                 operands = [makers[v] for v in reads(graph.node[position]) if v in makers]
                 stack.extend((p, False) for p in reversed(operands) if p not in done)
     return order
+
+
+def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
+    """Positions of the nodes that the wanted values depend on; adds all values in use to them."""
+    found: set[int] = set()
+    for position in reversed(range(len(nodes))):
+        if wanted & set(nodes[position].output):
+            wanted.update(reads(nodes[position]))
+            found.add(position)
+    return found
+
+
+def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
+    """The nodes' names; an empty or repeated one gives way to the first output's."""
+    seen: set[str] = set()
+    names = []
+    for node in nodes:
+        base = node.name or next((v for v in node.output if v), node.op_type)
+        name, number = base, 1
+        while name in seen:
+            number += 1
+            name = f"{base}.{number}"
+        seen.add(name)
+        names.append(name)
+    return names
 
 
 def _label(node: NodeProto) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from compiler.dtypes import DType
 from compiler.errors import UnsupportedOperatorError
@@ -58,17 +58,55 @@ class Waiting:
             self._put(node)
         return found
 
-    def takes(self, node: NodeProto, error: UnsupportedOperatorError) -> bool:
-        """Whether a node that was refused can be imported once the run has computed something."""
-        if error.waits_for:
-            self.first = self.first or error
-            self.asked |= dict.fromkeys(error.waits_for, node)
-            self._put(node)
-        return bool(error.waits_for)
+    def takes(self, node: NodeProto, error: UnsupportedOperatorError) -> None:
+        """Put a node here that was refused, and can be imported once the run has computed
+        something."""
+        self.first = self.first or error
+        self.asked |= dict.fromkeys(error.waits_for, node)
+        self._put(node)
 
     def _put(self, node: NodeProto) -> None:
         self.nodes.append(node)
         self.made.update(value for value in node.output if value)
+
+
+def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
+    """The nodes of a branch as nodes of the graph that its If, called `name`, stands in.
+
+    What it makes is called `name/...` there, and the outputs of the If are what they were.
+    """
+    made = {value for inner in branch.node for value in inner.output if value}
+    made |= {tensor.name for tensor in branch.initializer}
+    names = {value: f"{name}/{value}" for value in made}
+    graph = GraphProto()
+    graph.node.extend(_renamed(inner, names, f"{name}/") for inner in branch.node)
+    for info, output in zip(branch.output, node.output, strict=False):
+        if output:
+            value = names.get(info.name, info.name)
+            graph.node.append(helper.make_node("Identity", [value], [output]))
+    return graph
+
+
+def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> NodeProto:
+    """A node with other names for some values, also where bodies within it read them; values of
+    their own that are called the same stay."""
+    found = NodeProto()
+    found.CopyFrom(node)
+    found.name = f"{prefix}{node.name}" if node.name else ""
+    found.input[:] = [names.get(value, value) for value in node.input]
+    found.output[:] = [names.get(value, value) for value in node.output]
+    for attribute in found.attribute:
+        if attribute.HasField("g"):
+            body = attribute.g
+            own = {info.name for info in body.input} | {t.name for t in body.initializer}
+            own |= {value for each in body.node for value in each.output}
+            outer = {key: value for key, value in names.items() if key not in own}
+            inner = [_renamed(each, outer) for each in body.node]
+            del body.node[:]
+            body.node.extend(inner)
+            for info in body.output:
+                info.name = outer.get(info.name, info.name)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +117,13 @@ class Rest:
         source: the model, without inputs for these values.
         reads: the values.
         reason: why it was cut.
+        spelled: so many of the first nodes make numbers from the extents of what is read.
     """
 
     source: ReadModel
     reads: Reads
     reason: str
+    spelled: int = 0
 
     def at(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> ReadModel:
         """The rest as a model with these facts, which `arrays` have: deciding values."""
@@ -195,7 +235,11 @@ def rest_of(
     ranges: dict[str, Dimension] = {}
     tensors: dict[str, OnnxTensor] = {}
     crossings: list[Crossing] = []
-    for name in sorted({name for node in waiting.nodes for name in reads(node)} - waiting.made):
+    extents: dict[str, tuple[str, int]] = {}
+    spelled: list[NodeProto] = []
+    read_behind = {name for node in waiting.nodes for name in reads(node)} - waiting.made
+    # Sizes come last: the extents of other values may be what they are.
+    for name in sorted(read_behind, key=lambda name: (values.get(name) in builder.sizes, name)):
         value = values.get(name)
         if value is None:
             continue
@@ -210,6 +254,10 @@ def rest_of(
         if constant is not None and is_known:
             tensors[name] = OnnxTensor(constant, kind.dtype, labels=labels)
             continue
+        numbers = builder.sizes.get(value)
+        if numbers is not None and _are_extents(numbers, extents):
+            spelled += _from_extents(name, numbers, kind.dtype, extents)
+            continue
         dims: list[int | str] = []
         for axis, extent in enumerate(kind.shape):
             counted = trim is not None and trim.axis == axis
@@ -222,12 +270,58 @@ def rest_of(
             high = max(int(most), 1) if most <= LARGEST_SIZE else None
             ranges.setdefault(dim, Dimension(dim, 1, high))
             dims.append(dim)
-        decides = not text and (name in deciding or value in builder.sizes)
+            if name not in deciding:
+                extents.setdefault(same, (name, axis))
+        decides = not text and (name in deciding or numbers is not None)
         label = f"element_{len(crossings)}"
         crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides, text))
     _check_progress(waiting, read, crossings, before)
     reads_ = Reads(tuple(crossings), ranges)
-    return Rest(_left(read, waiting, tensors), reads_, str(first))
+    return Rest(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
+
+
+def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
+    """Whether all that is open of sizes is an extent of what is read."""
+    return all(not is_open(number) or str(number) in extents for number in numbers.flat)
+
+
+def _from_extents(
+    name: str, numbers: np.ndarray, dtype: DType, extents: Mapping[str, tuple[str, int]]
+) -> list[NodeProto]:
+    """Nodes that make sizes from the extents that they are: what is equal stays so behind the cut.
+
+    The operators have the same form in every opset.
+    """
+    items = list(numbers.flat)
+    whole: dict[str, str] = {}
+    nodes: list[NodeProto] = []
+
+    def constant(key: str, value: np.ndarray) -> str:
+        made = helper.make_tensor(key, TensorProto.INT64, value.shape, value.reshape(-1))
+        nodes.append(helper.make_node("Constant", [], [key], value=made))
+        return key
+
+    for item in items:
+        if str(item) in whole:
+            continue
+        place = f"{name}//{len(whole)}"
+        if is_open(item):
+            source, axis = extents[str(item)]
+            nodes.append(helper.make_node("Shape", [source], [f"{place}/shape"]))
+            axes = constant(f"{place}/axis", np.array([axis], np.int64))
+            nodes.append(helper.make_node("Gather", [f"{place}/shape", axes], [place], axis=0))
+        else:
+            constant(place, np.array([item], np.int64))
+        whole[str(item)] = place
+    order = [list(whole).index(str(item)) for item in items]
+    places = constant(f"{name}//places", np.array(order, np.int64).reshape(numbers.shape))
+    together, wide = f"{name}//whole", f"{name}//wide"
+    return [
+        *nodes,
+        helper.make_node("Concat", list(whole.values()), [together], axis=0),
+        helper.make_node("Gather", [together, places], [wide], axis=0),
+        helper.make_node("Cast", [wide], [name], to=NUMBERS[dtype]),
+    ]
 
 
 def _deciding(
@@ -259,19 +353,24 @@ def _check_progress(
 ) -> None:
     """Raises the first node's error if all nodes wait and nothing more is going to be known."""
     assert waiting.first is not None
-    whole = (before.source if before else read).proto.graph.node
+    whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]
     known = {c.name for c in before.reads.crossings if c.deciding} if before else set()
     if len(waiting.nodes) == len(whole) and {c.name for c in crossings if c.deciding} <= known:
         raise waiting.first
 
 
-def _left(read: ReadModel, waiting: Waiting, tensors: Mapping[str, OnnxTensor]) -> ReadModel:
+def _left(
+    read: ReadModel,
+    waiting: Waiting,
+    tensors: Mapping[str, OnnxTensor],
+    spelled: Sequence[NodeProto],
+) -> ReadModel:
     """The model with the nodes that wait, and with what they read that is known."""
     proto = ModelProto()
     proto.ir_version = read.proto.ir_version
     proto.opset_import.extend(read.proto.opset_import)
     proto.graph.name = read.proto.graph.name
-    proto.graph.node.extend(waiting.nodes)
+    proto.graph.node.extend([*spelled, *waiting.nodes])
     proto.graph.output.extend(o for o in read.proto.graph.output if o.name in waiting.made)
     for name, tensor in tensors.items():
         stated = proto.graph.initializer.add(name=name)

@@ -21,7 +21,7 @@ _ML = "ai.onnx.ml"
 _MOVES = frozenset(
     {("", op) for op in (
         "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Gather", "GatherElements",
-        "GatherND", "Slice", "Split", "Transpose", "Concat", "Where", "Expand", "Tile",
+        "GatherND", "Slice", "Split", "Transpose", "Concat", "Where", "Expand", "Tile", "Compress",
     )}
     | {(_ML, "ArrayFeatureExtractor")}
 )  # fmt: skip

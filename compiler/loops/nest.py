@@ -119,12 +119,14 @@ class Compute:
     for a transpose in registers, so that lanes along another unrolled axis are stored.
     `skip_padding` drops points that statically read padding. `prefetch` is a distance in bytes: the
     innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
-    at each 4 KiB page). `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2
-    bfloat16 elements, side by side), the last one perhaps in part: one instruction multiplies and
-    adds them. Without a combiner, such groups are moved, to where they lie side by side. `rows` is
-    the unrolled axis of the rows of matrices, whose columns are the lanes and whose sums run along
-    `dot`: registers that hold matrices multiply and add them whole. The innermost of `reduce` is as
-    deep as these are.
+    at each 4 KiB page). Loops around it in which it reads the same `prefetch` bytes of weights
+    again are its `passes`, outermost first: then each pass asks for its share of those that follow
+    them, so that they are in the cache when their turn comes. `dot` is an unrolled reduction axis
+    whose tiles fill 32 bits (4 int8 or 2 bfloat16 elements, side by side), the last one perhaps in
+    part: one instruction multiplies and adds them. Without a combiner, such groups are moved, to
+    where they lie side by side. `rows` is the unrolled axis of the rows of matrices, whose columns
+    are the lanes and whose sums run along `dot`: registers that hold matrices multiply and add them
+    whole. The innermost of `reduce` is as deep as these are.
     """
 
     stores: tuple[Store, ...]
@@ -139,6 +141,7 @@ class Compute:
     skip_padding: bool = False
     store_vector: Axis | None = None
     prefetch: int = 0
+    passes: tuple[Tile, ...] = ()
     dot: Axis | None = None
     rows: Axis | None = None
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -281,7 +284,7 @@ def _axes(node: Node) -> Iterator[Axis]:
             yield node.axis
             yield from (let.axis for let in node.lets)
         case Compute():
-            yield from (tile.axis for tile in (*node.reduce, *node.unroll))
+            yield from (tile.axis for tile in (*node.reduce, *node.unroll, *node.passes))
             yield from node.partial
             for axis in (node.vector, node.store_vector, node.dot, node.rows):
                 if axis is not None:

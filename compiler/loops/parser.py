@@ -226,6 +226,7 @@ class _Parser:
             skip_padding=compute.skip_padding,
             store_vector=compute.store_vector,
             prefetch=compute.prefetch,
+            passes=compute.passes,
             dot=compute.dot,
             rows=compute.rows,
         )
@@ -252,6 +253,8 @@ class _Parser:
                 fields.rows = self._axis(tokens)
             case "prefetch":
                 fields.prefetch = tokens.integer()
+                if tokens.accept("over"):
+                    fields.passes = tokens.listed(lambda: self._tile(tokens), "")
             case "store":
                 target = self._expression(tokens)
                 tokens.expect("=")
@@ -423,6 +426,7 @@ class _ComputeFields:
         self.skip_padding = False
         self.store_vector: Axis | None = None
         self.prefetch = 0
+        self.passes: tuple[Tile, ...] = ()
         self.dot: Axis | None = None
         self.rows: Axis | None = None
 

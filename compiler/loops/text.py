@@ -167,7 +167,8 @@ class _Printer:
         if compute.rows is not None:
             yield f"{inner}rows {self._axis(compute.rows)}"
         if compute.prefetch:
-            yield f"{inner}prefetch {compute.prefetch}"
+            passes = f" over {', '.join(map(self._tile, compute.passes))}" if compute.passes else ""
+            yield f"{inner}prefetch {compute.prefetch}{passes}"
         for store in compute.stores:
             target = self._expression(store.target, names)
             yield f"{inner}store {target} = {self._expression(store.value, names)}"

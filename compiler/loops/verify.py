@@ -30,7 +30,7 @@ from compiler.loops.expr import (
     Tee,
     walk,
 )
-from compiler.loops.index import Affine, Axis
+from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, dot_operands, expressions
 from compiler.loops.semantics import items_of
 from compiler.sizes import bounds, is_open
@@ -61,7 +61,8 @@ def check_names(nest: LoopNest) -> None:
 
 
 def check_roles(nest: LoopNest) -> None:
-    """Inputs, weights and constants are only read."""
+    """Inputs, weights and constants are only read; threads share one buffer at most, of which
+    programs have one place."""
     for load, is_write in _accesses(nest):
         tensor = load.tensor
         if is_write and (
@@ -74,6 +75,9 @@ def check_roles(nest: LoopNest) -> None:
             raise ScheduleError(
                 f"kernel '{nest.name}': scratch '{tensor.name}' has the role {tensor.role}"
             )
+    shared = [tensor.name for tensor in nest.buffers if tensor.role is Role.SHARED]
+    if len(shared) > 1:
+        raise ScheduleError(f"kernel '{nest.name}': threads share {' and '.join(shared)}")
 
 
 def check_bindings(nest: LoopNest) -> None:
@@ -155,6 +159,8 @@ def _check_axes(node: Node, opened: frozenset[Axis]) -> None:
             for expr in expressions(node):
                 for index in _indices(expr):
                     _check_index(index, opened | own, f"compute of '{_target_name(node)}'")
+            for tile in node.passes:
+                _check_index(affine(tile.axis), opened, f"passes of '{_target_name(node)}'")
 
 
 def _check_index(index: Affine, opened: frozenset[Axis] | set[Axis], where: str) -> None:
@@ -301,6 +307,8 @@ def check_computes(nest: LoopNest) -> None:
                 raise ScheduleError(
                     f"compute of '{name}': partial axis '{axis.name}' is no unrolled reduction axis"
                 )
+        if node.passes and not node.prefetch:
+            raise ScheduleError(f"compute of '{name}': its passes ask for nothing ahead")
         if node.dot is not None:
             _check_dot(node, node.dot, node.dot in unrolled, node.dot in written)
         if node.rows is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -59,6 +60,8 @@ class GraphBuilder:
         """What values stand for that are no plain numbers."""
         self.sequences: dict[str, tuple[str, ...]] = {}
         """The values of each sequence; its name is that of no value."""
+        self.limits: dict[tuple[int, int], str] = {}
+        """Values that no run has in which a size is above a limit (`ops.refusals`)."""
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
@@ -175,6 +178,15 @@ class GraphBuilder:
         if op == "trim":
             self._trims[name] = Trim(inputs[0], inputs[1], axis_of(pairs, len(kind.shape), 0))
         return name
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Put the nodes that are made meanwhile, which read no others, before all others."""
+        others, self._nodes = self._nodes, []
+        try:
+            yield
+        finally:
+            self._nodes += others
 
     def sequence(self, values: Sequence[str]) -> str:
         """A name for a sequence of these values."""
@@ -402,7 +414,7 @@ class GraphBuilder:
 
     def _fresh(self, hint: str) -> str:
         name = hint
-        while name in self.types or name in self._reserved:
+        while name in self.types or name in self.sequences or name in self._reserved:
             self._numbers[hint] = self._numbers.get(hint, 1) + 1
             name = f"{hint}.{self._numbers[hint]}"
         return name

@@ -17,9 +17,10 @@ from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
 from compiler.ops.computed import grid, table
-from compiler.ops.index_ends import check_positions
+from compiler.ops.index_ends import counts_within
 from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.refusals import at_most
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
 
@@ -70,7 +71,8 @@ def _onnx(node: OnnxNode) -> str:
     extent = node.shape(data)[axis]
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise node.invalid(f"an index is out of range for {extent} elements")
-    check_positions(node.builder, indices, extent)
+    for count in counts_within(node.builder, indices, extent):
+        indices = at_most(node, indices, count, extent, "elements of a table")
     if node.type(indices).dtype is not DType.INT32:
         indices = cast_to(node, indices, DType.INT64)
     return node.emit("gather", [data, indices], axis=axis % rank)

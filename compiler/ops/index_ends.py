@@ -8,7 +8,7 @@ from itertools import product
 
 from compiler.ops.attributes import axis_of, integer, ints
 from compiler.ops.builder import GraphBuilder
-from compiler.sizes import OpenSizeError, is_open
+from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, open_size, substituted
 
 _SAME = frozenset({"cast", "concat", "expand", "identity", "reshape", "slice", "transpose"})
 """Operators whose results are elements of their operands."""
@@ -20,19 +20,63 @@ _ENDS = 64
 """Sums of more ends are not looked at."""
 
 
-def check_positions(builder: GraphBuilder, indices: str, extent: int) -> None:
-    """Refuse positions that lie beyond `extent` elements at some sizes.
+def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int, ...]:
+    """Sizes that a run must have at most `extent` of, so that it reads no position beyond: those of
+    which the ranges do not say so.
 
-    Positions that depend on data are not known here, and clamped when they are read. So are those
-    that a condition chooses: it may be what keeps them within.
+    They are sums of dimensions that only a run knows, `past + tokens`; each dimension by itself
+    keeps them within. Positions that depend on data are not known here, and clamped when they are
+    read. So are those that a condition chooses: it may be what keeps them within.
 
     Raises:
-        OpenSizeError: if whether one lies within depends on the run.
+        OpenSizeError: if one dimension by itself reaches a position that is not there, or whether
+            one before the first is read depends on the run.
     """
     for ask, enough in ((lambda item: item < extent, "min"), (lambda item: -extent <= item, "max")):
         found = _holds(_Question(builder, extent, ask, enough), indices, _DEPTH)
-        if isinstance(found, OpenSizeError):
-            raise found
+        if not isinstance(found, _Failed):
+            continue
+        if enough == "max":
+            raise found.error
+        for item in found.items:
+            check_alone(item, extent)
+        return tuple(dict.fromkeys(item + 1 for item in found.items))
+    return ()
+
+
+def check_alone(item: int, extent: int) -> None:
+    """Raises OpenSizeError if one dimension reaches a position that is not there although all
+    others are as small as they can be."""
+    for dimension in dimensions(item, extent):
+
+        def smallest(other: Dimension, own: Dimension = dimension) -> int:
+            return open_size(other) // other.multiple if other == own else other.low
+
+        alone, end = (substituted(size, smallest) for size in (item, extent))
+        try:
+            if alone < end:
+                continue
+        except OpenSizeError as error:
+            error.never_above = True
+            raise
+        raise _out_of_range(alone, end)
+
+
+def _out_of_range(item: int, extent: int) -> OpenSizeError:
+    return OpenSizeError(f"position {item} is out of range for {extent} elements")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Positions that are not known to be on the right side, and what is wrong with the first."""
+
+    items: tuple[int, ...]
+    error: OpenSizeError
+
+
+_Answer = bool | _Failed | None
+"""Whether it is so for all elements. None is not known, and False what numbers alone say, which is
+none of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +96,10 @@ class _Question:
             if self.ask(item):
                 return True
         except OpenSizeError as error:
-            return error
+            return _Failed((item,), error)
         if not is_open(item) and not is_open(self.extent):
             return False
-        return OpenSizeError(f"position {item} is out of range for {self.extent} elements")
-
-
-_Answer = bool | OpenSizeError | None
-"""Whether it is so for all elements: an error is about one for which it is not at some sizes. None
-is not known, and False what numbers alone say, which is none of ours."""
+        return _Failed((item,), _out_of_range(item, self.extent))
 
 
 def _holds(question: _Question, value: str, depth: int) -> _Answer:
@@ -76,8 +115,10 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
                     return known
     else:
         return None
-    errors = [each for each in found if isinstance(each, OpenSizeError)]
-    return errors[0] if errors else next((each for each in found if each is not True), True)
+    failed = [each for each in found if isinstance(each, _Failed)]
+    if failed:
+        return _Failed(tuple(item for each in failed for item in each.items), failed[0].error)
+    return next((each for each in found if each is not True), True)
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:

@@ -1,10 +1,11 @@
-"""Labels: numbers that stand for texts, and columns that have names.
+"""Labels: numbers that stand for texts, columns that have names, tensors that are in a list.
 
     %2: int64[8] = labelled(%1) {labels="{\\"columns\\": false, \\"keys\\": [\\"ash\\"]}"}
+    %boxes[0]: float32[8, 4] = labelled(%3) {list="boxes"}
 
 A text is the position of its label; operators that move elements move positions. What an output
 stands for is said by the `labelled` that makes it, a view that costs nothing and never folds. The
-executable looks the texts up (`compiler.labels`).
+executable looks the texts up (`compiler.labels`), and puts the elements of a list together.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ from compiler.ops.shapes import operand_count, show
 
 def labels_of(node: Node | None) -> Labels | None:
     """The labels of what a node makes; None where it makes plain numbers."""
-    if node is None or node.op != LABELLED:
+    if node is None or node.op != LABELLED or node.attr("labels") is None:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
 
 
+def list_of(node: Node | None) -> str | None:
+    """The list of which a node makes an element; None where it makes an output of its own."""
+    if node is None or node.op != LABELLED or node.attr("list") is None:
+        return None
+    return word(node.attrs, "list")
+
+
 def is_of_input(node: Node, inputs: Sequence[str]) -> bool:
     """Whether a node says that one of a graph's inputs is text, be it read or not."""
-    return node.op == LABELLED and node.inputs[0] in inputs
+    return labels_of(node) is not None and node.inputs[0] in inputs
 
 
 def labels_text(labels: Labels) -> str:
@@ -45,6 +53,11 @@ def labels_text(labels: Labels) -> str:
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
+    given = dict(attrs)
+    if "list" in given:
+        word(attrs, "list")
+        if "labels" not in given:
+            return types[0]
     try:
         labels = Labels.from_json(json.loads(word(attrs, "labels")))
         labels.check(types[0].dtype.numpy, types[0].shape)

@@ -158,12 +158,21 @@ def branched(
             raise node.unsupported(f"its branches give {one} and {other}")
     if all(map(_is_cheap, graphs)):
         return _both(node, condition, graphs, enclosures)
+    return branch_of(node, condition, pairs)
+
+
+def branch_of(
+    node: OnnxNode, condition: str, pairs: Sequence[tuple[Enclosure, Graph]]
+) -> list[str]:
+    """The outputs of one of two bodies, which give the same types, as a condition says."""
+    enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    kinds = [graphs[0].types[value] for value in graphs[0].outputs]
     captured = tuple(dict.fromkeys(v for each in enclosures for v in each.captured))
     bodies = [
         _taking(graph, enclosure.captured, captured, node)
         for graph, enclosure in zip(graphs, enclosures, strict=True)
     ]
-    full = [k for k, kind in enumerate(kinds[0]) if kind.elements]
+    full = [k for k, kind in enumerate(kinds) if kind.elements]
     bodies = [body.replace(outputs=[body.outputs[k] for k in full]) for body in bodies]
     results: dict[int, str] = {}
     if full:
@@ -171,7 +180,7 @@ def branched(
         block = node.emit("branch", [condition, *captured], **attrs)
         for k, slot in zip(full, branch_slots(tuple(sorted(attrs.items()))), strict=True):
             results[k] = _field(node, block, slot.type, slot.offset)
-    return [results[k] if k in results else _empty(node, kind) for k, kind in enumerate(kinds[0])]
+    return [results[k] if k in results else _empty(node, kind) for k, kind in enumerate(kinds)]
 
 
 def _made_branches(

@@ -109,7 +109,7 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
     shape, new = node.shape(past), node.shape(rows)
     if len(shape) != 4 or (*shape[:2], shape[3]) != (*new[:2], new[3]):
         raise node.invalid(f"{what} is {show(shape)} before {show(new)}")
-    return node.emit("concat", [past, rows], axis=2) if shape[2] else rows
+    return rows if shape[2] == 0 else node.emit("concat", [past, rows], axis=2)
 
 
 def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:

@@ -26,16 +26,19 @@ from compiler.ops.registry import OnnxRule
 def _scores(node: OnnxNode, targets: int | None) -> str:
     """(rows, targets): X times the coefficients of each target, which lie one after the other.
 
-    Without `targets`, there are as many as the coefficients say.
+    Without `targets`, there are as many as intercepts, as in ONNX Runtime: of more coefficients,
+    which onnxmltools wrote in 2018, the first count. Without intercepts the coefficients say it.
     """
     x = as_floats(node, rows_of(node, node.input(0)))
     features, dtype = node.shape(x)[1], node.type(x).dtype
     coefficients = np.array(node.numbers("coefficients"))
-    rows = len(coefficients) // max(features, 1) if targets is None else targets
+    intercepts = node.numbers("intercepts")
+    rows = targets or len(intercepts) or len(coefficients) // max(features, 1)
+    if targets is None and rows * features < len(coefficients):
+        coefficients = coefficients[: rows * features]
     if rows < 1 or rows * features != len(coefficients):
         raise node.invalid(f"{len(coefficients)} coefficients for {features} features")
     scores = node.emit("matmul", [x, floats(node, coefficients.reshape(rows, features).T, dtype)])
-    intercepts = node.numbers("intercepts")
     if not intercepts:
         return scores
     if len(intercepts) != rows:

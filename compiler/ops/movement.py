@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -12,10 +13,13 @@ from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
 from compiler.loops.index import Affine
 from compiler.ops.attributes import ints
+from compiler.ops.index_ends import check_alone
+from compiler.ops.iota import counted
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.refusals import at_most
 from compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
-from compiler.sizes import equal, is_open, larger, same_extents, smaller
+from compiler.sizes import bounds, equal, is_open, larger, same_extents, smaller
 
 
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -118,6 +122,11 @@ def _onnx_slice(node: OnnxNode) -> str:
         if step == 0 or not -rank <= axis < rank:
             raise node.invalid(f"axis {axis}, step {step} for an input of {show(shape)}")
         dim = axis % rank
+        beyond = step == 1 and _may_end_beyond(shape[dim], start, end)
+        if beyond and not node.builder.inputs_of(x):
+            x, sizes[dim] = _guarded_part(node, x, dim, start, end), end - start
+            full_starts[dim] = 0
+            continue
         if is_open(start) or is_open(end) or is_open(shape[dim]):
             full_steps[dim] = step
             full_starts[dim], sizes[dim] = _open_part(shape[dim], start, end, step)
@@ -126,11 +135,31 @@ def _onnx_slice(node: OnnxNode) -> str:
         picked = range(*slice(first, end, step).indices(shape[dim]))
         full_starts[dim] = picked.start if picked else 0
         full_steps[dim], sizes[dim] = (step if picked else 1), len(picked)
-    if tuple(sizes) == shape and all(step == 1 for step in full_steps):
+    if tuple(sizes) == node.shape(x) and all(step == 1 for step in full_steps):
         return x
     return node.emit(
         "slice", [x], starts=tuple(full_starts), steps=tuple(full_steps), sizes=tuple(sizes)
     )
+
+
+def _may_end_beyond(extent: int, start: int, end: int) -> bool:
+    """Whether a part that begins within some elements ends behind them at some sizes only."""
+    low, high = bounds(end - extent)
+    return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0
+
+
+def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) -> str:
+    """A part of a table of the model: positions, a causal mask. What ends behind it is no part
+    that the model means, so such a run is refused.
+
+    Raises:
+        OpenSizeError: if one dimension by itself ends behind it.
+    """
+    extent = node.shape(table)[dim]
+    check_alone(end - 1, extent)
+    places = counted(node, end - start, start)
+    places = at_most(node, places, end, extent, "elements of a table")
+    return node.emit("gather", [table, places], axis=dim)
 
 
 def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from compiler.ops.attributes import word
 from compiler.ops.shapes import same_dtype
 
 BYTES = (DType.UINT8, DType.INT8)
+WORDS = (DType.UINT16, DType.INT16)
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -29,15 +30,15 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 
     Raises:
         InvalidModelError: if the factors are not of one type, or the accumulator is not theirs:
-            int32 for bytes, float32 for 16-bit floats of one type.
+            int32 for bytes or int16, float32 for 16-bit floats of one type.
     """
     stated = word(attrs, "accumulator", "")
     if not stated:
         return same_dtype(types)
     stored = {kind.dtype for kind in types[:operands]}
-    bytes_ = stated == DType.INT32 and stored <= set(BYTES)
+    integers = stated == DType.INT32 and (stored <= set(BYTES) or stored == {DType.INT16})
     halves = stated == DType.FLOAT32 and stored <= set(HALVES) and len(stored) == 1
-    if not bytes_ and not halves:
+    if not integers and not halves:
         names = " and ".join(kind.dtype for kind in types[:operands])
         raise InvalidModelError(f"products of {names} are not added up in '{stated}'")
     sums = DType(stated)
@@ -49,7 +50,8 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
     """Operands of a reference in a type whose sums of products are exact, or as good as stated.
 
-    That is float64 for bytes: 2**53 holds the sum of 2**37 products, and BLAS has no integers.
+    That is float64 for integers: 2**53 holds the sum of 2**37 products of bytes, or of 2**23 of 16
+    bits, and BLAS has no integers.
     """
     match word(attrs, "accumulator", ""):
         case DType.INT32:

@@ -15,6 +15,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import exact_quotient
 
 WIDE = DType.FLOAT32
 
@@ -47,6 +48,29 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
     return node.emit("slice", [repeated], starts=(0,) * rank, steps=(1,) * rank, sizes=shape)
 
 
+def _aligned(
+    node: OnnxNode, x: str, scale: str, zero: str | None, block: int
+) -> tuple[str, str, str | None]:
+    """x, and a scale and a zero point that broadcast with it. Blocks that divide x are a dimension
+    of their own, so that nothing is repeated."""
+    shape, axis = node.shape(x), node.integer("axis", 1)
+    dim = axis % max(1, len(shape))
+    count = (
+        exact_quotient(shape[dim], block) if block and -len(shape) <= axis < len(shape) else None
+    )
+    given = [value for value in (scale, zero) if value is not None]
+    if count is None or any(
+        node.shape(value) != (*shape[:dim], count, *shape[dim + 1 :]) for value in given
+    ):
+        moved = None if zero is None else _along(node, zero, x, block)
+        return x, _along(node, scale, x, block), moved
+    scale, *zeros = (
+        node.reshape(value, (*shape[:dim], count, 1, *shape[dim + 1 :])) for value in given
+    )
+    x = node.reshape(x, (*shape[:dim], count, block, *shape[dim + 1 :]))
+    return x, scale, zeros[0] if zeros else None
+
+
 def _quantise(node: OnnxNode, scaled: str, zero: str | None, dtype: DType) -> str:
     """The nearest integers to float32 numbers, ties to even, moved and saturated."""
     value = node.emit("round", [scaled])
@@ -65,10 +89,9 @@ def _onnx_quantize(node: OnnxNode) -> str:
         dtype = ONNX_TYPES.get(number) if number else DType.UINT8
     if dtype is None or dtype.is_float:
         raise node.unsupported(f"quantisation to ONNX element type {number}")
-    factor = cast_to(node, _along(node, scale, x, block), WIDE)
-    scaled = node.emit("div", [cast_to(node, x, WIDE), factor])
-    moved = None if zero is None else _along(node, zero, x, block)
-    return _quantise(node, scaled, moved, dtype)
+    value, factor, moved = _aligned(node, x, scale, zero, block)
+    scaled = node.emit("div", [cast_to(node, value, WIDE), cast_to(node, factor, WIDE)])
+    return node.reshape(_quantise(node, scaled, moved, dtype), node.shape(x))
 
 
 def _onnx_dequantize(node: OnnxNode) -> str:
@@ -82,12 +105,13 @@ def _onnx_dequantize(node: OnnxNode) -> str:
         split = _in_blocks(node, x, scale, zero, block)
         if split is not None:
             return node.keep("reshape", [_kept(node, *split)], shape=node.shape(x))
-    moved = None if zero is None else _along(node, zero, x, block)
-    factor = cast_to(node, _along(node, scale, x, block), WIDE)
     if _is_weight(node, x) and result is WIDE:
-        return _kept(node, x, moved, factor)
-    centred = cast_to(node, _centred(node, x, moved), WIDE)
-    return cast_to(node, node.emit("mul", [centred, factor]), result)
+        moved = None if zero is None else _along(node, zero, x, block)
+        return _kept(node, x, moved, cast_to(node, _along(node, scale, x, block), WIDE))
+    value, factor, moved = _aligned(node, x, scale, zero, block)
+    centred = cast_to(node, _centred(node, value, moved), WIDE)
+    scaled = node.emit("mul", [centred, cast_to(node, factor, WIDE)])
+    return node.reshape(cast_to(node, scaled, result), node.shape(x))
 
 
 def _in_blocks(

@@ -38,7 +38,7 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Read an input from a value."""
-        self._inputs[name] = ortvalue.numpy()
+        self._inputs[name] = as_array(ortvalue)
 
     def bind_input(
         self,

@@ -14,7 +14,7 @@ from compiler.dtypes import DType
 if TYPE_CHECKING:
     from compiler.runtime.artifact import Artifact
     from compiler.runtime.ports import Dims
-    from compiler.runtime.program import Port
+    from compiler.runtime.program import Port, Program, Result
 
 ELEMENT_TYPES = {
     1: "float",
@@ -123,16 +123,20 @@ def _input_types(artifact: Artifact) -> dict[str, str]:
 
 def _output_types(artifact: Artifact) -> dict[str, str]:
     if artifact.stages is None:
-        return {port.name: _port_type(port) for port in artifact.programs[0].program.outputs}
+        program = artifact.programs[0].program
+        return {result.name: _result_type(result, program) for result in program.results}
     return {
-        name: _port_type(port)
+        name: _result_type(result, program)
         for cut in artifact.stages.walk()
         for stage in cut.made.values()
-        if stage.program is not None
-        for name, port in zip(
-            stage.makes, artifact.programs[stage.program].program.outputs, strict=True
-        )
+        if stage.program is not None and (program := artifact.programs[stage.program].program)
+        for name, result in zip(stage.makes, program.results, strict=True)
     }
+
+
+def _result_type(result: Result, program: Program) -> str:
+    kind = _port_type(program.outputs[result.places[0]])
+    return f"seq({kind})" if result.is_list else kind
 
 
 def _port_type(port: Port) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from compiler.compiling import compile_model
 from compiler.errors import InvalidInputError
@@ -23,6 +26,7 @@ from compiler.ort.description import (
 from compiler.ort.options import RunOptions, SessionOptions
 from compiler.ort.values import InvalidArgument, OrtValue, as_array
 from compiler.runtime.artifact import load_artifact, read_artifact
+from compiler.runtime.executable import Executable
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
@@ -125,25 +129,47 @@ class InferenceSession:
             InvalidArgument: if an input is missing, unknown or of another type or shape, or there
                 is no such output.
         """
-        kinds = {each.name: numpy_type(each.type) for each in self._description.inputs}
-        if missing := [name for name in kinds if name not in input_feed]:
+        if missing := [name for name in self._input_names if name not in input_feed]:
             raise InvalidArgument(
                 f"Required inputs ({missing}) are missing from input feed ({list(input_feed)})."
             )
         names = self._output_names(output_names)
-        feeds = {name: as_array(given, kinds.get(name)) for name, given in input_feed.items()}
+        feeds = {
+            name: as_array(given, partial(self._type, name)) for name, given in input_feed.items()
+        }
         try:
             found = self._compiled.run(feeds)
         except InvalidInputError as error:
             raise InvalidArgument(str(error)) from error
-        outputs = {
-            each.name: _shown(array, each.type)
-            for each, array in zip(self._description.outputs, found, strict=True)
-        }
-        return [outputs[name] for name in names]
+        outputs = dict(zip(self._compiled.output_names, found, strict=True))
+        return [self._shown(name, outputs[name]) for name in names]
+
+    @property
+    def _input_names(self) -> Sequence[str]:
+        if isinstance(self._compiled, Executable):
+            return [port.name for port in self._compiled.inputs]
+        return list(self._compiled.ports.inputs)
+
+    def _type(self, name: str) -> np.dtype | None:
+        """Of an input's elements; None if there is no such input, or it is no tensor."""
+        kinds = {each.name: each.type for each in self._description.inputs}
+        return numpy_type(kinds.get(name, ""))
+
+    def _shown(self, name: str, array: Any) -> Any:
+        """An output as users meet it: bfloat16 has a type where ml_dtypes is installed."""
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint16:
+            return array
+        kinds = {each.name: each.type for each in self._description.outputs}
+        if kinds[name] != "tensor(bfloat16)":
+            return array
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError:
+            return array
+        return array.view(bfloat16)
 
     def _output_names(self, asked: Sequence[str] | None) -> list[str]:
-        known = [each.name for each in self._description.outputs]
+        known = self._compiled.output_names
         for name in asked or ():
             if name not in known:
                 raise InvalidArgument(f"Invalid output name: {name}, there are {', '.join(known)}")
@@ -178,14 +204,3 @@ def get_available_providers() -> list[str]:
 def get_device() -> str:
     """`CPU`."""
     return "CPU"
-
-
-def _shown(array: Any, kind: str) -> Any:
-    """An output as users meet it: bfloat16 has a type where ml_dtypes is installed."""
-    if kind != "tensor(bfloat16)":
-        return array
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        return array
-    return array.view(bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +21,21 @@ class InvalidArgument(InvalidInputError, ValueError):
 
 
 class OrtValue:
-    """An array that outputs are written to and inputs are read from.
+    """An array that outputs are written to and inputs are read from, or the list of a sequence.
 
     Args:
         array: it is not copied.
     """
 
-    def __init__(self, array: Array) -> None:
-        self._array = array
+    def __init__(self, array: Array | list[Array]) -> None:
+        self._value = array
+
+    @property
+    def _array(self) -> Array:
+        """Raises InvalidArgument if it is a list."""
+        if isinstance(self._value, list):
+            raise InvalidArgument("the value is a sequence, expected a tensor")
+        return self._value
 
     @staticmethod
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
@@ -44,12 +51,14 @@ class OrtValue:
         check_cpu(device_type)
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
 
-    def numpy(self) -> Array:
-        """The array."""
-        return self._array
+    def numpy(self) -> Any:
+        """The array, or the list of arrays."""
+        return self._value
 
     def update_inplace(self, array: Array) -> None:
         """Copy an array into it. Raises InvalidArgument if shape or type differ."""
+        if isinstance(array, list):
+            raise InvalidArgument("a tensor cannot hold a sequence")
         if array.shape != self._array.shape or array.dtype != self._array.dtype:
             raise InvalidArgument(
                 f"a value of {self._array.dtype} {list(self._array.shape)} cannot hold "
@@ -78,8 +87,12 @@ class OrtValue:
         return True
 
     def is_tensor(self) -> bool:
-        """True: sequences and maps are given by `run` alone."""
-        return True
+        """Whether it is an array; a sequence is a list of them."""
+        return isinstance(self._value, np.ndarray)
+
+    def is_tensor_sequence(self) -> bool:
+        """Whether it is a list of arrays, which `numpy` gives."""
+        return isinstance(self._value, list)
 
     def __dlpack__(self, **options: Any) -> Any:
         array: Any = self._array  # NumPy says itself which types it lends
@@ -89,15 +102,16 @@ class OrtValue:
         return self._array.__dlpack_device__()
 
 
-def as_array(given: Any, kind: np.dtype | None = None) -> Array:
-    """What is given for an input, as an array; lists become arrays of the input's type."""
+def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
+    """What is given for an input, as an array; lists become arrays of the type that `kind` gives,
+    which is asked for them alone: it may have to read a model."""
     if isinstance(given, OrtValue):
-        given = given.numpy()
+        given = given._array
     elif not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
         given = np.from_dlpack(given)
     elif not isinstance(given, np.ndarray):
         try:
-            given = np.asarray(given, kind)
+            given = np.asarray(given, kind())
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"{type(given).__name__} is no array: {error}") from error
     found: Array = given.view(np.uint16) if given.dtype.name == DType.BFLOAT16 else given

@@ -16,17 +16,17 @@ from functools import partial
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.passes.byte_products import (
+from compiler.ops.products import BYTES
+from compiler.passes.byte_operands import (
     ByteFactor,
     ByteSource,
     as_factor,
     is_single,
     number_of,
-    scale_of,
-    scaled_by,
     source_of,
     unsigned,
 )
+from compiler.passes.byte_products import scale_of, scaled_by
 from compiler.passes.rewrite import Rewriter, rewrite
 from compiler.sizes import always_less, exact_quotient, is_open
 
@@ -54,6 +54,8 @@ def of_two_sources(
     left, right = (source_of(rewriter, value) for value in node.inputs)
     if left is None or right is None or not _are_matrices(rewriter, left, right):
         return None
+    if not {rewriter.type(side.value).dtype for side in (left, right)} <= set(BYTES):
+        return None  # sums of products of 16 bits leave int32
     if {left.scale is not None, right.scale is not None} != {scaled}:
         return None
     both = None

@@ -9,18 +9,19 @@ Before:                                             After:
 `%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
 `accumulator`. Their second factor is of int8: columns of a matrix, and filters, that leave it
 (asymmetric uint8) move into it, for which the sums of the rows of `%0`, or of its windows, make up.
-The first has the sign that the target
-multiplies with that (`Target.factor`): an int8 `%0` moves up by 128 where it must be unsigned, a
-uint8 one down by 128 where it must have a sign, as its zero point does. The zero point of a matrix
-may be known at run time only; that of a convolution is what it is padded with. All of it is exact.
+The first has the sign that the target multiplies with that (`Target.factor`): an int8 `%0` moves up
+by 128 where it must be unsigned, a uint8 one down by 128 where it must have a sign, as its zero
+point does. The zero point of a matrix may be known at run time only; that of a convolution is what
+it is padded with. All of it is exact.
+
+A `%0` of 16 bits is multiplied as int16 by weights that are widened to it, where no sum can leave
+int32: 512 products by weights of any 8 bits fit, and of weights as models have them some thousands.
 Also called integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for
 Efficient Integer-Arithmetic-Only Inference", 2018).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,25 +30,27 @@ from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.ops.attributes import integer, ints, number
 from compiler.ops.products import BYTES
-from compiler.passes.quantise_first import MOVEMENTS
+from compiler.passes.byte_operands import (
+    ByteFactor,
+    ByteSource,
+    Weight,
+    as_factor,
+    is_single,
+    number_of,
+    source_of,
+    transposed,
+    unsigned,
+    weight_of,
+)
 from compiler.passes.rewrite import Rewriter, rewrite
-
-MOST_TERMS = (2**31 - 1) // (255 * 128)
-"""So many products of bytes never leave int32."""
 
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
 """Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
 
-
-ByteFactor = Callable[[DType], DType]
-"""Stored bytes -> the bytes that they are multiplied as."""
-
-
-def unsigned(stored: DType) -> DType:
-    """That of the instructions that most CPUs have."""
-    return DType.UINT8
+_LEAST_GROUP = 16
+"""Channels and filters of a group whose windows are summed."""
 
 
 def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
@@ -55,41 +58,22 @@ def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
     return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
 
-@dataclass(frozen=True, slots=True)
-class ByteSource:
-    """`(value - zero) * scale`: bytes, a zero point of int32, and a scale for all of them, or one
-    for each channel, (channels, 1, ...).
-
-    Without a scale, the product is one of integers.
-    """
-
-    value: str
-    zero: str | None
-    scale: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """`values * scale`: integers, and a scale that broadcasts with them."""
-
-    values: np.ndarray
-    scale: np.ndarray | None
-
-
 def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
     """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
-    source, weight = source_of(rewriter, node.inputs[0]), _weight(rewriter, node.inputs[1])
+    source, weight = source_of(rewriter, node.inputs[0]), weight_of(rewriter, node.inputs[1])
     if source is None or weight is None:
         return None
     if {source.scale is not None, weight.scale is not None} != {scaled}:
+        return None
+    if factor(rewriter.type(source.value).dtype) is None:
         return None
     if node.op == "gemm":
         if integer(node.attrs, "trans_a", 0) or _factors(node) != (1.0, 1.0):
             return None
         if integer(node.attrs, "trans_b", 0):
-            weight = _transposed(weight, (1, 0))
+            weight = transposed(weight, (1, 0))
     scale, tail = weight.scale, tuple[int, ...]()
     if node.op == "conv":
         total = _convolved(rewriter, node, source, weight, factor)
@@ -111,7 +95,7 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
 
 
 def _of_filters(
-    scale: np.ndarray, node: Node, weight: _Weight, tail: tuple[int, ...]
+    scale: np.ndarray, node: Node, weight: Weight, tail: tuple[int, ...]
 ) -> np.ndarray | None:
     """The scale of a source for each filter; None where a filter has channels of several scales."""
     if not scale.ndim:
@@ -149,158 +133,29 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
     return rewriter.emit("reshape", [value], {"shape": shape})
 
 
-# ---- what is quantised
-
-
-def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
-    """Bytes less a zero point, scaled or not, perhaps moved since."""
-    node = rewriter.producer(value)
-    if node is None:
-        return None
-    if node.op in MOVEMENTS or node.op == "max_pool":
-        return _moved_source(rewriter, node)
-    if node.op == "mul":
-        for first, second in (node.inputs, node.inputs[::-1]):
-            scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
-            if scale is None or cast is None or rewriter.type(first).dtype is not DType.FLOAT32:
-                continue
-            inner = source_of(rewriter, cast.inputs[0])
-            if inner is None or inner.scale is not None or not is_single(rewriter, inner.zero):
-                continue
-            if scale.size == 1 and scale.ndim <= 1:
-                return replace(inner, scale=scale.reshape(()))
-            shape = rewriter.shape(value)
-            if scale.shape == (*shape[1:2], *(1,) * (len(shape) - 2)):
-                return replace(inner, scale=scale)  # of each channel
-        return None
-    zero: str | None = None
-    if node.op == "sub":
-        wide, zero = node.inputs[0], _one_zero(rewriter, node.inputs[1])
-        node = rewriter.producer(wide, "cast")
-    if node is None or node.op != "cast" or rewriter.type(node.outputs[0]).dtype is not DType.INT32:
-        return None
-    (stored,) = node.inputs
-    if rewriter.type(stored).dtype not in BYTES or rewriter.array(stored) is not None:
-        return None
-    if zero is not None and len(rewriter.shape(zero)) > len(rewriter.shape(stored)):
-        return None
-    if zero is not None and rewriter.shape(zero)[-1:] not in ((), (1,)):
-        return None  # one for each place along the sum
-    if zero is not None and is_single(rewriter, zero):
-        limits = np.iinfo(rewriter.type(stored).dtype.numpy)
-        if not limits.min <= number_of(rewriter, zero) <= limits.max:
-            return None  # no byte to pad with
-    return ByteSource(stored, zero, None)
-
-
-def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
-    """What was moved as floats, moved as the bytes; parts must be scaled alike."""
-    count = len(node.inputs) if node.op == "concat" else 1
-    parts = [source_of(rewriter, operand) for operand in node.inputs[:count]]
-    found = [part for part in parts if part is not None and is_single(rewriter, part.zero)]
-    if len(found) < len(parts):
-        return None
-    first = found[0]
-    if any(part.scale is not None and part.scale.ndim for part in found):
-        return None
-    if node.op == "max_pool" and first.scale is not None and not first.scale > 0:
-        return None
-    alike = {
-        (
-            part.scale if part.scale is None else float(part.scale),
-            0 if part.zero is None else number_of(rewriter, part.zero),
-            rewriter.type(part.value).dtype,
-        )
-        for part in found
-    }
-    if len(alike) > 1:
-        return None
-    operands = [part.value for part in found] + list(node.inputs[count:])
-    return replace(first, value=rewriter.emit(node.op, operands, node.attrs))
-
-
-def _one_zero(rewriter: Rewriter, zero: str) -> str:
-    """A zero point; one number where a constant has the same one everywhere."""
-    array = rewriter.array(zero)
-    if array is None or array.size < 2 or (array != array.flat[0]).any():
-        return zero
-    return rewriter.constant(array.flat[0].reshape(()), zero)
-
-
-def is_single(rewriter: Rewriter, zero: str | None) -> bool:
-    """Whether a zero point is a constant for all elements."""
-    array = None if zero is None else rewriter.array(zero)
-    return zero is None or (array is not None and array.size == 1)
-
-
-def _weight(rewriter: Rewriter, value: str) -> _Weight | None:
-    """A constant of int32, or the operations that make scaled floats of a constant of bytes."""
-    if rewriter.type(value).dtype is DType.INT32:
-        values = _integers(rewriter, value)
-        return None if values is None else _Weight(values, None)
-    node = rewriter.producer(value)
-    if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
-        return None
-    if node.op == "transpose":
-        inner = _weight(rewriter, node.inputs[0])
-        return None if inner is None else _transposed(inner, ints(node.attrs, "perm"))
-    if node.op != "mul":
-        return None
-    for first, second in (node.inputs, node.inputs[::-1]):
-        scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
-        if scale is None or cast is None or rewriter.type(cast.inputs[0]).dtype is not DType.INT32:
-            continue
-        values = _integers(rewriter, cast.inputs[0])
-        if values is not None and rewriter.shape(value) == values.shape:
-            return _Weight(values, scale.reshape((1,) * (values.ndim - scale.ndim) + scale.shape))
-    return None
-
-
-def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
-    """The constant `int32(w) - v`, folded already or not."""
-    array = rewriter.array(value)
-    if array is not None:
-        return array
-    node = rewriter.producer(value)
-    if node is None:
-        return None
-    if node.op == "cast":
-        stored = rewriter.array(node.inputs[0])
-        return None if stored is None else stored.astype(np.int32)
-    if node.op == "sub":
-        left, right = (_integers(rewriter, operand) for operand in node.inputs)
-        return None if left is None or right is None else left - right
-    return None
-
-
-def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
-    scale = None if weight.scale is None else weight.scale.transpose(order)
-    return _Weight(np.ascontiguousarray(weight.values.transpose(order)), scale)
-
-
 # ---- products of integers
 
 
 def _multiplied(
-    rewriter: Rewriter, name: str, source: ByteSource, weight: _Weight, factor: ByteFactor
+    rewriter: Rewriter, name: str, source: ByteSource, weight: Weight, factor: ByteFactor
 ) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
         return None
     if weight.scale is not None and (
-        values.shape[-2] > MOST_TERMS
-        or 255 * np.abs(values).sum(axis=-2).max() >= 2**31  # a zero point may be at either end
-        or weight.scale.shape[-2] > 1
+        not _stays_inside(rewriter, source, values, -2) or weight.scale.shape[-2] > 1
     ):
         return None
-    moved = _moved_into_int8(values, -2)
+    stored = _weight_type(rewriter, source)
+    moved = _moved_into(stored, values, -2)
     if moved is None:
         return None
     source = as_factor(rewriter, source, factor)
     sums = values.sum(axis=-2, keepdims=True)
     sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
-    operands = [source.value, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
+    held = rewriter.constant((values - moved).astype(stored.numpy), f"{name}.bytes")
+    operands = [source.value, held]
     known = is_single(rewriter, source.zero)
     if known and source.zero is not None:
         correction = _wrapped(-number_of(rewriter, source.zero) * sums)
@@ -319,7 +174,7 @@ def _multiplied(
 
 
 def _convolved(
-    rewriter: Rewriter, node: Node, source: ByteSource, weight: _Weight, factor: ByteFactor
+    rewriter: Rewriter, node: Node, source: ByteSource, weight: Weight, factor: ByteFactor
 ) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
@@ -328,16 +183,16 @@ def _convolved(
     if (1 < channels < _LEAST_CHANNELS and group > 1) or not is_single(rewriter, source.zero):
         return None
     inner = tuple(range(1, values.ndim))
-    scale = weight.scale
+    stored, scale = _weight_type(rewriter, source), weight.scale
     if scale is not None and (
-        np.prod(values.shape[1:]) > MOST_TERMS
-        or 255 * np.abs(values).sum(axis=inner).max() >= 2**31
-        or scale.size != scale.shape[0]
+        not _stays_inside(rewriter, source, values, inner) or scale.size != scale.shape[0]
     ):
         return None
     values = np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)])
-    moved = _moved_into_int8(values, inner)
-    if moved is None or (moved.any() and group > 1):
+    moved = _moved_into(stored, values, inner)
+    if moved is None or (moved.any() and group > 1 and _are_small(values, group)):
+        return None
+    if stored is DType.INT16 and _has_faster_floats(node, values, group):
         return None
     source = as_factor(rewriter, source, factor)
     zero = 0 if source.zero is None else number_of(rewriter, source.zero)
@@ -349,78 +204,87 @@ def _convolved(
         around = (0, 0, *added[:spatial], 0, missing, *added[spatial:])
         x = rewriter.emit("pad", [x], {"pads": around, "value": float(zero)})
         attrs["pads"] = tuple(all_ - own for all_, own in zip(pads, added, strict=True))
-    name = node.inputs[1]
-    operands = [x, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
+    name, attrs["accumulator"] = node.inputs[1], DType.INT32.value
+    held = rewriter.constant((values - moved).astype(stored.numpy), f"{name}.bytes")
+    operands = [x, held]
     if zero:
         sums = values.reshape(len(values), -1).sum(axis=1)
         operands.append(rewriter.constant(_wrapped(-zero * sums), f"{name}.correction"))
-    total = rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
+    total = rewriter.emit("conv", operands, attrs)
     if not moved.any():
         return total
     distance = rewriter.constant(_wrapped(moved.reshape(-1, *(1,) * spatial)), f"{name}.moved")
-    windows = _window_sums(rewriter, x, values.shape[2:], attrs)
+    windows = _window_sums(rewriter, x, values.shape, attrs)
     return rewriter.emit("add", [total, rewriter.emit("mul", [windows, distance])])
 
 
+def _are_small(values: np.ndarray, group: int) -> bool:
+    """Whether groups are so small that floats are faster than a second convolution for sums: of 32
+    groups of 8 by 8 channels, 3 times as fast; of 16 of 16 by 16, at 0.6 of the speed."""
+    return bool(min(len(values) // group, values.shape[1]) < _LEAST_GROUP)
+
+
+def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
+    """Whether Winograd's algorithm applies to floats, or a channel alone has no pairs: a 3x3
+    convolution of pairs of 16 bits ran at 0.64 of its speed, others at 1.4 to 1.8 of floats'."""
+    window = values.shape[2:]
+    steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}
+    return group > 1 == values.shape[1] or (group == 1 < min(window) and steps == {1})
+
+
 def _window_sums(
-    rewriter: Rewriter, x: str, window: tuple[int, ...], attrs: dict[str, AttrValue]
+    rewriter: Rewriter, x: str, filters: tuple[int, ...], attrs: dict[str, AttrValue]
 ) -> str:
-    """The sums of all channels of an image in each window of a convolution, (N, 1, ...), int32."""
+    """The sums of an image in each window of a convolution, in int32: (N, 1, ...) of all channels,
+    or of those of each filter, (N, filters, ...), where these differ."""
+    if attrs.get("group", 1) != 1:
+        ones = rewriter.constant(np.ones(filters, np.int8), f"{x}.ones")
+        return rewriter.emit("conv", [x, ones], attrs)
     wide = rewriter.emit("cast", [x], {"to": DType.INT32.value})
     pixels = rewriter.emit("reduce_sum", [wide], {"axes": (1,), "keepdims": 1})
-    ones = rewriter.constant(np.ones((1, 1, *window), np.int32), f"{x}.ones")
-    return rewriter.emit("conv", [pixels, ones], attrs)
+    ones = rewriter.constant(np.ones((1, 1, *filters[2:]), np.int32), f"{x}.ones")
+    plain = {key: value for key, value in attrs.items() if key != "accumulator"}
+    return rewriter.emit("conv", [pixels, ones], plain)
 
 
-def _moved_into_int8(values: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray | None:
-    """What to take off weights along these axes so that int8 holds them: 0 if it holds all as they
-    are; None where some are too far apart."""
-    low, high = values.min(axis=axes, keepdims=True), values.max(axis=axes, keepdims=True)
-    if (high - low).max() > 255:
-        return None
-    inside = low.min() >= -128 and high.max() <= 127
-    return np.zeros_like(low) if inside else np.asarray(low + 128)
+def _weight_type(rewriter: Rewriter, source: ByteSource) -> DType:
+    """The type of the weights that a source is multiplied by."""
+    return DType.INT8 if rewriter.type(source.value).dtype in BYTES else DType.INT16
 
 
-def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
-    """The same numbers as bytes of the sign that is multiplied: bytes and zero point move by 128.
+def _stays_inside(
+    rewriter: Rewriter, source: ByteSource, values: np.ndarray, axes: int | tuple[int, ...]
+) -> bool:
+    """Whether the sums of products along these axes fit in int32, whatever the source holds.
 
-    Moved bytes wrap around; the zero point is an int32, which does not.
+    What they are on the way does not matter: int32 wraps around, and back. A zero point that is
+    known at run time only may be at either end.
     """
-    stored = rewriter.type(source.value).dtype
-    wanted = factor(stored)
-    if stored is wanted:
-        return source
-    step = -128 if wanted.is_signed else 128
-    wide = rewriter.constant(np.array(step, np.int32), f"{source.value}.zero")
-    if source.zero is None:
-        zero = wide
-    elif is_single(rewriter, source.zero):
-        zero = rewriter.constant(
-            np.array(number_of(rewriter, source.zero) + step, np.int32), source.zero
-        )
+    limits = np.iinfo(rewriter.type(source.value).dtype.numpy)
+    low, high = int(limits.min), int(limits.max)
+    if is_single(rewriter, source.zero):
+        zero = 0 if source.zero is None else number_of(rewriter, source.zero)
+        low, high = low - zero, high - zero
     else:
-        zero = rewriter.emit("add", [source.zero, wide])
-    return replace(source, value=_stepped(rewriter, source.value, wanted, step), zero=zero)
+        low, high = low - high, high - low
+    above = np.maximum(values, 0).sum(axis=axes)
+    below = np.minimum(values, 0).sum(axis=axes)
+    most, least = above * high + below * low, above * low + below * high
+    return bool(most.max(initial=0) < 2**31 and least.min(initial=0) >= -(2**31))
 
 
-def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
-    """Bytes in the other type, moved before they change their places: by what computes them."""
-    made = rewriter.producer(value)
-    if made is not None and made.op in MOVEMENTS:
-        count = len(made.inputs) if made.op == "concat" else 1
-        inner = [_stepped(rewriter, operand, dtype, step) for operand in made.inputs[:count]]
-        return rewriter.emit(made.op, [*inner, *made.inputs[count:]], made.attrs)
-    bits = rewriter.emit("cast", [value], {"to": dtype.value})
-    distance = rewriter.constant(np.array(step, dtype.numpy), f"{value}.step")
-    return rewriter.emit("add", [bits, distance])
-
-
-def number_of(rewriter: Rewriter, value: str) -> int:
-    """A zero point that `is_single`."""
-    array = rewriter.array(value)
-    assert array is not None
-    return int(array.reshape(-1)[0])
+def _moved_into(
+    stored: DType, values: np.ndarray, axes: int | tuple[int, ...]
+) -> np.ndarray | None:
+    """What to take off weights along these axes so that int8 holds them: 0 if it holds all as they
+    are; None where some are too far apart. From weights of int16 nothing is taken."""
+    low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
+    limits = np.iinfo(stored.numpy)
+    if low.min() >= limits.min and high.max() <= limits.max:
+        return np.zeros_like(low)
+    if stored is not DType.INT8 or (high - low).max() > 255:
+        return None
+    return low + 128
 
 
 def _wrapped(numbers: np.ndarray) -> np.ndarray:

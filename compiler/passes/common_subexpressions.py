@@ -15,6 +15,7 @@ import numpy as np
 from compiler import ops
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.labels import LABELLED
 from compiler.passes.rewrite import Rewriter, rewrite
 
 _Key = tuple[str, tuple[str, ...], tuple[tuple[str, AttrValue], ...]]
@@ -32,7 +33,7 @@ def common_subexpressions(graph: Graph) -> Graph:
             result = _rewriter.emit(node.op, inputs, node.attrs)
         else:
             result = node.outputs[0]
-        if node.op == "trim":  # an output of the graph, which stays a value of its own
+        if node.op in ("trim", LABELLED):  # outputs of the graph, which stay values of their own
             return result if result != node.outputs[0] else None
         ordered = tuple(sorted(inputs)) if ops.get(node.op).commutative else inputs
         key = node.op, ordered, tuple(sorted(node.attrs))

@@ -28,12 +28,14 @@ from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import axis_of
+from compiler.passes.packed_caches import packed_caches
 from compiler.plan import Growth
 from compiler.sizes import Dimension, is_open, open_size
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     """The graph with its growing caches in place, and which those are."""
+    graph = packed_caches(graph)
     found = _grown(graph)
     if not found:
         return graph, ()

@@ -10,8 +10,9 @@ from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
 from compiler.passes.bodies import optimise_bodies
+from compiler.passes.byte_operands import ByteFactor, unsigned
 from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import ByteFactor, byte_products, unsigned
+from compiler.passes.byte_products import byte_products
 from compiler.passes.byte_tables import byte_tables
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding

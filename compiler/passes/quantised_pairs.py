@@ -14,8 +14,8 @@ from __future__ import annotations
 from functools import partial
 
 from compiler.graph.ir import Graph
+from compiler.passes.byte_operands import ByteFactor, unsigned
 from compiler.passes.byte_pairs import of_two_sources
-from compiler.passes.byte_products import ByteFactor, unsigned
 from compiler.passes.rewrite import rewrite
 
 

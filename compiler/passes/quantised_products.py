@@ -16,7 +16,8 @@ from __future__ import annotations
 from functools import partial
 
 from compiler.graph.ir import Graph
-from compiler.passes.byte_products import ByteFactor, of_bytes, unsigned
+from compiler.passes.byte_operands import ByteFactor, unsigned
+from compiler.passes.byte_products import of_bytes
 from compiler.passes.rewrite import rewrite
 
 

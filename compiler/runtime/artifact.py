@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,23 +282,27 @@ def _read(path: Path) -> Artifact:
         check_stages(stages, [entry.program for entry in programs], ports)
         return Artifact(path, programs, ports, target, dict(manifest["metadata"]), stages)
     for entry in programs:
-        _check_ports("input", ports.inputs, entry.program.inputs)
-        _check_ports("output", ports.outputs, entry.program.outputs)
+        inputs, outputs = entry.program.inputs, entry.program.outputs
+        _check_ports("input", ports.inputs, {port.name: port for port in inputs})
+        given = {
+            result.name: None if result.is_list else outputs[result.places[0]]
+            for result in entry.program.results
+        }
+        _check_ports("output", ports.outputs, given)
     if sum(bool(entry.program.dimensions) for entry in programs) > 1:
         raise ArtifactError(f"artifact '{path}' holds two programs with ranges")
     return Artifact(path, programs, ports, target, dict(manifest["metadata"]))
 
 
-def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Sequence[Port]) -> None:
-    """Raises ValueError if a program has other inputs or outputs than the artifact states."""
-    if list(stated) != [port.name for port in ports]:
-        names = f"{listed(port.name for port in ports)}, not {listed(stated)}"
-        raise ValueError(f"a program has the {kind}s {names}")
-    for port in ports:
-        if len(port.shape) != len(stated[port.name]):
+def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port | None]) -> None:
+    """Raises ValueError if a program has other inputs or outputs than the artifact states; None is
+    a list."""
+    if list(stated) != list(ports):
+        raise ValueError(f"a program has the {kind}s {listed(ports)}, not {listed(stated)}")
+    for name, port in ports.items():
+        if port is not None and len(port.shape) != len(stated[name]):
             raise ValueError(
-                f"{kind} '{port.name}' has shape {shape_text(port.shape)}, not "
-                f"{dims_text(stated[port.name])}"
+                f"{kind} '{name}' has shape {shape_text(port.shape)}, not {dims_text(stated[name])}"
             )
 
 

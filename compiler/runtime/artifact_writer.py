@@ -27,7 +27,7 @@ from compiler.runtime.artifact import (
     manifest_checksum,
 )
 from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.ports import OpenPorts, open_dims
+from compiler.runtime.ports import Dims, OpenPorts, open_dims
 from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_to_json
 from compiler.runtime.stage_tree import stages_to_json
@@ -173,11 +173,11 @@ def _not_written(path: Path, error: Exception) -> ArtifactError:
 
 
 def _fixed_ports(program: Program) -> OpenPorts:
-    inputs, outputs = (
-        {port.name: open_dims(port.shape) for port in ports}
-        for ports in (program.inputs, program.outputs)
-    )
-    return OpenPorts(inputs, outputs)
+    outputs: dict[str, Dims] = {}
+    for result in program.results:
+        first = program.outputs[result.places[0]]
+        outputs[result.name] = (-1,) if result.is_list else open_dims(first.shape)
+    return OpenPorts({port.name: open_dims(port.shape) for port in program.inputs}, outputs)
 
 
 def _hindrance(path: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterable
-from ctypes import addressof, c_int64, c_void_p
+from collections.abc import Iterable, Sequence
+from ctypes import addressof, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -175,14 +175,14 @@ class RunContext:
     def inputs(self) -> tuple[SizedPort, ...]:
         """Each input at the sizes at hand."""
         if self._inputs is None:
-            self._inputs = tuple([_sized(port, self._numbers) for port in self._form.inputs])
+            self._inputs = _sized(self._form.inputs, self._numbers)
         return self._inputs
 
     @property
     def outputs(self) -> tuple[SizedPort, ...]:
         """Each output at the sizes at hand."""
         if self._outputs is None:
-            self._outputs = tuple([_sized(port, self._numbers) for port in self._form.outputs])
+            self._outputs = _sized(self._form.outputs, self._numbers)
         return self._outputs
 
     def resize(self, values: tuple[int, ...]) -> None:
@@ -214,13 +214,14 @@ class RunContext:
             self._grow(*needed)
         self._struct.arguments.scratch = self._scratch.ctypes.data
         self._struct.arguments.scratch_stride = stride
-        at = addressof(numbers)
-        code, arena = self._code.ctypes.data, self._arena.ctypes.data
-        for values, base, pairs in (
-            (code, 0, form.open_words),
-            (addressof(self.pointers), arena, form.places),
-        ):
-            self._fill(values, base, pairs.ctypes.data, len(pairs), at)
+        at, words, places = addressof(numbers), form.open_words, form.places
+        self._fill(self._code.ctypes.data, 0, words.ctypes.data, len(words), at)
+        arena = self._arena.ctypes.data
+        if sizeof(c_void_p) == sizeof(c_int64):
+            self._fill(addressof(self.pointers), arena, places.ctypes.data, len(places), at)
+        else:
+            for position, number in places.tolist():
+                self.pointers[position] = arena + numbers[number]
         self.ready = True
 
     def _grow(self, arena: int, scratch: int) -> None:
@@ -251,7 +252,14 @@ class RunContext:
         return staged[1]
 
 
-def _sized(port: PortForm, numbers: ctypes.Array[c_int64]) -> SizedPort:
-    shape = tuple([numbers[i] for i in port.shape])
-    stored = shape if port.stored == port.shape else tuple([numbers[i] for i in port.stored])
-    return SizedPort(port.dtype, shape, numbers[port.bytes], port.positions, stored)
+def _sized(ports: Sequence[PortForm], numbers: ctypes.Array[c_int64]) -> tuple[SizedPort, ...]:
+    """Ports with numbers. Caches of one length are many: each shape is made once."""
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    found = []
+    for port in ports:
+        for each in (port.shape, port.stored):
+            if each not in shapes:
+                shapes[each] = tuple([numbers[i] for i in each])
+        shape, stored = shapes[port.shape], shapes[port.stored]
+        found.append(SizedPort(port.dtype, shape, numbers[port.bytes], port.positions, stored))
+    return tuple(found)

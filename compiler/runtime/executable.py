@@ -88,6 +88,8 @@ class Executable:
             for index, port in enumerate(program.outputs)
             if port.labels is not None
         )
+        results = program.results
+        self._lists = results if any(result.is_list for result in results) else ()
         self._texts = tuple(
             (index, port.labels)
             for index, port in enumerate(program.inputs)
@@ -116,8 +118,8 @@ class Executable:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order."""
-        return tuple(port.name for port in self.program.outputs)
+        """The names of what `run` returns, in order: a list has one name."""
+        return tuple(result.name for result in self.program.results)
 
     @property
     def weights(self) -> Bytes:
@@ -148,11 +150,11 @@ class Executable:
         Args:
             inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
                 or of their positions in the labels of the port.
-            labels: whether texts are given as such, and dictionaries as objects; else as the
-                numbers that `outputs` describes.
+            labels: whether texts are given as such, dictionaries as objects, and sequences as
+                lists of arrays; else all is as `outputs` describes it, numbers one by one.
 
         Returns:
-            The outputs, in the order of `outputs`.
+            The outputs, in the order of `output_names`, or of `outputs` without labels.
 
         Raises:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
@@ -170,7 +172,9 @@ class Executable:
                 outputs = [np.concatenate(slices) for slices in zip(*runs, strict=True)]
         else:
             outputs = self.run_into(arrays, {})
-        return self.labelled(outputs) if labels and self._labelled else outputs
+        if not labels:
+            return outputs
+        return self.listed(self.labelled(outputs) if self._labelled else outputs)
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
         """The inputs with positions of labels for texts."""
@@ -189,7 +193,8 @@ class Executable:
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
         """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
-        keys and values, the state of a recurrent network.
+        keys and values, the state of a recurrent network. An element of a list is an output of its
+        own there (`caches[0]`).
 
         Args:
             states: for each output that is kept the input that it becomes.
@@ -202,7 +207,8 @@ class Executable:
             OutOfMemoryError: if there is no room for the states.
         """
         ports = {port.name: open_dims(port.shape) for port in self.inputs}
-        session = Session(ports, self.output_names, lambda arrays: self, states, initial or {})
+        names = [port.name for port in self.outputs]
+        session = Session(ports, names, lambda arrays: self, states, initial or {})
         session.check(self)
         return session
 
@@ -351,6 +357,12 @@ class Executable:
         for index, labels in self._labelled:
             made[index] = labels.applied(made[index])
         return made
+
+    def listed(self, outputs: Sequence[Array]) -> list[Array]:
+        """Outputs with those of a list in one, which is a list of arrays."""
+        if not self._lists:
+            return list(outputs)
+        return [cast("Array", result.of(outputs)) for result in self._lists]
 
     def profile(
         self, inputs: Mapping[str, Array] | Sequence[Array], samples: int

@@ -11,10 +11,11 @@ follows from those that lie before it (`Slot`); `Program.at` gives the program w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import assert_never
+from itertools import groupby
+from typing import TypeVar, assert_never
 
 from compiler.dtypes import DType
 from compiler.labels import Labels
@@ -27,6 +28,8 @@ from compiler.sizes import (
     open_size,
     replaced,
 )
+
+T = TypeVar("T")
 
 NESTING_LIMIT = 200
 """Loops and branches within each other: the interpreter calls itself for each."""
@@ -122,6 +125,7 @@ class Port:
     `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
     most that it can be. `labels` are what its numbers stand for. `room` is a dimension
     and its extent in memory where the array lies at the start of that dimension of a larger one.
+    `part_of` is the output of the model that is a list, of which this is the next element.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Port:
     counted: int | None = None
     labels: Labels | None = None
     room: tuple[int, int] | None = None
+    part_of: str | None = None
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -150,6 +155,22 @@ class Port:
     def bytes(self) -> int:
         """Size in memory, at most."""
         return elements(self.stored) * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output of the model: one of the program's, or a list of some that follow each other.
+
+    `places` are their numbers.
+    """
+
+    name: str
+    places: tuple[int, ...]
+    is_list: bool
+
+    def of(self, outputs: Sequence[T]) -> T | list[T]:
+        """It, of the program's outputs."""
+        return [outputs[k] for k in self.places] if self.is_list else outputs[self.places[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +348,15 @@ class Program:
         has no room but what it is told."""
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if each not in self.dimensions)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What a run gives its caller, in order."""
+        whole = [(port.part_of or port.name, port.part_of is not None) for port in self.outputs]
+        return tuple(
+            Result(name, tuple(places), is_list)
+            for (name, is_list), places in groupby(range(len(whole)), whole.__getitem__)
+        )
 
     @property
     def scratch_bytes(self) -> int:

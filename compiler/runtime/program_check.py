@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import combinations
 from math import prod
 from typing import TypeVar, assert_never
 
-from compiler.runtime.kernel import ALIGNMENT, BufferRole
+from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
 from compiler.runtime.native_functions import NativeSignature, native_signature
 from compiler.runtime.program import (
     ENDLESS,
@@ -64,6 +65,9 @@ def check_program(program: Program) -> None:
     for port in (*program.inputs, *program.outputs):
         if port.labels is not None:
             port.labels.check(port.dtype.numpy, port.shape)
+    names = [result.name for result in program.results]
+    if len(set(names)) < len(names):
+        raise ValueError(f"program '{program.name}' gives one output twice, or a list in parts")
     for index, port in enumerate(program.outputs):
         if index not in written and port.bytes:
             raise ValueError(f"program '{program.name}': nothing writes output '{port.name}'")
@@ -107,6 +111,7 @@ class _Instructions:
                         self._ref(ref, size, writes, f"{where}: '{wanted.name}'")
                         if wanted.role is BufferRole.OUTPUT and ref.space is BufferSpace.OUTPUT:
                             written.add(ref.offset)
+                    self._apart(spec, buffers, sizes, where)
                 case Copy(destination, source, size):
                     self._ref(source, size, False, f"{where}: copy")
                     self._ref(destination, size, True, f"{where}: copy")
@@ -204,9 +209,7 @@ class _Instructions:
         """Where a place lies in what it is a part of, a slot or a whole space, and the bytes of
         that."""
         program = self._program
-        starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
-        if ref.space is BufferSpace.ARENA and starts:
-            number = int(starts[0].name[1:])
+        if (number := _slot(ref)) is not None:
             return ref.offset - slot_start(number), program.slots[number].bytes
         return (
             ref.offset,
@@ -214,6 +217,42 @@ class _Instructions:
             if ref.space is BufferSpace.WEIGHTS
             else self._program.arena_bytes,
         )
+
+    def _apart(
+        self, spec: KernelSpec, refs: Sequence[BufferRef], sizes: tuple[int, ...], where: str
+    ) -> None:
+        """Check that no two outputs of a kernel share memory, and what its threads share nothing.
+
+        An output may lie where an input does: such kernels are planned in place.
+        """
+        for (one, ref), (other, other_ref) in combinations(zip(spec.buffers, refs, strict=True), 2):
+            shared = BufferRole.SHARED in (one.role, other.role)
+            if not (shared or one.role is other.role is BufferRole.OUTPUT):
+                continue
+            size, other_size = (spec.given(each.bytes, sizes) for each in (one, other))
+            if not self._parted(ref, size, other_ref, other_size):
+                both = f"'{one.name}' and '{other.name}'"
+                raise ValueError(f"{where}: kernel '{spec.name}' has {both} in one place")
+
+    def _parted(self, ref: BufferRef, size: int, other: BufferRef, other_size: int) -> bool:
+        """Whether two places have no byte in common."""
+        if ref.space is not other.space:
+            return True
+        if ref.space in (BufferSpace.INPUT, BufferSpace.OUTPUT, BufferSpace.COUNT):
+            return ref.offset != other.offset
+        slot, other_slot = _slot(ref), _slot(other)
+        if slot is not None and other_slot is not None and slot != other_slot:
+            return self._follows(max(slot, other_slot), min(slot, other_slot))
+        start, other_start = self._within(ref)[0], self._within(other)[0]
+        return start + size <= other_start or other_start + other_size <= start
+
+    def _follows(self, slot: int, other: int) -> bool:
+        """Whether a slot lies after another one, of a lower number, or after others that do."""
+        found = {slot}
+        for number in range(slot, other, -1):
+            if number in found:
+                found.update(self._program.slots[number].after)
+        return other in found
 
     def _ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
         offset, limit = self._within(ref)
@@ -243,6 +282,14 @@ class _Instructions:
                 assert_never(ref.space)
         if writes and ref.space in (BufferSpace.INPUT, BufferSpace.WEIGHTS):
             raise ValueError(f"{where}: writes to space '{ref.space}', which is read-only")
+
+
+def _slot(ref: BufferRef) -> int | None:
+    """The number of the slot that a place lies in, if it lies in one."""
+    if ref.space is not BufferSpace.ARENA:
+        return None
+    starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
+    return int(starts[0].name[1:]) if starts else None
 
 
 def _check_numbers(program: Program) -> None:

@@ -128,6 +128,8 @@ def _port_to_json(port: Port) -> dict[str, Any]:
         data["labels"] = port.labels.to_json()
     if port.room is not None:
         data["room"] = [port.room[0], size_to_json(port.room[1])]
+    if port.part_of is not None:
+        data["part_of"] = port.part_of
     return data
 
 
@@ -147,6 +149,7 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
         None if counted is None else int(counted),
         None if labels is None else Labels.from_json(labels),
         room,
+        None if (part_of := data.get("part_of")) is None else str(part_of),
     )
 
 

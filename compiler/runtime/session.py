@@ -62,6 +62,7 @@ class Session:
     ) -> None:
         taken = bound_states(tuple(inputs), outputs, states, initial)
         order = tuple(inputs)
+        self._outputs = len(outputs)
         self._fitting = fitting
         self._states: list[SessionState] = [
             SessionState(name, order.index(name), outputs.index(output), inputs[name])
@@ -147,6 +148,10 @@ class Session:
             InvalidInputError: if a first value has another dtype.
         """
         rooms = executable.program.rooms
+        if len(executable.outputs) != self._outputs:
+            raise InvalidArgumentError(
+                "a model whose output is a list has no sessions where it is made for each size"
+            )
         for state in self._states:
             state.check(executable.inputs[state.input], executable.outputs[state.output], rooms)
 

@@ -173,11 +173,16 @@ class SizedExecutable:
         The sizes of a step are those of its inputs, states among them; nothing is padded. What
         types states have is only checked in the first step.
         """
-        fitting = self._fitting
-        return Session(self.ports.inputs, self.output_names, fitting, states, initial or {})
+        names = self.output_names
+        if self.ranged is not None:
+            names = tuple(port.name for port in self.ranged.outputs)
+        return Session(self.ports.inputs, names, self._fitting, states, initial or {})
 
     def _fitting(self, arrays: Sequence[Array], sizes: Sizes | None = None) -> Executable:
         """The executable for the sizes of these inputs, which `sizes` may say already."""
+        alone = self.ranged is not None and not (self._made or self._own or self._implied)
+        if alone and self.ranged is not None and self.ranged.takes(arrays):  # as most steps do
+            return self.ranged
         sizes = self.sizes_of(arrays) if sizes is None else sizes
         found = self._made.get(sizes)
         if found is not None:
@@ -211,10 +216,14 @@ class SizedExecutable:
 
         Raises:
             InvalidInputError: if inputs disagree about a dimension that has one size in the model.
+            InvalidModelError: if the model contradicts itself at these sizes, naming them.
         """
         apart = self._disagreement(arrays)
         if not apart:
-            return self.executable(dict(sizes))
+            try:
+                return self.executable(dict(sizes))
+            except InvalidModelError as error:
+                raise InvalidModelError(f"at {sizes_text(sizes)}: {error}") from error
         try:
             found = self.executable(dict(sizes))
         except InvalidModelError as error:

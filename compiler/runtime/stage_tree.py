@@ -121,7 +121,7 @@ def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPo
 
 def _check_cut(
     cut: DataCut[int],
-    known: Mapping[str, ValueKind],
+    known: Mapping[str, ValueKind | None],
     programs: Sequence[Program],
     outputs: Sequence[str],
 ) -> None:
@@ -148,12 +148,13 @@ def _check_cut(
                 raise ValueError(f"a stage names program {stage.program} of {len(programs)}")
             program = programs[stage.program]
             _check_inputs(program, cut.reads, facts)
-            if len(stage.makes) != len(program.outputs):
+            results = program.results
+            if len(stage.makes) != len(results):
                 raise ValueError(
-                    f"a stage makes {len(stage.makes)} values, and its program "
-                    f"{len(program.outputs)}"
+                    f"a stage makes {len(stage.makes)} values, and its program {len(results)}"
                 )
-            made |= dict(zip(stage.makes, map(_kind, program.outputs), strict=True))
+            for name, result in zip(stage.makes, results, strict=True):
+                made[name] = None if result.is_list else _kind(program.outputs[result.places[0]])
         elif stage.makes:
             raise ValueError("a stage without a program makes values")
         if stage.behind is not None:
@@ -187,7 +188,9 @@ def _kind(port: Port) -> ValueKind:
     return port.dtype, len(port.shape), port.labels is not None
 
 
-def _kind_text(kind: ValueKind) -> str:
+def _kind_text(kind: ValueKind | None) -> str:
+    if kind is None:
+        return "a list"
     dtype, rank, text = kind
     return f"{'text' if text else dtype} of {rank} dimensions"
 

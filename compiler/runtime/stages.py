@@ -10,6 +10,7 @@ closed list (`StageTree`).
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,12 +19,12 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
+from compiler.errors import CompilerError, InvalidInputError, ModelWarning
 from compiler.ranges import default_range
 from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import arrays_in_order, shapes_of
+from compiler.runtime.inputs import arrays_in_order, listed, shapes_of
 from compiler.runtime.packing import Array
-from compiler.runtime.ports import OpenPorts, dims_text, ranges_text
+from compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
 from compiler.runtime.staged_session import StagedSession
 from compiler.sizes import Dimension
 
@@ -224,12 +225,20 @@ class StagedExecutable:
         first: the model as what is left of itself: its inputs are what it reads.
         make: gives stages that are not among `DataCut.made`, and puts them there. One thread
             calls it at a time.
+        part: gives the same model with other dimensions of its inputs, for runs in which one name
+            in the file stands for two sizes; None where such a run is an error.
     """
 
     def __init__(
-        self, ports: OpenPorts, first: DataCut[Executable], make: Make[Executable]
+        self,
+        ports: OpenPorts,
+        first: DataCut[Executable],
+        make: Make[Executable],
+        part: Callable[[Mapping[str, Dims]], StagedExecutable] | None = None,
     ) -> None:
         self.ports = ports
+        self._part = part
+        self._parted: dict[tuple[Dims, ...], StagedExecutable] = {}
         self.ranges = {n: r for n, r in first.reads.ranges.items() if n in ports.open}
         self._first = first
         self._make = make
@@ -268,13 +277,17 @@ class StagedExecutable:
                 that.
             CompilerError: if a stage that this run is the first to need does not compile.
         """
-        arrays = self._checked(arrays_in_order(inputs, self._names))
+        ordered = arrays_in_order(inputs, self._names)
+        if self._part is not None and (dims := self._apart(ordered)) != self._dims:
+            return self._run_parted(self._part, dims, ordered, labels)
+        arrays = self._checked(ordered)
         values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
         cut: DataCut[Executable] | None = self._first
         while cut is not None:
             stage, given = self._stage(cut, values)
             if stage.program is not None:
                 found = stage.program.run(given, labels=labels)
+                found = found if labels else stage.program.listed(found)
                 values |= dict(zip(stage.makes, found, strict=True))
             cut = stage.behind
         return [values[name] for name in self.output_names]
@@ -291,6 +304,60 @@ class StagedExecutable:
         crossings = {crossing.name: crossing for crossing in self._first.reads.crossings}
         inputs = {n: (crossings[n].dtype.numpy, dims) for n, dims in self.ports.inputs.items()}
         return StagedSession(inputs, self.output_names, self.run, states, initial or {})
+
+    @property
+    def _dims(self) -> tuple[Dims, ...]:
+        return tuple(self.ports.inputs.values())
+
+    def _apart(self, arrays: Sequence[Array]) -> tuple[Dims, ...]:
+        """The dimensions of the inputs; one whose name has another size before it is one of its
+        own (`x[0]`)."""
+        sizes: dict[str, int] = {}
+        found: list[Dims] = []
+        for name, dims, array in zip(self._names, self._dims, arrays, strict=True):
+            shape = np.shape(array)
+            if len(shape) != len(dims):
+                return self._dims
+            found.append(
+                tuple(
+                    f"{name}[{position}]"
+                    if isinstance(dim, str) and sizes.setdefault(dim, extent) != extent
+                    else dim
+                    for position, (dim, extent) in enumerate(zip(dims, shape, strict=True))
+                )
+            )
+        return tuple(found)
+
+    def _run_parted(
+        self,
+        part: Callable[[Mapping[str, Dims]], StagedExecutable],
+        dims: tuple[Dims, ...],
+        arrays: Sequence[Array],
+        labels: bool,
+    ) -> list[Array]:
+        """Run with these dimensions. If the model cannot have them, the inputs are at fault."""
+        try:
+            with self._lock:
+                other = self._parted.get(dims)
+                if other is None:
+                    other = part(dict(zip(self._names, dims, strict=True)))
+            outputs = other.run(arrays, labels=labels)
+        except CompilerError as error:
+            try:
+                self._checked(arrays)
+            except InvalidInputError as refused:
+                raise refused from error
+            raise
+        if dims not in self._parted:
+            self._parted[dims] = other
+            named = {d for each in dims for d in each if isinstance(d, str)} - set(self.open)
+            warnings.warn(
+                f"the sizes of {listed(sorted(named))} differ from others of their names: "
+                "they are taken as dimensions of their own",
+                ModelWarning,
+                stacklevel=3,
+            )
+        return outputs
 
     def _checked(self, arrays: Sequence[Array]) -> list[Array]:
         """The inputs as programs take them."""

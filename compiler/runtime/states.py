@@ -208,7 +208,7 @@ class StateMove(NamedTuple):
         has_room = self.state in roomy
         needs_room = self.after.stored is not self.after.shape
         in_place = self.in_place and (has_room or not needs_room)
-        return self._replace(in_place=in_place, roomy=has_room)
+        return StateMove(self.state, self.before, self.after, in_place, has_room)
 
 
 class StateRoom(NamedTuple):

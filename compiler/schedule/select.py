@@ -25,13 +25,14 @@ def schedule_space(
 
     `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
     more than a digit (Winograd's F(6)). That of a workload with open sizes is the space at its
-    typical sizes; not each of its schedules lowers the open workload, but each algorithm's
+    largest sizes, at most typical ones of long ranges: a tile of five rows is not all there is for
+    2 to 16 of them. Not each of its schedules lowers the open workload, but each algorithm's
     default does.
 
     Raises:
         CompilerError: if no template applies, or nothing lowers an open workload.
     """
-    found = [*_applicable(workload, target, threads, numerics)]
+    found = [*_applicable(workload.roomy(), target, threads, numerics)]
     # Templates that take any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
     chosen = serious or [space for _, space in found]
@@ -78,7 +79,7 @@ def untuned_schedules(
     Raises:
         CompilerError: if no template applies.
     """
-    found = _applicable(workload, target, threads, numerics)
+    found = _applicable(workload.typical(), target, threads, numerics)
     if any_rows or workload.dimensions:
         spaces = [*found]
         first = (s.open_rows if workload.dimensions else s.any_rows for _, s in spaces)
@@ -95,7 +96,6 @@ def _applicable(
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    workload = workload.typical()
     liked = [(template.preference(workload, target), n) for n, template in enumerate(templates())]
     for preference, number in sorted(liked, key=lambda item: -item[0]):
         space = _space(number, workload, target, threads, numerics)

@@ -18,8 +18,14 @@ class OpenSizeError(CompilerError):
     undecided = 0
     """Of a comparison: the difference of which it must be known whether it is above 0."""
 
+    never_above = False
+    """Whether it must not be above 0: then what is asked for cannot be."""
+
     unequal = 0
     """Of a question for equality: the difference of which it must be known whether it is 0."""
+
+    may_differ = False
+    """Whether that it is never 0 is an answer, too."""
 
     def __str__(self) -> str:
         text = super().__str__()

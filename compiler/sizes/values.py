@@ -96,6 +96,17 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
 
+def roomy_sizes(*sizes: int) -> dict[str, int]:
+    """The largest size of each dimension, or its typical one where the range is long, by name."""
+    return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
+
+
+def _largest(dimension: Dimension) -> int:
+    most = -(-_TYPICAL // dimension.multiple)
+    high = most if dimension.high is None else min(dimension.high, most)
+    return max(high, _middle(dimension))
+
+
 def _middle(dimension: Dimension) -> int:
     low, high = dimension.low, dimension.high
     most = max(low, -(-_TYPICAL // dimension.multiple))

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,8 @@ class CoreModel:
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
         level2_ways: lines that a set of the second level holds.
+        prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
+            hardware, also where nobody measured it.
     """
 
     fma_units: float
@@ -77,6 +79,15 @@ class CoreModel:
     crossing_store: float = 1.0
     translated_pages: int = 2048
     level2_ways: int = 16
+    prefetch_bytes: int = 0
+
+    def narrowed(self, vector_bits: int) -> CoreModel:
+        """The same core running code for vectors of so many bits: pipes that are wider have no more
+        to do, and while a weight comes there is time for fewer products."""
+        if self.fma_bits <= vector_bits:
+            return self
+        macs = self.weight_macs * vector_bits / self.fma_bits
+        return replace(self, fma_bits=vector_bits, weight_macs=macs)
 
     @property
     def cached_weight_macs(self) -> float:
@@ -113,6 +124,8 @@ class DotInstruction:
         intrinsic: number of accumulators -> LLVM's name, ascending.
         accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
             sums are added to it.
+        reversed: whether it takes them in the opposite order, the accumulator last.
+        seven_bits: whether it multiplies only `left` elements whose eighth bit is clear.
     """
 
     feature: str
@@ -122,10 +135,28 @@ class DotInstruction:
     operand: DType
     intrinsic: tuple[tuple[int, str], ...]
     accumulates: bool = True
+    reversed: bool = False
+    seven_bits: bool = False
 
 
 MATRIX_BITS = 128
 """Of the vectors that a MatrixInstruction takes: two rows of 8 bytes, or four sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideningProduct:
+    """`int32(left[i]) * int32(right[i])` of vectors of int16, by an instruction that widens them.
+
+    Attributes:
+        feature: the LLVM feature that has it; "" where every target of the family does.
+        intrinsic: LLVM's name; "" where LLVM takes it for a product of what is widened, and one
+            factor may be a scalar that is loaded by itself.
+        lanes: of the intrinsic; 0: any.
+    """
+
+    feature: str = ""
+    intrinsic: str = ""
+    lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +330,15 @@ class Family:
             that they promise; 0: those of the target's vectors. Every device has 128.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
             where they do not.
+        lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
+            all lanes; "": every target's do.
         vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: what LLVM makes the target's multiply-add of.
+        widening: the multiplication of int16 in int32; None where that is no faster than to widen
+            them first.
     """
 
     name: str
@@ -337,11 +372,13 @@ class Family:
     rounds: bool = True
     scalable: Mapping[str, int] = field(default_factory=dict)
     lane_factor_bits: int = 0
+    lone_factors: str = ""
     vscale_bits: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
+    widening: WideningProduct | None = None
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

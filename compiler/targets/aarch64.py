@@ -17,6 +17,7 @@ from compiler.targets import (
     Family,
     MatrixInstruction,
     StackScan,
+    WideningProduct,
     switches,
 )
 
@@ -164,7 +165,6 @@ _A55 = CoreModel(
 )
 _A53 = replace(
     _A55,
-    fma_units=1,
     cache_bytes=(32 << 10, 512 << 10, 512 << 10),
     tile_cycles=6,
     translated_pages=512,
@@ -218,7 +218,7 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\[x29\b"),
     frame_setup=re.compile(r"\tmov\tx29, sp"),
     store_name=re.compile(r"^(str|stp|stur|st1)"),
-    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us)(dot|mmla)\b"),
+    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us)(dot|mmla)\b|^smlal\b"),
 )
 
 _STACK = (
@@ -265,6 +265,7 @@ FAMILY = Family(
     },
     detect=_detect,
     dot=_DOT,
+    widening=WideningProduct(intrinsic="llvm.aarch64.neon.smull.v4i32", lanes=4),
     matrix=_MATRIX,
     fused={DType.FLOAT16: "fullfp16"},
     conversions={DType.FLOAT16: "", DType.BFLOAT16: "bf16"},

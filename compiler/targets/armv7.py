@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from compiler.target import Target
-from compiler.targets import AssemblySyntax, CoreModel, Family
+from compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
 
 _TRIPLE = "armv7-unknown-linux-gnueabihf"
 
@@ -112,6 +112,7 @@ FAMILY = Family(
     elf_machine=40,
     pointer_bytes=4,
     rounds=False,  # before Armv8
+    widening=WideningProduct(intrinsic="llvm.arm.neon.vmulls.v4i32", lanes=4),
     helpers=_HELPERS,
     c_target="arm-linux-{library}eabihf",
 )

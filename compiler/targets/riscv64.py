@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from compiler.dtypes import DType
 from compiler.target import Target
-from compiler.targets import AssemblySyntax, CoreModel, Family
+from compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
 
 _TRIPLE = "riscv64-unknown-linux-gnu"
 _SCALAR = ("a", "c", "d", "f", "m")
@@ -95,10 +95,11 @@ FAMILY = Family(
     core=_X60,
     cores={"sifive-u74": _U74},
     conversions={DType.FLOAT16: "zvfh"},
+    widening=WideningProduct("v"),
     syntax=AssemblySyntax(
         # Addresses of spilled vectors are computed, so only LLVM's comments tell spills.
         vector=re.compile(r"\bv\d+\b"),
-        fma=re.compile(r"^v?fn?m(add|sub|acc|sac)"),
+        fma=re.compile(r"^v?fn?m(add|sub|acc|sac)|^vwmacc"),
     ),
     elf_machine=243,
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compiler.dtypes import DType
 from compiler.target import Target
-from compiler.targets import CoreModel, Family
+from compiler.targets import CoreModel, DotInstruction, Family
 
 _SIMD = Target(
     name="wasm32",
@@ -24,6 +25,27 @@ _RELAXED = replace(
     features=("+bulk-memory", "+nontrapping-fptoint", "+relaxed-simd", "+simd128"),
     vector_registers=14,
     fma=True,
+)
+
+_U8, _S8, _S16 = DType.UINT8, DType.INT8, DType.INT16
+
+# i32x4.relaxed_dot_i8x16_i7x16_add_s: what bytes of eight bits give, each CPU says for itself. Of
+# seven bits, no sum of two products leaves 16 bits, in which some CPUs saturate.
+_DOT = (
+    DotInstruction(
+        "relaxed-simd",
+        _U8,
+        _S8,
+        DType.INT32,
+        _U8,
+        ((4, "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed"),),
+        reversed=True,
+        seven_bits=True,
+    ),
+    # i32x4.dot_i16x8_s
+    DotInstruction(
+        "simd128", _S16, _S16, DType.INT32, _S16, ((4, "llvm.wasm.dot"),), accumulates=False
+    ),
 )
 
 FAMILY = Family(
@@ -48,6 +70,7 @@ FAMILY = Family(
         tile_cycles=8,
         weight_macs=15,
     ),
+    dot=_DOT,
     # Position-independent WebAssembly would import its tables from a dynamic linker.
     relocation="static",
     pointer_bytes=4,

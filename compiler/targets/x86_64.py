@@ -165,6 +165,10 @@ _ZEN4 = CoreModel(
 )
 """Also the model of CPUs that have no entry below."""
 
+_BEFORE_AVX512 = replace(_ZEN4, weight_macs=9, prefetch_bytes=2048)
+"""Of no CPU: `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids server that
+multiply 256 bits at a time."""
+
 # Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
 # X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes a cycle: Intel,
 # "64 and IA-32 Architectures Optimization Reference Manual", chapter 2. A mispredicted branch
@@ -229,6 +233,7 @@ _ZEN5 = replace(
     level1_ways=12,
     bytes_per_cycle=(64, 26, 8),
     translated_pages=4096,
+    prefetch_bytes=8192,
 )
 
 
@@ -250,9 +255,12 @@ def _pairs(feature: str, lanes: int, name: str) -> DotInstruction:
 # None saturates; the bfloat16 one flushes subnormal numbers to zero. LLVM has one intrinsic for
 # both encodings of VNNI, of which the older one has no 512 bits.
 _BYTES = _vector("avx512.vpdpbusd")
+_WORDS = _vector("avx512.vpdpwssd")
 _DOT = (
     DotInstruction("avx512vnni", _U8, _S8, _INT, _INT, _BYTES),
     DotInstruction("avxvnni", _U8, _S8, _INT, _INT, _BYTES[:2]),
+    DotInstruction("avx512vnni", _S16, _S16, _INT, _INT, _WORDS),
+    DotInstruction("avxvnni", _S16, _S16, _INT, _INT, _WORDS[:2]),
     DotInstruction(
         "avx512bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _vector("avx512bf16.dpbf16ps")
     ),
@@ -365,6 +373,8 @@ FAMILY = Family(
     linux_features=_LINUX_FEATURES,
     core=_ZEN4,
     cores={
+        "x86-64-v2": _BEFORE_AVX512,
+        "x86-64-v3": _BEFORE_AVX512,
         "haswell": _HASWELL,
         "broadwell": _HASWELL,
         "skylake": _SKYLAKE,
@@ -386,6 +396,7 @@ FAMILY = Family(
     fused={DType.FLOAT16: "avx512fp16"},
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
+    lone_factors="avx512f",
     lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
     syntax=_SYNTAX,
     scan_stack=_scan_stack,

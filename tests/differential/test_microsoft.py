@@ -168,6 +168,37 @@ def matmul_nbits(m: Microsoft) -> None:
     )  # fmt: skip
 
 
+def attention(m: Microsoft) -> None:
+    """Bytes of either kind, a scale for all weights or for each column, rows hidden or not."""
+    heads, size, batch, rows = m.extent(1, 3), 4 * m.extent(1, 4), m.extent(1, 3), m.extent(1, 9)
+    width, deep = heads * size, m.extent(2, 30)
+    each = (3 * width,) if m.random.integers(2) else ()
+    x, weight = m.pick((np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8))
+    bias = m.random.standard_normal(3 * width).astype(np.float32)
+    hidden = m.random.integers(1, rows + 1, batch).astype(np.int32)  # so many are not
+    operands = [
+        m.input("x", m.bytes_(x, batch, rows, deep)),
+        m.constant("w", m.bytes_(weight, deep, 3 * width)), m.constant("b", bias),
+        m.scale("x_s", 0.02), m.scale("w_s", 0.01, *each),
+        m.input("mask", hidden) if m.random.integers(2) else "",
+        m.zero("x_z", x), m.zero("w_z", weight, *each),
+    ]  # fmt: skip
+    m("QAttention", *operands, num_heads=heads, unidirectional=int(m.random.integers(2)))
+
+
+def gathered(m: Microsoft) -> None:
+    """Rows of 4 or 8 bits, a last block that is not full, zero points or none."""
+    block, bits = m.pick(16, 32, 64), m.pick(4, 8)
+    rows, columns = m.extent(1, 20), 2 * m.extent(1, 60)
+    blocks, shape = -(-columns // block), [m.extent(1, 4) for _ in range(m.extent(0, 2))]
+    data = m.constant("data", m.bytes_(np.uint8, rows, columns * bits // 8))
+    places = m.input("i", m.random.integers(-rows, rows, shape).astype(m.pick(np.int32, np.int64)))
+    operands = [data, places, m.scale("s", 0.02, rows, blocks)]
+    if m.random.integers(2):
+        operands.append(m.constant("z", m.bytes_(np.uint8, rows, -(-blocks * bits // 8))))
+    m("GatherBlockQuantized", *operands, block_size=block, bits=bits, quantize_axis=m.pick(1, -1))
+
+
 def inverse(m: Microsoft) -> None:
     """Far from singular, in any order of rows."""
     size, batch = m.extent(1, 12), [m.extent(1, 3)] if m.random.integers(2) else []
@@ -245,6 +276,8 @@ KINDS: dict[str, Callable[[Microsoft], None]] = {
         dynamic_matmul,
         integer_to_float,
         matmul_nbits,
+        attention,
+        gathered,
         inverse,
         distances,
         repeated_ngrams,

@@ -104,25 +104,6 @@ def test_strict_numerics_has_no_winograd(model: onnx.ModelProto) -> None:
     assert "winograd" not in algorithms(model, numerics="strict")
 
 
-def test_what_threads_share_lies_in_places_of_its_own(
-    model: onnx.ModelProto, image: np.ndarray, expected: np.ndarray
-) -> None:
-    """Of as many channels as filters, the image and the products of Winograd are of one size."""
-    plan, target = planned(model)
-    schedule = Schedule.of("winograd", outputs=2, block=36, tile=4, vectors=1, unroll=1)
-    convolutions = [w for w, _ in plan.tasks() if any(n.op == "conv" for n in w.graph.nodes)]
-    fixed = Fixed({workload.key: schedule for workload in convolutions})
-    compiled = build_program(plan, fixed, target, 2)
-    found = [
-        [b.bytes for b in spec.buffers if b.role is BufferRole.SHARED]
-        for spec in compiled.program.kernels
-    ]
-    assert [len(sizes) for sizes in found if sizes] == [2, 2]
-    assert all(one == other for one, other in filter(None, found))
-    (result,) = driver.load_program(compiled, 2).run([image])
-    assert distance(result, expected) < TOLERANCE
-
-
 def test_a_weight_limit_gives_up_expansions_first(model: onnx.ModelProto) -> None:
     plain = 2 * 64 * 64 * 9 * 4
     plan, target = planned(model)

@@ -71,8 +71,8 @@ CASES = {
     ),
     "gpt2": GuardedCase(
         partial(gpt2_decoder, length=64, cache="growing", **SMALL),
-        {"past": "0..31", "tokens": "1..32"},
-        ((0, 1), (31, 32), (1, 1), (17, 5), (30, 1)),
+        {"past": "0..63", "tokens": "1..64"},  # their sum is at most 64
+        ((0, 1), (32, 32), (63, 1), (0, 64), (17, 5)),
         (None, 0, 1, 13),
     ),
     "llama": GuardedCase(

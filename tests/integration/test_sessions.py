@@ -17,22 +17,15 @@ from onnx import TensorProto, helper
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
 from compiler import artifacts, driver
 from compiler.driver import compile_model
+from compiler.errors import InvalidInputError, InvalidModelError
 from compiler.frontend.dimensions import model_ports
 from compiler.plan import GraphPlan
 from compiler.ranges import parse_range
 from compiler.runtime.context import RunContext
 from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.program import (
-    BufferRef,
-    BufferSpace,
-    Copy,
-    KernelCall,
-    NativeCall,
-    Program,
-)
 from compiler.runtime.sized import SizedExecutable
 from compiler.target import host_target
+from tests.states import only_changed
 
 LENGTH, WORDS = 32, 100
 SMALL: dict[str, dict[str, int]] = {
@@ -108,30 +101,6 @@ def test_one_program_serves_prompts_and_single_tokens(name: str) -> None:
     assert isinstance(executable, SizedExecutable) and executable.made == ()
 
 
-def only_changed(program: Program, state: int, output: int, cache_bytes: int) -> None:
-    """Nothing but a `scatter` of new rows touches the old cache, and nothing copies or makes as
-    much as one."""
-    assert program.in_place()[output] == state
-    old = BufferRef(BufferSpace.INPUT, state)
-    for call in program.walk():
-        match call:
-            case NativeCall("scatter", _, buffers):
-                continue
-            case NativeCall(_, _, buffers):
-                pass
-            case Copy(destination, source, size):
-                assert size < cache_bytes
-                buffers = (destination, source)
-            case KernelCall(kernel, buffers, sizes):
-                spec = program.kernels[kernel]
-                roles = (BufferRole.OUTPUT, BufferRole.SHARED)
-                made = [spec.given(b.bytes, sizes) for b in spec.buffers if b.role in roles]
-                assert max(made) < cache_bytes
-            case _:
-                raise AssertionError(call)
-        assert old not in buffers
-
-
 @pytest.mark.parametrize("name", DECODERS)
 def test_no_step_copies_a_cache(name: str) -> None:
     model = DECODERS[name](length=4096, vocabulary=WORDS, **SMALL[name])
@@ -196,6 +165,29 @@ def test_a_cache_that_grows_stays_where_it_is(name: str, monkeypatch: pytest.Mon
     assert len(set(places)) == 4
     session.reset()
     assert session.state("past_key_0").shape[2] == 0
+
+
+def test_a_text_is_as_long_as_the_table_of_positions() -> None:
+    """Nobody gave a range: `past + tokens` may be 32, and what is longer changes nothing."""
+    model = DECODERS["gpt2"](length=LENGTH, vocabulary=WORDS, cache="growing", **SMALL["gpt2"])
+    executable = compile_model(model)
+    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    ranges = {d.name: d.range_text for d in executable.ranged.dimensions}
+    assert ranges == {"past": "0..31", "tokens": "1..32"}
+    session = executable.bind(state_names(model), first_states(model))
+    whole = executable.bind(state_names(model), first_states(model))
+    ids = np.random.default_rng(0).integers(0, WORDS, (1, LENGTH))
+    (expected,) = whole.run({"input_ids": ids})
+    session.run({"input_ids": ids[:, :20]})
+    with pytest.raises(InvalidInputError, match=r"past\+tokens is more than 32 elements"):
+        session.run({"input_ids": ids[:, :13]})
+    (found,) = session.run({"input_ids": ids[:, 20:]})
+    close(found, expected)
+    with pytest.raises(InvalidModelError, match="at past=32, tokens=1: Gather"):
+        session.run({"input_ids": ids[:, :1]})
+    for name in session.states:
+        close(session.state(name), whole.state(name))
+    assert executable.made == () and len(executable.ranged.rooms) == 1
 
 
 def test_caches_of_which_one_is_no_state_are_copied() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compiler.codegen.link import linkers
-from compiler.errors import InvalidInputError, OutOfMemoryError
+from compiler.errors import InvalidInputError, ModelWarning, OutOfMemoryError
 from compiler.runtime.artifact import load_artifact
 from compiler.runtime.stages import StagedExecutable
 from compiler.staged import Stager
@@ -42,6 +42,53 @@ def test_more_places_than_a_dimension_can_have_are_a_range_without_an_end() -> N
         agrees(made, proto, x=np.ones((2, extent, 1, 2), np.float32))
     assert made.reasons == ()
     assert made.programs == 2
+
+
+def test_one_name_for_two_sizes_is_two_dimensions() -> None:
+    """Exporters gave the inputs of unlike extents one name ('N') in 2021."""
+    proto = chosen(("x", FLOAT, ("n", 2)), ("mark", BOOL, ("n",)))
+    made = staged(proto)
+    x, mark = np.arange(10, dtype=np.float32).reshape(5, 2), np.array([False, True, True])
+    with pytest.warns(ModelWarning, match=r"the sizes of 'mark\[0\]' differ"):
+        agrees(made, proto, x=x, mark=mark)
+    agrees(made, proto, x=x, mark=mark[:2])  # it is not said again
+    agrees(made, proto, x=x[:3], mark=mark)
+    ranged = staged(proto, dims={"n": "1..4"})
+    with pytest.raises(InvalidInputError, match="'x' is float32 of"):
+        ranged.run({"x": x, "mark": mark})
+
+
+def test_sizes_that_are_extents_stay_so_behind_a_cut() -> None:
+    """A shape is computed before a second cut and used behind it, as Faster R-CNN does."""
+    node = helper.make_node
+    proto = model(
+        [
+            node("NonZero", ["mark"], ["found"]),
+            node("Squeeze", ["found", "first"], ["places"]),
+            node("Gather", ["x", "places"], ["rows"], axis=0),
+            node("Shape", ["rows"], ["rows_shape"]),
+            node("Gather", ["rows_shape", "first"], ["count"], axis=0),
+            node("Concat", ["count", "two", "rest"], ["shape"], axis=0),
+            node("NonZero", ["rows"], ["others"]),
+            node("Shape", ["others"], ["others_shape"]),
+            node("Cast", ["others_shape"], ["numbers"], to=FLOAT),
+            node("ReduceSum", ["numbers"], ["sum"], keepdims=0),
+            node("Add", ["rows", "sum"], ["moved"]),
+            node("Reshape", ["moved", "shape"], ["y"]),
+        ],
+        [("x", FLOAT, ("n", 4)), ("mark", BOOL, ("n",))],
+        ["y"],
+        first=np.array([0]),
+        two=np.array([2]),
+        rest=np.array([-1]),
+    )
+    made = staged(proto)
+    for count in (5, 2, 9):
+        x = np.random.default_rng(count).standard_normal((count, 4)).astype(np.float32)
+        x[0, 1] = 0
+        agrees(made, proto, x=x, mark=np.arange(count) % 3 > 0)
+    assert made.reasons == ()
+    assert made.programs == 3
 
 
 def test_bfloat16_is_taken_by_its_name_and_as_bits() -> None:

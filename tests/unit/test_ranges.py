@@ -127,6 +127,53 @@ def test_a_sum_narrows_all_of_its_ranges() -> None:
     assert found == {"past": 512, "new": 512, "batch": 4096}
 
 
+def test_what_must_not_be_is_no_range() -> None:
+    """33 to 4096 are more sizes than 1 to 32, but no positions of a table of 32."""
+
+    def attempt(ranges: Mapping[str, Dimension]) -> str:
+        n = open_size(ranges["n"])
+        try:
+            assert n <= 32
+        except OpenSizeError as error:
+            error.never_above = never_above
+            raise
+        return ranges["n"].range_text
+
+    never_above = True
+    assert within_defaults(["n"], attempt) == "1..32"
+    never_above = False
+    with pytest.raises(AssertionError):
+        within_defaults(["n"], attempt)
+
+
+def test_two_sizes_may_be_those_that_are_never_equal() -> None:
+    given = {"n": Dimension("n", 1, 100), "m": Dimension("m", 2, 9)}
+    n, m = map(open_size, given.values())
+    for first, second, ranges in (
+        (n, 1, {"n": Dimension("n", 2, 100)}),
+        (n, 90, {"n": Dimension("n", 1, 89)}),
+        (20, n, {"n": Dimension("n", 1, 19)}),
+        (n, m, {"n": Dimension("n", 10, 100)}),
+    ):
+        with pytest.raises(OpenSizeError) as caught:
+            equal(first, second)
+        assert narrowed(given, caught.value) is None
+        caught.value.may_differ = True
+        assert narrowed(given, caught.value) == given | ranges
+
+
+def test_those_that_may_be_empty_begin_at_0_where_that_is_decided() -> None:
+    def text(ranges: Mapping[str, Dimension]) -> list[str]:
+        return [dimension.range_text for dimension in ranges.values()]
+
+    def filled(ranges: Mapping[str, Dimension]) -> list[str]:
+        assert open_size(ranges["past"])
+        return text(ranges)
+
+    assert within_defaults(["past", "new"], text, {"past", "more"}) == ["0..4096", "1..4096"]
+    assert within_defaults(["past", "new"], filled, {"past"}) == ["1..4096", "1..4096"]
+
+
 def test_images_are_as_large_as_the_windows_of_a_model() -> None:
     def attempt(ranges: Mapping[str, Dimension]) -> str:
         height = open_size(ranges["height"])

@@ -23,7 +23,7 @@ from compiler.roofline import (
     vector_bytes,
 )
 from compiler.runtime.speeds import Probes
-from compiler.target import host_target, resolve_target
+from compiler.target import host_target, known_targets, resolve_target
 from tests.devices.amx import amx_target, emulated_amx
 from tests.devices.packages import UnavailableError
 
@@ -70,6 +70,14 @@ def test_peaks_of_registers_of_matrices(name: str, instruction: str) -> None:
     (loop,) = inner_loops(emit_assembly(text, target), target)
     assert sum(instruction in line for line in loop.instructions) == 6
     assert loop.fmas == 6 and loop.spills == 0
+
+
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_the_probes_call_nothing_on_any_target(name: str) -> None:
+    """Nor what unwinds the stack, which libraries that only the worker's process loads lack."""
+    target = known_targets()[name]
+    texts = [peak_ir(target), read_ir(target), *(dot_peak_ir(target, dot) for dot in dots(target))]
+    assert all(backend_of(target).compile(text, target) for text in texts)
 
 
 def test_registers_of_matrices_are_measured() -> None:

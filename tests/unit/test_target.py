@@ -39,6 +39,23 @@ def test_bytes_are_multiplied_as_an_instruction_takes_them(
 
 
 @pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("cascadelake", DType.INT16),
+        ("znver4", DType.INT16),
+        ("sapphirerapids", DType.INT16),
+        ("x86-64-v3", None),  # sums of pairs are added by an instruction of their own
+        ("neoverse-v1", None),
+    ],
+)
+def test_16_bits_are_multiplied_where_an_instruction_adds_their_products(
+    name: str, factor: DType | None
+) -> None:
+    target = resolve_target(name)
+    assert target.factor(DType.UINT16) is target.factor(DType.INT16) is factor
+
+
+@pytest.mark.parametrize(
     ("name", "bits", "registers", "fma"),
     [
         ("x86-64-v2", 128, 16, False),
@@ -137,3 +154,18 @@ def test_wrong_descriptions_are_refused(change: dict[str, object]) -> None:
     data = {**resolve_target("x86-64-v4").to_json(), **change}
     with pytest.raises(UnknownTargetError, match="not a target description"):
         Target.from_json(data)
+
+
+def test_a_core_that_runs_narrower_vectors_multiplies_less_while_a_weight_comes() -> None:
+    wide, narrow = (resolve_target(f"x86-64-v3{bits}").core for bits in ("", ":128"))
+    assert (wide.fma_bits, narrow.fma_bits) == (256, 128)
+    assert narrow.weight_macs == wide.weight_macs / 2
+    assert resolve_target("x86-64-v4").core.fma_bits == 256, "wider ones take several passes"
+
+
+def test_sums_that_one_vector_is_added_to_move_where_its_factor_takes_a_register() -> None:
+    named = {name: resolve_target(name) for name in ("x86-64-v3", "x86-64-v4", "aarch64")}
+    assert not named["x86-64-v3"].keeps_sums(10, 1)
+    assert named["x86-64-v3"].keeps_sums(7, 1), "there are registers for both"
+    assert named["x86-64-v3"].keeps_sums(5, 2)
+    assert named["x86-64-v4"].keeps_sums(28, 1) and named["aarch64"].keeps_sums(28, 1)

@@ -23,7 +23,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import to_memory
 from compiler.ops.interpret import run_graph
-from compiler.ops.products import HALVES
+from compiler.ops.products import BYTES, HALVES, WORDS
 from compiler.ops.registry import OpKind
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
@@ -47,6 +47,12 @@ rounding errors, compared with 6, would refuse any kernel."""
 
 BYTE_PRODUCT = 1.1e4
 """Root mean square of the product of two bytes of any value, one of uint8 and one of int8."""
+
+WORD_PRODUCT = 3.6e8
+"""The same of two numbers of 16 bits, whose sums wrap around, as int32 does."""
+
+WRAPPED_SUM = 1.2e9
+"""Root mean square of int32 of any value, which sums that wrap around have."""
 
 SCALED_SUM = 8.0
 """Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
@@ -294,7 +300,7 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
             spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
         elif dtype.is_float:
             spec = replace(spec, scale=scales.get(name, 1.0))
-        elif multiplied and dtype.bytes == 1 and dtype is not DType.BOOL:
+        elif multiplied and dtype in (*BYTES, *WORDS):
             limits = np.iinfo(dtype.numpy)
             low, high = int(limits.min), int(limits.max) + 1
             spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
@@ -377,13 +383,21 @@ def _scales(workload: Workload) -> dict[str, float]:
             scales[node.inputs[1]] = max(1, fan_in) ** -0.5
             if _sums_bytes(node):
                 for user in _after_casts(workload.graph, node.output):
-                    size = SCALED_SUM / (BYTE_PRODUCT * max(1, fan_in) ** 0.5)
+                    size = SCALED_SUM / _sum_size(workload, node, max(1, fan_in))
                     scales |= dict.fromkeys(user.inputs, size) if user.op == "mul" else {}
     return scales
 
 
 def _sums_bytes(node: Node) -> bool:
     return node.attr("accumulator") == DType.INT32
+
+
+def _sum_size(workload: Workload, node: Node, terms: int) -> float:
+    """Root mean square of sums of so many products."""
+    root = math.sqrt(terms)
+    if workload.graph.types[node.inputs[0]].dtype in BYTES:
+        return BYTE_PRODUCT * root
+    return min(WORD_PRODUCT * root, WRAPPED_SUM)
 
 
 def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:

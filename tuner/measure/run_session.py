@@ -95,8 +95,8 @@ class _Run:
         inputs = draw_inputs(executable.inputs, work.seed)
         self._begin("run")
         found = executable.run(inputs, labels=False)
-        outputs = dict(zip(executable.output_names, found, strict=True))
         ports = {port.name: port for port in executable.outputs}
+        outputs = dict(zip(ports, found, strict=True))
         errors = {}
         for name, digest in work.expected.items():
             self._begin("compare")

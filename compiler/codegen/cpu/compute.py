@@ -22,6 +22,7 @@ from compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
 from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
+from compiler.codegen.cpu.prefetch import prefetch
 from compiler.codegen.cpu.resolve import (
     Access,
     Accesses,
@@ -180,7 +181,7 @@ class ComputeLowering:
             order = [*filter(bounds_check(accesses), points)]
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
-                memory.prefetch(self.emitter, accesses, order, compute.prefetch)
+                prefetch(self.context, compute, accesses, order)
 
             def key_of(point: Point) -> Key:
                 return spatial_of(point), partial_of(point)

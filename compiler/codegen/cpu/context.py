@@ -26,6 +26,7 @@ class Context:
         scratch: byte offset of each scratch tensor in a thread's block.
         written: names of the memory tensors that the stage stores to.
         environment: what each axis stands for in the open scopes.
+        ranges: what the innermost loop over each axis runs over.
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: how often each tensor was stored to so far.
         masks: whether tails of vectors get a mask that is made at run time.
@@ -38,6 +39,7 @@ class Context:
     scratch: Mapping[str, int]
     written: frozenset[str]
     environment: dict[Axis, Bound] = field(default_factory=dict)
+    ranges: dict[Axis, Bound] = field(default_factory=dict)
     registers: dict[tuple[object, ...], Value] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     masks: bool = False

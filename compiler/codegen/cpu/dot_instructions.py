@@ -7,8 +7,12 @@ target, without saturation on the way:
 1. an instruction for the two types;
 2. one for bytes of which one operand has the other sign: its low seven bits mean the same in both
    types, and the eighth the opposite, so that products with that one are subtracted;
-3. bytes as pairs of 16 bits, the even ones and the odd ones;
-4. single elements, in plain arithmetic.
+3. one for bytes of which one operand has seven bits: the eighth ones are multiplied as ones, and
+   that sum is shifted;
+4. multiplications that widen 16 bits and take a scalar for all lanes (`vwmacc.vx`): elements one
+   by one;
+5. bytes as pairs of 16 bits, the even ones and the odd ones;
+6. pairs, by multiplications that widen vectors (`smlal`) or in plain arithmetic.
 
 bfloat16 has an instruction, or is float32 without its low half: a shift and a mask widen the two
 elements of a group for two multiply-adds.
@@ -16,7 +20,7 @@ elements of a group for two multiply-adds.
 
 from __future__ import annotations
 
-from compiler.codegen.cpu.arithmetic import apply
+from compiler.codegen.cpu.arithmetic import apply, cast
 from compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -25,7 +29,7 @@ from compiler.targets import DotInstruction
 
 Types = tuple[DType, DType]
 
-_SEVEN_BITS, _EIGHTH_BITS = 0x7F7F7F7F, ~0x7F7F7F7F
+_SEVEN_BITS, _EIGHTH_BITS, _LOWEST_BITS = 0x7F7F7F7F, ~0x7F7F7F7F, 0x01010101
 _BYTES = (DType.UINT8, DType.INT8)
 _PAIRS = (DType.INT16, DType.INT16)
 _BRAINS = (DType.BFLOAT16, DType.BFLOAT16)
@@ -43,13 +47,17 @@ def multiply_add(
     """
     found = _direct(emitter, types, accumulator, left, right)
     if found is None and set(types) <= set(_BYTES):
-        found = _other_sign(emitter, types, accumulator, left, right)
-        if found is None:
-            found = accumulator
-            for part in (0, 1):
-                x = _halved(emitter, types[0], left, part)
-                y = _halved(emitter, types[1], right, part)
-                found = multiply_add(emitter, _PAIRS, found, x, y)
+        found = _other_sign(emitter, types, accumulator, left, right) or _seven_bits(
+            emitter, types, accumulator, left, right
+        )
+    if found is None and emitter.target.takes_elements and left.lanes != right.lanes:
+        found = _by_elements(emitter, types, accumulator, left, right)
+    if found is None and set(types) <= set(_BYTES):
+        found = accumulator
+        for part in (0, 1):
+            x = _halved(emitter, types[0], left, part)
+            y = _halved(emitter, types[1], right, part)
+            found = multiply_add(emitter, _PAIRS, found, x, y)
     if found is None and types in (_PAIRS, _BRAINS):
         found = _plain(emitter, types[0], accumulator, left, right)
     if found is None:
@@ -97,6 +105,34 @@ def _other_sign(
     return apply(emitter, Operation.SUB, total, opposite)
 
 
+def _seven_bits(
+    emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
+) -> Value | None:
+    """By an instruction that takes seven bits of the left operand, or of the right one instead."""
+    lanes = accumulator.lanes
+    for kinds, x, y in ((types, left, right), (types[::-1], right, left)):
+        found = emitter.target.dot(DType.UINT8, kinds[1], DType.INT32, lanes, seven_bits=True)
+        if found is None:
+            continue
+        if not emitter.masks.get(x.name, _EIGHTH_BITS) & _EIGHTH_BITS:
+            return _call(emitter, found, accumulator, x, y)
+        low, high = (
+            apply(emitter, Operation.AND, value, emitter.const(bits, DType.INT32))
+            for value, bits in ((x, _SEVEN_BITS), (_shifted(emitter, "lshr", x), _LOWEST_BITS))
+        )
+        nothing = emitter.const(0, DType.INT32, lanes)
+        eighth = _shifted(emitter, "shl", _call(emitter, found, nothing, high, y))
+        total = _call(emitter, found, accumulator, low, y)
+        return apply(emitter, Operation.SUB if kinds[0].is_signed else Operation.ADD, total, eighth)
+    return None
+
+
+def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
+    """By seven bits."""
+    seven = emitter.const(7, DType.INT32, value.lanes)
+    return emitter.emit(DType.INT32, value.lanes, f"{shift} {value.type} %s, %s", value, seven)
+
+
 def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
     """The even (0) or odd (1) bytes of each group as 16-bit elements, in the place of two bytes."""
     lanes = 2 * value.lanes
@@ -110,13 +146,85 @@ def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
     return emitter.emit(DType.INT32, value.lanes, f"bitcast {text} %s to {value.type}", pairs)
 
 
+def _by_elements(
+    emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
+) -> Value | None:
+    """By products of a vector and a scalar of int16; None for types that are not integers.
+
+    Two vectors of groups were interleaved for this: LLVM takes them apart again by itself.
+    """
+    if types != _PAIRS and not set(types) <= set(_BYTES):
+        return None
+    # All elements before the first product: each change of the vectors' type is an instruction.
+    places = range(4 // types[0].bytes)
+    xs, ys = (
+        [_element(emitter, dtype, group, place) for place in places]
+        for dtype, group in zip(types, (left, right), strict=True)
+    )
+    for factors in zip(xs, ys, strict=True):
+        wide = [_extended(emitter, factor, accumulator) for factor in factors]
+        accumulator = apply(emitter, Operation.FMA, *wide, accumulator)
+    return accumulator
+
+
+def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
+    """In every lane, in the type of the sums, whose bits are those of a signed one.
+
+    The scalar is widened there, not before, for that is what LLVM looks for.
+    """
+    assert sums.dtype is not None
+    whole = emitter.splat(value, sums.lanes)
+    text = type_text(sums.dtype, sums.lanes)
+    return emitter.emit(sums.dtype, sums.lanes, f"sext {whole.type} %s to {text}", whole)
+
+
+def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
+    """One element of each group as int16; zero where a group that is not full has none."""
+    if group.lanes == 1:
+        parts = emitter.parts.get(group.name)
+        if parts is not None and place >= len(parts):
+            return emitter.const(0, DType.INT16)
+        if parts is not None:
+            return cast(emitter, cast(emitter, parts[place], dtype), DType.INT16)
+        bits = emitter.const(8 * dtype.bytes * place, DType.INT32)
+        moved = emitter.emit(DType.INT32, 1, f"lshr {group.type} %s, %s", group, bits)
+        text = type_text(dtype, 1)
+        single = emitter.emit(dtype, 1, f"trunc {group.type} %s to {text}", moved)
+        return cast(emitter, single, DType.INT16)
+    if dtype.bytes == 1:
+        group = _halved(emitter, dtype, group, place % 2)
+        place //= 2
+    # A shuffle, for LLVM would widen what is truncated from the whole group instead.
+    pairs = type_text(DType.INT16, 2 * group.lanes)
+    halves = emitter.emit(
+        DType.INT16, 2 * group.lanes, f"bitcast {group.type} %s to {pairs}", group
+    )
+    return emitter.shuffle(halves, None, range(place, 2 * group.lanes, 2))
+
+
 def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, right: Value) -> Value:
     """Pairs of 16-bit elements, one element at a time."""
+    widening, lanes = emitter.target.widening, accumulator.lanes
+    if widening and dtype is DType.INT16 and lanes == widening.lanes:
+        for part in (0, 1):
+            halves = (emitter.splat(_half(emitter, v, part), lanes) for v in (left, right))
+            product = emitter.call(DType.INT32, lanes, widening.intrinsic, *halves)
+            accumulator = apply(emitter, Operation.ADD, accumulator, product)
+        return accumulator
     element = _brain if dtype is DType.BFLOAT16 else _integer
     for part in (0, 1):
         x, y = (element(emitter, value, part) for value in (left, right))
         accumulator = apply(emitter, Operation.FMA, x, y, accumulator)
     return accumulator
+
+
+def _half(emitter: Emitter, value: Value, part: int) -> Value:
+    """The low (0) or high (1) 16 bits of each 32."""
+    if part == 1:
+        sixteen = emitter.const(16, DType.INT32, value.lanes)
+        value = emitter.emit(DType.INT32, value.lanes, f"lshr {value.type} %s, %s", value, sixteen)
+    text = type_text(DType.INT16, value.lanes)
+    return emitter.emit(DType.INT16, value.lanes, f"trunc {value.type} %s to {text}", value)
 
 
 def _integer(emitter: Emitter, value: Value, part: int) -> Value:
@@ -153,6 +261,8 @@ def _call(
         if operand is not DType.INT32:
             wide = emitter.emit(operand, elements, f"bitcast {wide.type} %s to {packed}", wide)
         arguments.append(wide)
+    if instruction.reversed:
+        arguments.reverse()
     result = _narrowed(emitter, emitter.call(dtype, width, name, *arguments), lanes)
     if instruction.accumulates:
         return result

@@ -199,7 +199,8 @@ def over(
     padding: Padding = Padding.READ,
 ) -> list[Value]:
     """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
-    outer = context.environment[axis]
+    outer, around = context.environment[axis], context.ranges.get(axis)
+    context.ranges[axis] = outer
     values = list(carried)
     clipped = _clip(context, axis, outer, clip, padding) if clip else None
     if unroll and is_open(outer.extent):
@@ -220,6 +221,8 @@ def over(
             may_be_empty=clipped is not None or bounds(segment.count)[0] < 1,
         )
     context.environment[axis] = outer
+    if around is not None:
+        context.ranges[axis] = around
     return values
 
 

@@ -198,7 +198,7 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
-    outer = context.environment[loop.axis]
+    outer = context.ranges[loop.axis] = context.environment[loop.axis]
     inner = _parallel_inside(loop)
     within = low, high
     if inner is not None:

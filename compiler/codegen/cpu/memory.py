@@ -16,12 +16,12 @@ from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.quads import QUAD, quads
-from compiler.codegen.cpu.resolve import LINE, Access, Accesses, holds_groups
+from compiler.codegen.cpu.resolve import LINE, Access, holds_groups
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Operation, Role, Space
+from compiler.loops.expr import Operation, Space
 from compiler.sizes import always_less, is_open
 
 
@@ -101,7 +101,11 @@ class Loader:
             value = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
         elif access.is_interleaved and access.is_vector:
             value = _interleaved_load(emitter, access, base, offset, active, depth, tag)
-        elif not access.is_vector and (access.is_interleaved or access.present < access.packed):
+        elif not access.is_vector and (
+            access.is_interleaved
+            or access.present < access.packed
+            or (access.packed * tensor.dtype.bytes == 4 and _takes_elements(emitter, tensor.dtype))
+        ):
             value = _single_elements(emitter, access, base, offset, depth, tag)
         elif access.present < access.packed and not holds_groups(tensor, access.packed):
             value = _separate_groups(emitter, access, base, offset, active, depth, tag)
@@ -226,13 +230,20 @@ def _single_elements(
     size, whole = access.tensor.dtype.bytes, access.packed_dtype
     raw = DType.UINT8 if size == 1 else DType.UINT16
     group = emitter.const(0, whole)
+    parts = []
     for number in range(access.present):
         where = emitter.offset(base, offset + number * access.apart, depth)
-        bits = cast(emitter, _scalar_load(emitter, where, raw, depth, tag, size), whole)
+        parts.append(_scalar_load(emitter, where, raw, depth, tag, size))
+        bits = cast(emitter, parts[-1], whole)
         place = emitter.const(1 << (8 * size * number), whole)
         bits = apply(emitter, Operation.MUL, bits, place)
         group = apply(emitter, Operation.OR, bits, group) if number else bits
+    emitter.parts[group.name] = tuple(parts)
     return group
+
+
+def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
+    return dtype.bytes < 4 and not dtype.is_float and emitter.target.takes_elements
 
 
 def _separate_groups(
@@ -438,25 +449,6 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
         align = max(dtype.bytes, gcd(value.lanes * dtype.bytes, offset, access.alignment))
         align = min(align, LINE)
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
-
-
-def prefetch(emitter: Emitter, accesses: Accesses, points: Sequence[Point], distance: int) -> None:
-    """Ask for the cache lines of weights, and of vectors of inputs, `distance` bytes ahead."""
-    for access in accesses.values():
-        if not isinstance(access, Access) or access.tensor.space is not Space.MEMORY:
-            continue
-        role = access.tensor.role
-        if role is not Role.WEIGHT and not (role is Role.INPUT and access.is_vector):
-            continue
-        if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
-            continue
-        if access.repeated or any(is_open(stride) for _, stride in access.unrolled):
-            continue
-        emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        lines = sorted({access.offset(point) // LINE for point in points})
-        for line in lines:
-            where = emitter.offset(access.base, line * LINE + distance, emitter.depth)
-            emitter.effect(f"call void @llvm.prefetch.p0(ptr {where.name}, i32 0, i32 3, i32 1)")
 
 
 def _stored_dtype(dtype: DType) -> DType:

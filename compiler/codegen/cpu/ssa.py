@@ -111,6 +111,8 @@ class Emitter:
         self._splats: dict[tuple[str, int, int], Value] = {}
         self.masks: dict[str, int] = {}
         """Values by name -> the bits that may be set in each of their integers, where known."""
+        self.parts: dict[str, tuple[Value, ...]] = {}
+        """Groups by name -> their elements, where these are loaded one by one."""
 
     @property
     def depth(self) -> int:

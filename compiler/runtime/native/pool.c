@@ -1,20 +1,6 @@
 /* A pool of threads that all executables of a process share.
  *
- * One stage runs at a time. Each thread has a share of its tiles, always the same one of equal
- * stages: what a thread has written lies in its cache when it reads it in the next stage. A share is
- * cut into chunks. Its thread claims them one after the other, and then those that are left of
- * others' shares. There are two kinds of words:
- *
- *     ticket:              epoch (48 bits) | participants (10) | chunks of each share (6)
- *     claims, one a share: epoch (48 bits) | chunks claimed (16)
- *
- * A chunk is claimed by a compare-and-swap on its share's word. One with an older epoch means that
- * nothing of the share is claimed.
- *
- * Why it is correct:
- * - A thread reads a ticket and claims chunks of its epoch only. When a stage is done, the claims of
- *   all its shares are full and of its epoch or a later one. So a thread that saw an older stage and
- *   wakes up late claims nothing.
+ * One stage runs at a time, and its tiles are claimed as shares.h says. Why it is correct:
  * - The caller waits until `pending` is 0, which is completed work. A claimed chunk is not
  *   completed before its claimant is done with the description, so the caller cannot overwrite it.
  *   A worker that never woke up holds no chunk and is waited for by nobody.
@@ -33,10 +19,10 @@
 #include "clock.h"
 #include "parking.h"
 #include "placement.h"
+#include "shares.h"
 #include "tilewright.h"
 
 enum {
-    ROUNDS = 5, /* chunks of a share; see first_tile */
     SPIN = 200 * 1000,      /* nanoseconds that a thread spins before it sleeps: serial stages, and
                              * what a caller does from run to run, are shorter than this, mostly */
     SPIN_EAGER = 20 * 1000, /* nanoseconds that a caller spins before it yields */
@@ -67,52 +53,20 @@ static struct {
     atomic_bool sees_forks;
 } pool = {.busy = ATOMIC_FLAG_INIT};
 
-static struct {
-    _Alignas(CACHE_LINE) _Atomic uint64_t claims;
-} shares[TW_MAX_THREADS];
+static tw_share shares[TW_MAX_THREADS];
 
 static struct {
     _Alignas(CACHE_LINE) tw_word sleeps;
     atomic_int self;
 } workers[TW_MAX_THREADS];
 
-static inline uint64_t epoch_of(uint64_t ticket) { return ticket >> 16; }
-static inline int participants_of(uint64_t ticket) { return (int)(ticket >> 6 & 0x3ff); }
-static inline int chunks_of(uint64_t ticket) { return (int)(ticket & 0x3f); }
-
-/* Chunks of a share get smaller: the first is half of it, the next a quarter, the last two a
- * sixteenth each. Few claims, and yet threads end within 1/16 of their share of each other, also
- * when one of them came late or lost its core for a while. */
-static int64_t first_tile(uint64_t ticket, int64_t extent, int share, int chunk) {
-    int64_t first = extent * share / participants_of(ticket);
-    int64_t tiles = extent * (share + 1) / participants_of(ticket) - first;
-    if (chunks_of(ticket) < ROUNDS) return first + (chunk < tiles ? chunk : tiles);
-    const int64_t whole = 1 << (ROUNDS - 1);
-    return first + (chunk == ROUNDS ? tiles : tiles * (whole - (whole >> chunk)) / whole);
-}
-
-/* The next chunk of a share, or -1 if all are claimed or the ticket's stage is over. */
-static int claim(uint64_t ticket, int share) {
-    const uint64_t epoch = epoch_of(ticket);
-    uint64_t claims = atomic_load_explicit(&shares[share].claims, memory_order_relaxed);
-    int claimed;
-    do {
-        if (claims >> 16 > epoch) return -1;
-        claimed = claims >> 16 == epoch ? (int)(claims & 0xffff) : 0;
-        if (claimed >= chunks_of(ticket)) return -1;
-    } while (!atomic_compare_exchange_weak_explicit(&shares[share].claims, &claims,
-                                                    epoch << 16 | (uint64_t)(claimed + 1),
-                                                    memory_order_acq_rel, memory_order_relaxed));
-    return claimed;
-}
-
 /* Run what is left of a share; how many chunks that was. */
 static unsigned run_share(uint64_t ticket, int share, int thread) {
     unsigned done = 0;
-    for (int chunk; (chunk = claim(ticket, share)) >= 0; done++) {
+    for (int chunk; (chunk = tw_claim(&shares[share], ticket)) >= 0; done++) {
         const job *job = &pool.job;
-        int64_t lo = first_tile(ticket, job->extent, share, chunk);
-        int64_t hi = first_tile(ticket, job->extent, share, chunk + 1);
+        int64_t lo = tw_first_tile(ticket, job->extent, share, chunk);
+        int64_t hi = tw_first_tile(ticket, job->extent, share, chunk + 1);
         const tw_arguments *a = &job->arguments;
         if (lo < hi)
             job->stage(a->buffers, a->scratch + thread * a->scratch_stride, a->sizes, lo, hi);
@@ -122,7 +76,7 @@ static unsigned run_share(uint64_t ticket, int share, int thread) {
 
 /* Run chunks of the ticket's stage until all are claimed, those of the thread's own share first. */
 static void take_part(uint64_t ticket, int thread) {
-    const int participants = participants_of(ticket);
+    const int participants = tw_participants_of(ticket);
     for (int i = 0; i < participants; i++) {
         unsigned done = run_share(ticket, (thread + i) % participants, thread);
         if (done && atomic_fetch_sub(&pool.pending, done) == done &&
@@ -132,7 +86,7 @@ static void take_part(uint64_t ticket, int thread) {
 }
 
 static inline bool is_for(uint64_t ticket, uint64_t seen, int thread) {
-    return ticket != seen && thread < participants_of(ticket);
+    return ticket != seen && thread < tw_participants_of(ticket);
 }
 
 static int64_t patience(int thread) {
@@ -263,12 +217,11 @@ void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent,
         return;
     }
     threads = ensure_workers(threads);
-    int64_t most = (extent + threads - 1) / threads;
-    unsigned chunks = most < ROUNDS ? (unsigned)most : ROUNDS;
+    const unsigned chunks = tw_chunks(extent, threads);
     pool.job = (job){stage, *arguments, extent};
     atomic_store_explicit(&pool.pending, (unsigned)threads * chunks, memory_order_relaxed);
-    uint64_t epoch = epoch_of(atomic_load_explicit(&pool.ticket, memory_order_relaxed)) + 1;
-    uint64_t ticket = epoch << 16 | (uint64_t)threads << 6 | chunks;
+    const uint64_t before = atomic_load_explicit(&pool.ticket, memory_order_relaxed);
+    const uint64_t ticket = tw_next_ticket(before, threads, chunks);
     atomic_store(&pool.ticket, ticket);
     for (int thread = 1; thread < threads; thread++)
         if (atomic_load(&workers[thread].sleeps)) wake(thread);

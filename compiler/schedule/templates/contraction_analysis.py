@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import gcd
+from math import gcd, prod
 
 from compiler.dtypes import DType
 from compiler.loops.expr import Expr, Load, Role, loads, widened
@@ -25,6 +25,9 @@ from compiler.workload import Workload
 
 _LEAST_ROW_BYTES = 16
 """Of a step's channels in a register of matrices: with fewer, other instructions are as fast."""
+
+_LINE_BYTES = 64
+"""Of the caches."""
 
 _MATRIX_BYTES = 8
 """Of a row or column that one instruction multiplies with others."""
@@ -125,10 +128,19 @@ class Contraction:
             return self.group
         return 1
 
+    def operations(self, target: Target) -> int:
+        """Instructions that a product of two vectors takes, whose types have one or have none."""
+        return self.group // self.products_at_once(target)
+
     def panel_bytes(self, target: Target, vectors: int) -> int:
         """Bytes of one panel of the streamed factor."""
         lanes = target.lanes(DType.FLOAT32)
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
+
+    def pass_bytes(self, target: Target, vectors: int) -> int:
+        """Bytes of one panel with all its taps: what a register tile reads of the streamed factor,
+        and then the next one again."""
+        return prod(axis.extent for axis in self.window) * self.panel_bytes(target, vectors)
 
     @property
     def panel(self) -> Load | None:
@@ -207,6 +219,8 @@ def analyse(workload: Workload) -> Contraction | None:
     rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: typical(a.extent), default=Axis("unit", 1))
     block = _channel_block(loads(left), channel)
+    if block is None and window and _lie_together(left, channel):
+        block = channel.extent
     return Contraction(
         problem,
         left,
@@ -322,6 +336,15 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
                     if factor.dim == dim and factor.mod is not None:
                         return factor.mod
     return None
+
+
+def _lie_together(load: Expr, channel: Axis) -> bool:
+    """Whether the channels of a pixel fill a cache line: then all are read before the next tap,
+    which lies elsewhere, and each line is fetched once."""
+    if not isinstance(load, Load) or not unit_stride(load, channel) or is_padded(load, channel):
+        return False
+    size = channel.extent * load.dtype.bytes
+    return not is_open(size) and size >= _LINE_BYTES and size % _MATRIX_BYTES == 0
 
 
 def _in_equal_steps(load: Load, axis: Axis) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
@@ -34,6 +35,9 @@ from compiler.target import Target
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
 """Registers of matrices, two rows by two columns in an instruction, or a vector by one element of
 32 bits."""
+
+NEXT_PANEL = "panel"
+"""Tiles ask for the next panel while they read one, each for its share."""
 
 ENOUGH_ACCUMULATORS = 8
 """Two multiply-adds a cycle, each of which takes four."""
@@ -158,6 +162,8 @@ def _stage(
     reduce, points = reduction_tiles(found, unroll, static_taps)
     if found.tile is not None:
         points.append(Tile(found.tile))
+    rows = [*map(LoopSpec, found.outer), *([LoopSpec(found.tile, tile)] if found.tile else [])]
+    ahead, passes = asked_ahead(found, schedule, target, rows)
     compute = Compute(
         (Store(problem.output, problem.epilogue),),
         body,
@@ -167,13 +173,33 @@ def _stage(
         vector=found.lanes,
         partial=() if found.depth else _partial(found, target, tile, vectors, unroll),
         skip_padding=static_taps,
-        prefetch=schedule.integer("prefetch") if is_weight(found.panel) else 0,
+        prefetch=ahead,
+        passes=passes,
         dot=found.channel if found.group > 1 else None,
         rows=found.tile if found.depth else None,
     )
     peel = static_taps and needs_static_taps(found)
     loops = loops_around(found, schedule.text("order"), tile, vectors * lanes, peel)
     return parallel_stage(name, loops, compute)
+
+
+def asked_ahead(
+    found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
+) -> tuple[int, tuple[Tile, ...]]:
+    """How many bytes ahead a tile asks for weights, and which of the `loops` that pass over them
+    share that.
+
+    Raises:
+        ScheduleError: if it is not known how long a panel is.
+    """
+    if not is_weight(found.panel):
+        return 0, ()
+    if schedule["prefetch"] != NEXT_PANEL:
+        return schedule.integer("prefetch"), ()
+    ahead = found.pass_bytes(target, schedule.integer("vectors"))
+    if is_open(ahead):
+        raise ScheduleError("it is not known where the next panel is")
+    return ahead, tuple(Tile(loop.axis, loop.step) for loop in loops if loop.axis.moves)
 
 
 def _partial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 
 from compiler.dtypes import DType
 from compiler.loops.expr import loads
@@ -28,6 +29,7 @@ from compiler.schedule.templates.contraction_lowering import (
     ENOUGH_ACCUMULATORS,
     GROUPS,
     MATRICES,
+    NEXT_PANEL,
     TILES,
     loops_around,
 )
@@ -35,8 +37,11 @@ from compiler.schedule.templates.contraction_split import is_worth_splitting, sp
 from compiler.target import Target
 from compiler.targets import CoreModel
 
-PREFETCHES = (0, 2048)
-"""Bytes; further ahead than a few thousand showed nothing more."""
+PREFETCHES = (0, 2048, 8192, NEXT_PANEL)
+"""Bytes. Windows gain nothing from more than the second, products with few rows from less than the
+third; several tiles of rows have time for a whole panel."""
+
+_WINDOW_PREFETCH = 2048
 
 _JOINING = 0.85
 """Worth of a tile whose sum is joined by a stage of its own."""
@@ -53,6 +58,12 @@ _CROWDED = 0.5
 _CROWDED_ROWS = 9
 """Neighbouring rows that are then fetched together at full speed: 1024 channels of 128x128 pixels
 by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outermost (Zen 5)."""
+
+_ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
+"""Orders in which all tiles pass over one panel before the next."""
+
+_MOST_PASSES = 64
+"""Of 512 rows in tiles of 8, the first pass over a panel takes a per cent longer."""
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}
@@ -127,7 +138,10 @@ def _taps(found: Contraction) -> tuple[str, ...]:
 def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
     """The loops fit together, and the innermost one has a size that compiles."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
-    if int(choice.get("split", 1)) > 1 and choice.get("pack"):
+    split = int(choice.get("split", 1))
+    if split > 1 and choice.get("pack"):
+        return False
+    if choice.get("prefetch") == NEXT_PANEL and (split > 1 or choice["order"] not in _ONE_PANEL):
         return False
     if _in_groups(found) and found.lanes.extent % (vectors * target.lanes(DType.FLOAT32)):
         return False
@@ -163,7 +177,7 @@ def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
         return False
-    others = int(choice["unroll"]), int(choice.get("split", 1)), int(choice.get("prefetch", 0))
+    others = choice["unroll"], choice.get("split", 1), choice.get("prefetch", 0)
     if others != (1, 1, 0) or choice.get("taps", "loop") != "loop":
         return False
     if tile % registers.rows and tile != found.tile.extent:
@@ -225,7 +239,9 @@ def default_schedule(
             "tile": tile,
             "vectors": vectors,
             "order": order,
-            "unroll": _default_unroll(found, values["unroll"], int(tile) * int(vectors), spare),
+            "unroll": _default_unroll(
+                found, target, values["unroll"], int(tile), int(vectors), spare
+            ),
         }
         if "products" in values:
             choice["products"] = products
@@ -236,11 +252,13 @@ def default_schedule(
         if "split" in values:
             choice["split"] = split
         if "prefetch" in values:
-            # A product reads a panel of weights as one stream, which hardware prefetches.
-            choice["prefetch"] = PREFETCHES[-1] if found.window else 0
+            choice["prefetch"] = default_prefetch(found, target.core)
+            rows = extent * prod(axis.extent for axis in found.outer)
+            if asks_ahead(found, target, choice, rows):
+                choice["prefetch"] = NEXT_PANEL
         panel = found.panel_bytes(target, int(vectors))
         score = _tile_score(
-            int(tile), int(vectors), extent, whole, target.vector_registers, panel <= near
+            target, int(tile), int(vectors), extent, whole, panel <= near, found.operations(target)
         )
         if products == MATRICES:
             score *= _MATRICES_WORTH
@@ -264,6 +282,20 @@ def default_schedule(
             best = score, Schedule.of(algorithm, **choice)
     assert best is not None
     return best[1]
+
+
+def asks_ahead(found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int) -> bool:
+    """Whether tiles ask for the next panel while they pass over one with so many `rows`.
+
+    The core is known to gain from asking, the second cache holds both, and passes are so few that
+    the first one, which waits for the memory, counts.
+    """
+    if choice["order"] not in _ONE_PANEL or int(choice.get("split", 1)) > 1:
+        return False
+    passes = -(-rows // int(choice["tile"]))
+    panel = found.pass_bytes(target, int(choice["vectors"]))
+    fits_twice = 2 * panel <= target.core.cache_bytes[1]
+    return target.core.prefetch_bytes > 0 and 1 < passes <= _MOST_PASSES and fits_twice
 
 
 def rows_schedule(
@@ -299,7 +331,8 @@ def rows_schedule(
 
     def score(tile: int, vectors: int) -> float:
         panel = found.panel_bytes(target, vectors)
-        worth = _tile_score(tile, vectors, tile, whole, registers, panel <= near)
+        steps = found.operations(target)
+        worth = _tile_score(target, tile, vectors, tile, whole, panel <= near, steps)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
     sizes = ((t, v) for t in _TILES for v in range(1, 7) if wide is None or t % 2 == 0)
@@ -311,8 +344,8 @@ def rows_schedule(
         "tile": tile,
         "vectors": vectors,
         "order": _order_of_rows(rows, tile, threads),
-        "unroll": _default_unroll(found, unrolls or (1,), tile * vectors, spare),
-        "prefetch": 0,
+        "unroll": _default_unroll(found, target, unrolls or (1,), tile, vectors, spare),
+        "prefetch": default_prefetch(found, target.core),
     }
     if wide is not None:
         choice["products"] = products
@@ -342,17 +375,33 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     )
 
 
-def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, spare: int) -> Choice:
+def default_prefetch(found: Contraction, core: CoreModel) -> int:
+    """How many bytes ahead weights are asked for. One row reads nothing but a stream of them, at
+    the speed of the memory."""
+    if found.window:
+        return _WINDOW_PREFETCH
+    return core.prefetch_bytes if found.tile is not None else 0
+
+
+def _default_unroll(
+    found: Contraction,
+    target: Target,
+    unrolls: Sequence[Choice],
+    tile: int,
+    vectors: int,
+    spare: int,
+) -> Choice:
     """How far the reduction is unrolled.
 
     So far that a tile of few vectors has accumulators enough; not at all where it takes every
     register, for then LLVM, which loads ahead, spills in the innermost loop.
     """
-    if tile < ENOUGH_ACCUMULATORS and not found.window:
-        return next((u for u in unrolls if int(u) * tile >= ENOUGH_ACCUMULATORS), unrolls[-1])
+    sums = tile * vectors
+    if sums < ENOUGH_ACCUMULATORS and not found.window:
+        return next((u for u in unrolls if int(u) * sums >= ENOUGH_ACCUMULATORS), unrolls[-1])
     if found.tile is None:
         most = 2
-    elif spare < 2:
+    elif spare < 2 or not target.keeps_sums(tile, vectors):
         most = 1
     else:
         most = 2 if found.window else 4
@@ -378,17 +427,37 @@ def _matrix_score(
 
 
 def _tile_score(
-    tile: int, vectors: int, extent: int, whole: int, registers: int, near: bool
+    target: Target,
+    tile: int,
+    vectors: int,
+    extent: int,
+    whole: int,
+    near: bool,
+    operations: int,
 ) -> float:
     """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
 
     `near` is whether a panel stays in the first-level cache. If not, every tile loads its vectors
-    again from further away.
+    again from further away. `operations` are those of one product of vectors.
     """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
-    latency = min(1.0, tile * vectors / (0.62 * registers))
-    # A core can load about as often as multiply: a tile of one vector keeps its ports busy.
+    latency = min(1.0, tile * vectors / (0.62 * target.vector_registers))
     loads = tile + vectors if near else 0.75 * tile + 1.25 * vectors
     loads_per_fma = loads / (tile * vectors)
-    return useful * latency / (1 + 0.15 * loads_per_fma)
+    # Beside this, a tile of one vector loads about as often as it multiplies.
+    scalars = tile / target.lane_factors
+    waiting = _waiting(target, scalars + vectors, tile * vectors * operations)
+    return useful * latency / (1 + 0.15 * loads_per_fma) / waiting
+
+
+def _waiting(target: Target, loads: float, operations: int) -> float:
+    """Cycles of loads and operations together, over those of the operations.
+
+    What is nearly as long as the longest is not hidden completely: the norm is that of
+    `tuner.analysis.register_tile`.
+    """
+    core, bits = target.core, target.vector_bits
+    loading = loads / (core.load_units * min(1.0, core.load_bits / bits))
+    multiplying = operations / (core.fma_units * min(1.0, core.fma_bits / bits))
+    return float((1 + (loading / multiplying) ** 6) ** (1 / 6))

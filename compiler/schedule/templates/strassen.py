@@ -34,8 +34,19 @@ from compiler.schedule.structure import (
     replace_tensors,
     with_halo,
 )
-from compiler.schedule.templates.contraction_lowering import reduction_tiles
-from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of, lowers
+from compiler.schedule.templates.contraction_lowering import (
+    NEXT_PANEL,
+    asked_ahead,
+    reduction_tiles,
+)
+from compiler.schedule.templates.contraction_space import (
+    asks_ahead,
+    default_prefetch,
+    default_schedule,
+    fits,
+    knobs_of,
+    lowers,
+)
 from compiler.schedule.templates.strassen_analysis import (
     HALVES,
     LAST_ROW,
@@ -123,9 +134,13 @@ class _Template:
         plain = default_schedule(
             quarter, target, "strassen", knobs, threads, panels_alone=found.may_have_last
         )
-        choices = dict(plain.choices) | {
-            "order": orders[0] if _sums_are_near(found, target) else orders[-1]
-        }
+        order = orders[0] if _sums_are_near(found, target) else orders[-1]
+        choices = dict(plain.choices) | {"order": order}
+        rows = found.row_count // 2
+        if order == _BLOCKS:
+            rows = _block(found, target, plain.integer("tile"), threads) * _beside(found)
+        ahead = asks_ahead(quarter, target, choices, rows)
+        choices["prefetch"] = NEXT_PANEL if ahead else default_prefetch(quarter, target.core)
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
     def lower(
@@ -196,7 +211,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target, threads: int) ->
         schedule.integer("vectors"),
         tile,
         schedule.integer("unroll"),
-        schedule.integer("prefetch"),
+        asked_ahead(found.quarter, schedule, target, _passes(found, tile)),
         block,
     )
     panels = LoopSpec(found.columns, width)
@@ -362,6 +377,12 @@ def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
 # ---- the products
 
 
+def _passes(found: Strassen, tile: int) -> list[LoopSpec]:
+    """The loops over register tiles of rows."""
+    *around, along = (found.rows, *found.others)
+    return [*map(LoopSpec, around), LoopSpec(along, tile)]
+
+
 @lru_cache(maxsize=256)
 def _products(
     found: Strassen,
@@ -369,7 +390,7 @@ def _products(
     vectors: int,
     rows: int,
     unroll: int,
-    prefetch: int,
+    ahead: tuple[int, tuple[Tile, ...]],
     block: int | None,
 ) -> tuple[tuple[Node, ...], ...]:
     """Each product for a panel of columns, and its share of the last row, in whatever order."""
@@ -378,8 +399,8 @@ def _products(
     reduce, panel = tuple(steps), Tile(found.columns, lanes)
     tile = (*points, Tile(found.tile), panel)
     row = tuple(part for part in tile if part.axis != found.rows)
-    *around, along = (found.rows, *found.others)
-    loops = [*map(LoopSpec, around), LoopSpec(along, rows)]
+    loops = _passes(found, rows)
+    prefetch, passes = ahead
 
     def compute(stores: tuple[Store, ...], body: Expr, unroll: tuple[Tile, ...]) -> Compute:
         return Compute(
@@ -389,7 +410,8 @@ def _products(
             reduce=reduce,
             unroll=unroll,
             vector=found.columns,
-            prefetch=prefetch,
+            prefetch=prefetch if unroll is tile or not passes else 0,
+            passes=passes if unroll is tile else (),
         )
 
     products = []

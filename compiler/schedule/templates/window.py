@@ -43,6 +43,9 @@ from compiler.sizes import always_less, is_open
 from compiler.target import Target
 from compiler.workload import Workload
 
+_ENOUGH_POINTS = 6
+"""Points of a tile for which it pays to keep the weights of all taps in registers."""
+
 _UNROLLED_TAPS = 25
 """Windows up to this many elements may be unrolled whole."""
 
@@ -274,17 +277,25 @@ def _fits(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) 
     return points + min(weights, 9) < target.vector_registers + 2
 
 
+def _is_crowded(found: WindowReduction, target: Target) -> bool:
+    """Whether the weights of all taps leave registers for a few points only: then those of one row
+    of taps at a time, and more points, read less."""
+    weights = found.steps(target) if found.problem.product is not None else 0
+    return bool(weights) and min(weights, 9) + _ENOUGH_POINTS > target.vector_registers
+
+
 def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> Schedule:
     values = {knob.name: knob.values for knob in knobs}
     tile_extent = found.tile.extent if found.tile else 1
     row_extent = found.rows.extent if found.rows else 1
     best: tuple[float, Schedule] | None = None
+    taps = values["taps"][-1 if _is_crowded(found, target) else 0]
     for tile in values["tile"]:
         for rows in values["rows"]:
             choice: dict[str, Choice] = {
                 "tile": tile,
                 "rows": rows,
-                "taps": values["taps"][0],
+                "taps": taps,
                 "order": "greedy",
             }
             tiles = -(-tile_extent // int(tile)) * -(-row_extent // int(rows))

@@ -19,7 +19,7 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.templates import contraction_analysis
 from compiler.schedule.templates.winograd_analysis import Winograd, analyse
-from compiler.schedule.templates.winograd_lowering import lower, shares_channels
+from compiler.schedule.templates.winograd_lowering import lower
 from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
@@ -87,7 +87,7 @@ class _Template:
         found = analyse(workload)
         if found is None:
             raise ScheduleError("'winograd' does not apply to this workload")
-        return lower(found, schedule, target, threads)
+        return lower(found, schedule, target)
 
 
 TEMPLATE = _Template()
@@ -168,16 +168,17 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
                 "block": block,
                 "tile": tile,
                 "vectors": vectors,
-                "unroll": 1 if spare < _UNROLL_REGISTERS else 2,
+                "unroll": 2
+                if spare >= _UNROLL_REGISTERS and target.keeps_sums(int(tile), int(vectors))
+                else 1,
             }
             valid = _fits(found, target, choice)
             if best is not None and not valid:
                 continue
             useful = _useful(found, target, int(block), int(tile), int(vectors))
             blocks = -(-tiles // int(block))
-            readers = 1 if shares_channels(found, tiles, int(block), threads) else threads
-            useful *= blocks / (-(-blocks // readers) * readers)
-            cost = _cost(found, target.core, int(m), int(block), useful, readers)
+            useful *= blocks / (-(-blocks // threads) * threads)
+            cost = _cost(found, target.core, int(m), int(block), useful, threads)
             cost += 0.0 if valid else 1e18
             if best is None or cost < best[0]:
                 best = cost, Schedule.of("winograd", **choice)
@@ -196,11 +197,11 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
 
 
 def _cost(
-    found: Winograd, core: CoreModel, m: int, block: int, useful: float, readers: int = 1
+    found: Winograd, core: CoreModel, m: int, block: int, useful: float, threads: int = 1
 ) -> float:
     """Estimated time of all blocks, whose products reach a share `useful` of the peak.
 
-    It is that of all threads together, of which so many `readers` each read all weights.
+    It is that of all threads together, each of which reads all weights.
     """
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
@@ -217,8 +218,8 @@ def _cost(
         again = core.cached_weight_macs
     else:
         again = core.weight_macs
-    turns = -(-blocks // readers)
-    fetches = readers * weights * (core.weight_macs + (turns - 1) * again)
+    turns = -(-blocks // threads)
+    fetches = threads * weights * (core.weight_macs + (turns - 1) * again)
     # V and M are both written and read, in slices far apart.
     cached = core.cached_weight_macs
     beyond = 8 * cached * max(0.0, 1 - kept / numbers)

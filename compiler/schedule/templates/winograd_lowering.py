@@ -37,7 +37,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, Let, LoopNest, Order, Stage, Store, Tile
+from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
 from compiler.loops.nest import Node as NestNode
 from compiler.loops.rewriting import reindex
 from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
@@ -60,17 +60,7 @@ _IMAGE_PREFETCH = 512
 """Bytes ahead. Hardware prefetchers do not follow several short rows at once."""
 
 
-def shares_channels(found: Winograd, tiles: int, block: int, threads: int) -> bool:
-    """Whether one block has all tiles, so that threads share channels and filters instead.
-
-    Each nest is a stage then. Each thread reads its own part of the weights, which are many where
-    tiles are few; threads that share blocks read all of them, each.
-    """
-    whole = all(side.full == side.stride for side in found.sides)
-    return threads > 1 and whole and not is_open(tiles) and block >= tiles
-
-
-def lower(found: Winograd, schedule: Schedule, target: Target, threads: int) -> Kernel:
+def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     """The kernel of a schedule."""
     lanes = target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
@@ -78,30 +68,23 @@ def lower(found: Winograd, schedule: Schedule, target: Target, threads: int) -> 
     if not all(always_less(0, starts) for starts in found.starts(outputs)):
         raise ScheduleError("an image may be smaller than a tile")
     every = prod(counts)
-    room = block if is_open(every) else min(block, every)
-    shared = shares_channels(found, every, block, threads)
-    blocks = _blocks(found, outputs, lanes, room, shared)
+    blocks = _blocks(found, outputs, lanes, block if is_open(every) else min(block, every))
     panels = blocks.panels(schedule.integer("vectors") * lanes)
     output = found.problem.output.tensor
-    products = _products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile"))
-    stages: tuple[Stage, ...]
-    if shared:
-        stages = (
-            parallel_stage("input", [], *blocks.input_transforms),
-            parallel_stage("products", [], *products),
-            parallel_stage("output", [], *blocks.output_transform),
-        )
-    else:
-        body = (*blocks.input_transforms, *products, *blocks.output_transform)
-        stages = (parallel_stage("main", [blocks.loop], *body),)
-    work = (blocks.transformed, blocks.products)
+    stage = parallel_stage(
+        "main",
+        [blocks.loop],
+        *blocks.input_transforms,
+        *_products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile")),
+        *blocks.output_transform,
+    )
     inputs = replace_tensors(found.problem.inputs, (panels.weights,))
     return Kernel(
         LoopNest(
             "kernel",
-            (*inputs, *work, output) if shared else (*inputs, output),
-            () if shared else work,
-            with_halo(stages, output, lanes),
+            (*inputs, output),
+            (blocks.transformed, blocks.products),
+            with_halo((stage,), output, lanes),
         ),
         tuple((t.name, i) for i, t in enumerate(inputs)),
         ((panels.weights.name, blocks.weight_transform),),
@@ -141,8 +124,8 @@ class _Panels:
 
 
 @lru_cache(maxsize=256)
-def _blocks(found: Winograd, outputs: int, lanes: int, room: int, shared: bool) -> _Blocks:
-    return _Blocks(found, outputs, lanes, room, shared)
+def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
+    return _Blocks(found, outputs, lanes, room)
 
 
 class _Blocks:
@@ -151,11 +134,9 @@ class _Blocks:
     The axes and tensors that the nests share, and the nests before and after the products. Blocks
     and the tiles in each have axes of their own. Of an open number of tiles, the last block has
     those that are left: the loops are over numbers of tiles, from block to block and inside of it.
-    If threads have `shared` V and M, there is one block.
     """
 
-    def __init__(self, found: Winograd, outputs: int, lanes: int, room: int, shared: bool) -> None:
-        role = Role.SHARED if shared else Role.SCRATCH
+    def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
         self.found = found
         self.lanes = lanes
         self.outputs = outputs
@@ -172,7 +153,7 @@ class _Blocks:
         """Runs over the tiles of a block."""
         self.place = affine(number) - (number // room) * room if self.is_open else affine(tile)
         """Where in its block a tile is."""
-        self._number = affine(tile) if shared else block * room + tile
+        self._number = block * room + tile
         self.starts = tuple(
             Axis(f"at{d}", extent) for d, extent in enumerate(found.starts(self.outputs))
         )
@@ -190,7 +171,7 @@ class _Blocks:
                     *map(Factor, range(rank + 1, 2 * rank + 2)),
                 )
             ),
-            role=role,
+            role=Role.SCRATCH,
         )
         self.products = Tensor(
             "M",
@@ -203,7 +184,7 @@ class _Blocks:
                     Factor(rank + 1, 1, self.lanes),
                 )
             ),
-            role=role,
+            role=Role.SCRATCH,
         )
         self._panels: dict[int, _Panels] = {}
 

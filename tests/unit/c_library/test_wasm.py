@@ -12,16 +12,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from compiler import driver
 from compiler.c_library import ToolchainError, write_wasm_module
 from compiler.c_library.header import Interface
 from compiler.c_library.wasm import declarations
+from compiler.dtypes import DType
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.ranges import parse_range
 from compiler.target import resolve_target
 from tests.unit.c_library.conftest import MODELS
+from tests.unit.codegen.test_dot import all_pairs
 
 VIT = MODELS / "vit.onnx"
 NODE = shutil.which("node")
@@ -48,12 +50,15 @@ for (const [number, {given, sizes}] of calls.entries()) {
 """
 
 
-def for_wasm(model: Path | onnx.ModelProto, **dims: int | str) -> CompiledProgram:
+def for_wasm(
+    model: Path | onnx.ModelProto, threads: int = 1, target: str = "wasm32", **dims: int | str
+) -> CompiledProgram:
     ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
-    target = resolve_target("wasm32")
-    graph = driver.optimise(driver.load_graph(model, ranges), target)
-    builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
-    return builder.build(driver.make_plan(graph, target, in_place=False))
+    chosen = resolve_target(target)
+    graph = driver.optimise(driver.load_graph(model, ranges), chosen)
+    any_rows = any(isinstance(d, str) for d in dims.values())
+    builder = ProgramBuilder(None, chosen, threads, any_rows=any_rows)
+    return builder.build(driver.make_plan(graph, chosen, in_place=False))
 
 
 Call = tuple[dict[str, np.ndarray], dict[str, int]]
@@ -158,3 +163,46 @@ def test_without_zig_it_says_what_to_install(
     with pytest.raises(ToolchainError, match="install the package 'ziglang'"):
         write_wasm_module(made, tmp_path / "made", "vit", "vit")
     assert not list(tmp_path.iterdir())
+
+
+PAIRS = """\
+import {readFileSync} from "node:fs";
+import {load} from "./made/pairs.mjs";
+const bytes = readFileSync("x.bin");
+const unsigned = new Uint8Array(bytes), signed = new Int8Array(unsigned.buffer);
+const results = (await load()).run({unsigned, signed});
+console.log(JSON.stringify(Object.values(results).map((each) => Array.from(each))));
+"""
+
+
+def relaxed() -> list[str]:
+    """The option that turns relaxed SIMD on, where Node has it off."""
+    option = "--experimental-wasm-relaxed-simd"
+    listed = subprocess.run([str(NODE), "--v8-options"], capture_output=True, text=True, check=True)
+    return [option] if option in listed.stdout else []
+
+
+@node
+@pytest.mark.parametrize(("name", "instruction"), [("wasm32", 0xBA), ("wasm32-relaxed", 0x113)])
+def test_every_pair_of_bytes(name: str, instruction: int, tmp_path: Path) -> None:
+    """By i32x4.dot_i16x8_s, and by i32x4.relaxed_dot_i8x16_i7x16_add_s, at every place."""
+    x, w = all_pairs((DType.UINT8, DType.INT8))
+    kinds = {"unsigned": TensorProto.UINT8, "signed": TensorProto.INT8}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", [kind, "w"], [f"{kind}_y"]) for kind in kinds],
+        "pairs",
+        [helper.make_tensor_value_info(kind, number, x.shape) for kind, number in kinds.items()],
+        [helper.make_tensor_value_info(f"{kind}_y", TensorProto.INT32, None) for kind in kinds],
+        [numpy_helper.from_array(w, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    write_wasm_module(for_wasm(model, target=name), tmp_path / "made", "pairs", "a model")
+    code = (tmp_path / "made" / "pairs.wasm").read_bytes()
+    assert bytes([0xFD, instruction & 0x7F | 0x80, instruction >> 7]) in code
+    (tmp_path / "x.bin").write_bytes(x.tobytes())
+    (tmp_path / "run.mjs").write_text(PAIRS)
+    done = subprocess.run(
+        [str(NODE), *relaxed(), "run.mjs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    for found, each in zip(json.loads(done.stdout), (x, x.view(np.int8)), strict=True):
+        np.testing.assert_array_equal(found, (each.astype(np.int64) @ w.astype(np.int64)).ravel())

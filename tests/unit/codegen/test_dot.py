@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
-from compiler.target import resolve_target
+from compiler.target import Target, resolve_target
 from tests.kernels import WIDTHS, run_nest_code, width
 from tests.unit.codegen.checks import agree, kernel
 
@@ -109,8 +110,21 @@ MATRICES = {
 """Types that Arm cores multiply as matrices."""
 
 SIGNS = [(left, right) for left in (DType.UINT8, DType.INT8) for right in (DType.UINT8, DType.INT8)]
-ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "cascadelake")
-"""Without a dot instruction at 128, 256 and 512 bits, and with one."""
+ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v3+avxvnni", "x86-64-v4", "cascadelake")
+"""Without a dot instruction at 128, 256 and 512 bits, and with each of the two encodings of one."""
+
+WORDS = (DType.INT16, DType.INT16)
+
+
+def runnable(name: str) -> Target:
+    """A target of this name, with a feature more or not, that this machine runs."""
+    base, _, feature = name.partition("+")
+    target = resolve_target(base)
+    if feature:
+        target = replace(target, name=name, features=(*target.features, f"+{feature}"))
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    return target
 
 
 def all_pairs(types: tuple[DType, DType]) -> tuple[Array, Array]:
@@ -126,14 +140,33 @@ def all_pairs(types: tuple[DType, DType]) -> tuple[Array, Array]:
 @pytest.mark.parametrize("types", SIGNS)
 def test_products_of_bytes_are_exact(types: tuple[DType, DType], name: str) -> None:
     """Every pair of bytes, in every instruction set that this machine runs, does not saturate."""
-    target = resolve_target(name)
-    if not target.runs_on(resolve_target("host")):
-        pytest.skip(f"the host is no {name}")
+    target = runnable(name)
     a, b = all_pairs(types)
     nest = packed_product(types, 256, 256, 4, target.vector_bits // 32)
     (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
     wide = a.astype(np.int64) @ b.astype(np.int64)
     np.testing.assert_array_equal(found.reshape(wide.shape), wide)
+    assembly = emit_assembly(lower_nest(nest, target), target)
+    assert ("vpdpbusd" in assembly) == target.multiplies_bytes
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_products_of_16_bits_are_exact(name: str) -> None:
+    """Those at the ends of their range and any others; what leaves int32 on the way comes back."""
+    target = runnable(name)
+    ends = np.array([-32768, -32767, -1, 0, 1, 255, 256, 32766, 32767], np.int16)
+    random = np.random.default_rng(0)
+    for rows, columns, depth in [*SIZES, (9, 81, 4)]:
+        a, b = narrow(WORDS[0], rows, depth), narrow(WORDS[1], depth, columns)
+        for each in (a, b):
+            chosen = random.random(each.shape) < 0.5
+            each[chosen] = random.choice(ends, int(chosen.sum()))
+        nest = packed_product(WORDS, rows, columns, depth, target.vector_bits // 32)
+        (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
+        wide = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
+        np.testing.assert_array_equal(found.reshape(wide.shape), wide)
+    assembly = emit_assembly(lower_nest(nest, target), target)
+    assert ("vpdpwssd" in assembly) == (target.factor(WORDS[0]) is not None)
 
 
 def packed_groups(
@@ -162,9 +195,7 @@ def packed_groups(
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.BFLOAT16])
 def test_groups_are_put_side_by_side(dtype: DType, turned: bool, name: str) -> None:
     """From rows or from columns; the last group and the last lanes may be fewer."""
-    target = resolve_target(name)
-    if not target.runs_on(resolve_target("host")):
-        pytest.skip(f"the host is no {name}")
+    target = runnable(name)
     for columns, depth in ((37, 12), (20, 7), (16, 3)):
         nest = packed_groups(dtype, columns, depth, target.vector_bits // 32, turned=turned)
         verify_nest(nest)
@@ -187,9 +218,7 @@ def test_groups_are_not_put_where_they_lie_apart() -> None:
 @pytest.mark.parametrize("name", ISAS)
 @pytest.mark.parametrize("types", SIGNS)
 def test_products_of_bytes_have_any_depth(types: tuple[DType, DType], name: str) -> None:
-    target = resolve_target(name)
-    if not target.runs_on(resolve_target("host")):
-        pytest.skip(f"the host is no {name}")
+    target = runnable(name)
     for rows, columns, depth in SIZES:
         nest = packed_product(types, rows, columns, depth, target.vector_bits // 32)
         a, b = narrow(types[0], rows, depth), narrow(types[1], depth, columns)
@@ -217,9 +246,19 @@ def test_products_of_bytes_have_any_depth(types: tuple[DType, DType], name: str)
         ("sapphirerapids", BRAINS, "vdpbf16ps"),
         ("riscv64", BRAINS, "vfm"),
         ("wasm32", BRAINS, "f32x4.mul"),
-        ("cortex-a72", BYTES, "mla|mul"),
-        ("riscv64", BYTES, "vmul|vmacc|vmadd"),
-        ("wasm32", BYTES, "i32x4.mul"),
+        ("cortex-a72", BYTES, "smlal"),
+        ("cortex-a72", SIGNS[0], "smlal"),
+        ("armv7", BYTES, "vmlal.s16"),
+        ("riscv64", BYTES, r"vwmaccus\.vx"),
+        ("spacemit-x60", SIGNS[0], r"vwmaccu\.vx"),
+        ("riscv64-zvl256b", SIGNS[2], r"vwmaccsu\.vx"),
+        ("riscv64", SIGNS[3], r"vwmacc\.vx"),
+        ("riscv64", (DType.INT16, DType.INT16), r"vwmacc\.vx"),
+        ("wasm32", BYTES, "i32x4.dot_i16x8_s"),
+        ("wasm32", SIGNS[-1], "i32x4.dot_i16x8_s"),
+        *(("wasm32-relaxed", types, "i32x4.relaxed_dot_i8x16_i7x16_add_s") for types in SIGNS[1:]),
+        ("wasm32-relaxed", SIGNS[0], "i32x4.dot_i16x8_s"),
+        ("cascadelake", (DType.INT16, DType.INT16), "vpdpwssd"),
     ],
 )
 def test_every_target_multiplies_bytes(
@@ -232,12 +271,18 @@ def test_every_target_multiplies_bytes(
     assert "pmaddubsw" not in assembly
 
 
+@pytest.mark.parametrize("types", SIGNS)
+def test_risc_v_multiplies_vectors_by_bytes_as_they_are_loaded(types: tuple[DType, DType]) -> None:
+    """Of the elements that stand for all lanes none goes through a vector, or is put together."""
+    target = resolve_target("riscv64")
+    assembly = emit_assembly(lower_nest(packed_product(types, 6, 64, 64, 4), target), target)
+    assert not re.search(r"\bvmv\.x\.s|\bvmacc|\bor\b", assembly)
+
+
 @pytest.mark.parametrize("name", ISAS)
 def test_bfloat16_without_an_instruction_is_float32_without_its_low_half(name: str) -> None:
     """Products of whole numbers are exact, so that the sums are, in any order."""
-    target = resolve_target(name)
-    if not target.runs_on(resolve_target("host")):
-        pytest.skip(f"the host is no {name}")
+    target = runnable(name)
     for rows, columns, depth in SIZES:
         nest = packed_product(BRAINS, rows, columns, depth, target.vector_bits // 32)
         a, b = narrow(BRAINS[0], rows, depth), narrow(BRAINS[1], depth, columns)
@@ -252,9 +297,7 @@ def test_products_of_bfloat16_are_those_of_their_numbers(name: str) -> None:
 
     vdpbf16ps takes subnormal numbers for zero, and gives zero for them.
     """
-    target = resolve_target(name)
-    if not target.runs_on(resolve_target("host")):
-        pytest.skip(f"the host is no {name}")
+    target = runnable(name)
     every = np.arange(1 << 16, dtype=np.uint16)
     numbers = from_memory(every, DType.BFLOAT16)
     every = every[np.isfinite(numbers) & (np.abs(numbers) >= 2.0**-126)]

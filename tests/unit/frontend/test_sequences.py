@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from typer.testing import CliRunner
 
 import compiler
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
+import compiler.ort as ort
+from compiler.errors import InvalidInputError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
+from compiler.graph.text import parse_graph, print_graph
+from compiler.runtime.artifact import load_artifact
+from compiler.runtime.program_json import program_from_json, program_to_json
+from service.cli import app
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -42,6 +50,7 @@ def model(nodes: list[Any], output: str = "y", **inputs: int) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+EMPTY = helper.make_node("SequenceEmpty", [], ["s"])
 SPLIT = node("SplitToSequence", "x", "s", axis=0)
 DOUBLED = node("Add", "x x", "d")
 
@@ -129,11 +138,9 @@ def test_a_loop_may_collect_a_sequence(steps: int) -> None:
             helper.make_value_info("s_out", sequence),
         ],
     )
-    empty = node("SequenceEmpty", "", "s")
-    del empty.input[:]
     nodes = [
         helper.make_node("Constant", [], ["n"], value_int=steps),
-        empty,
+        EMPTY,
         helper.make_node("Loop", ["n", "", "s"], ["t"], body=body),
         node("ConcatFromSequence", "t", "y", axis=0),
     ]
@@ -144,7 +151,7 @@ def test_a_loop_may_collect_a_sequence(steps: int) -> None:
 @pytest.mark.parametrize(
     ("nodes", "output", "error"),
     [
-        ([SPLIT], "s", "output 's' is a sequence"),
+        ([EMPTY], "s", "output 's' is a sequence without elements"),
         ([SPLIT, node("Relu", "s", "y")], "y", "an operand that is a sequence"),
         ([SPLIT, node("SequenceAt", "s far", "y")], "y", r"position \[9\] in a sequence of 4"),
         ([node("SequenceAt", "x zero", "y")], "y", "input 0 is no sequence"),
@@ -171,3 +178,145 @@ def test_a_loop_may_collect_a_sequence(steps: int) -> None:
 def test_what_is_no_tensor_in_the_end_is_refused(nodes: list[Any], output: str, error: str) -> None:
     with pytest.raises((InvalidModelError, UnsupportedOperatorError), match=error):
         import_model(model(nodes, output))
+
+
+FRUITS = helper.make_tensor("fruits", TensorProto.STRING, [3], [b"fig", b"kiwi", b"plum"])
+
+
+def lists() -> ModelProto:
+    """A list of all kinds: what is computed, an input, a constant, twice the same, and texts; and
+    an output beside it, one of the list under another name."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("SequenceConstruct", "r x zero_rows r", "parts"),
+        node("ReduceMax", "x", "most", keepdims=0, axes=[1]),
+        node("Cast", "most", "places", to=TensorProto.INT64),
+        helper.make_node("Constant", [], ["fruits"], value=FRUITS),
+        node("Gather", "fruits places", "found"),
+        node("SequenceConstruct", "found fruits", "names"),
+        node("Identity", "r", "again"),
+    ]
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    text = helper.make_tensor_type_proto(TensorProto.STRING, None)
+    graph = helper.make_graph(
+        nodes,
+        "lists",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3])],
+        [
+            helper.make_value_info("parts", helper.make_sequence_type_proto(tensor)),
+            helper.make_tensor_value_info("again", TensorProto.FLOAT, ["rows", 3]),
+            helper.make_value_info("names", helper.make_sequence_type_proto(text)),
+        ],
+        [helper.make_tensor("zero_rows", TensorProto.FLOAT, [2, 3], [0.5] * 6)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+ROWS = np.array([[-1, 0, 2], [1, 0.5, -3], [0.25, -4, 0]], np.float32)
+
+
+def assert_lists(run: Any) -> None:
+    session = onnxruntime.InferenceSession(lists().SerializeToString())
+    for rows in (ROWS, ROWS[:1]):
+        expected = session.run(None, {"x": rows})
+        parts, again, names = run({"x": rows})
+        assert type(parts) is type(names) is list
+        for ours, theirs in zip([*parts, again], [*expected[0], expected[1]], strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+        assert [each.tolist() for each in names] == [list(each) for each in expected[2]]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lists")
+    (folder / "m.onnx").write_bytes(lists().SerializeToString())
+    compiled = CliRunner().invoke(app, ["compile", str(folder / "m.onnx"), "-o", str(folder / "a")])
+    assert compiled.exit_code == 0, compiled.output
+    return folder / "a"
+
+
+def test_outputs_are_lists() -> None:
+    compiled = compiler.compile_model(lists())
+    assert_lists(compiled.run)
+    assert list(compiled.output_names) == ["parts", "again", "names"]
+
+
+def test_without_labels_the_elements_of_lists_are_outputs() -> None:
+    compiled = compiler.compile_model(lists(), dims={"rows": 3})
+    found = compiled.run({"x": ROWS}, labels=False)
+    names = [port.name for port in compiled.outputs]
+    assert names == [*(f"parts[{k}]" for k in range(4)), "again", "names[0]", "names[1]"]
+    assert [array.dtype for array in found] == [np.float32] * 5 + [np.int64] * 2
+    assert parse_graph(print_graph(import_model(lists(), {"rows": 3}))) == import_model(
+        lists(), {"rows": 3}
+    )
+
+
+def test_artifacts_and_sessions_give_lists(artifact: Path) -> None:
+    assert_lists(load_artifact(artifact).run)
+    session = ort.InferenceSession(artifact)
+    assert_lists(lambda feeds: session.run(None, feeds))
+    described = [each.type for each in session.get_outputs()]
+    assert described == ["seq(tensor(float))", "tensor(float)", "seq(tensor(string))"]
+    parts, _, _ = session.run_with_ort_values(None, {"x": ort.OrtValue(ROWS)})
+    assert parts.is_tensor_sequence() and not parts.is_tensor()
+    tensor, binding = ort.OrtValue(ROWS.copy()), session.io_binding()
+    binding.bind_cpu_input("x", ROWS)
+    binding.bind_ortvalue_output("parts", tensor)
+    for wrong in (
+        parts.shape,
+        lambda: session.run(None, {"x": parts}),
+        lambda: session.run_with_iobinding(binding),
+    ):
+        with pytest.raises(InvalidInputError, match="sequence"):
+            wrong()
+
+
+def test_a_state_may_be_an_element_of_a_list() -> None:
+    session = compiler.compile_model(lists(), dims={"rows": 3}).bind({"parts[0]": "x"}, {"x": ROWS})
+    names = session.output_names
+    assert names == ("parts[1]", "parts[2]", "parts[3]", "again", "names[0]", "names[1]")
+    found = dict(zip(names, session.run(), strict=True))
+    assert found["names[0]"].tolist() == ["plum", "kiwi", "fig"]
+    np.testing.assert_array_equal(session.state("x"), np.maximum(ROWS, 0))
+
+
+def test_the_command_line_stores_the_elements_of_lists(artifact: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=ROWS)
+    options = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    done = CliRunner().invoke(app, ["run", str(artifact), *options])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "out.npz") as found:
+        assert sorted(found) == [
+            "again", "names[0]", "names[1]", *(f"parts[{k}]" for k in range(4))
+        ]  # fmt: skip
+        np.testing.assert_array_equal(found["parts[1]"], ROWS)
+
+
+def test_a_program_that_gives_a_list_in_parts_is_refused() -> None:
+    program = compiler.compile_model(lists(), dims={"rows": 3}).program
+    assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
+    data = program_to_json(program)
+    del data["outputs"][1]["part_of"]
+    with pytest.raises(ValueError, match="gives one output twice, or a list in parts"):
+        program_from_json(data)
+
+
+def test_parts_whose_number_a_run_decides_are_a_list() -> None:
+    """A program for each number of rows, and for each count that the data decide."""
+    split = [node("SplitToSequence", "x", "s", axis=0, keepdims=0)]
+    proto = model(split, "s")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    split_found = [node("NonZero", "x", "n"), node("SplitToSequence", "n", "s", axis=1)]
+    for each in (proto, model(split_found, "s")):
+        each.graph.output[0].type.CopyFrom(
+            helper.make_sequence_type_proto(helper.make_tensor_type_proto(0, None))
+        )
+    sized, staged = compiler.compile_model(proto), compiler.compile_model(model(split_found, "s"))
+    for rows in (3, 1):
+        (found,) = sized.run({"x": X[:rows]})
+        assert [each.tolist() for each in found] == X[:rows].tolist()
+    ((places,), (others,)) = (staged.run({"x": x}) for x in (X, np.eye(4, 3, dtype=np.float32)))
+    assert [len(places), len(others)] == [11, 3]
+    assert [each.tolist() for each in others] == [[[k], [k]] for k in range(3)]

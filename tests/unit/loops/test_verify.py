@@ -119,6 +119,9 @@ BAD = {
             ),
         )
     ),
+    "threads share p and q": nest(
+        COPY, buffers=(X, Y, *(Tensor(name, (8,), role=Role.SHARED) for name in "pq"))
+    ),
     "scratch 'x' has the role input": nest(COPY, buffers=(Y,), scratch=(X,)),
     "parallel loop 'j' is not at the top, or has others": nest(COPY, parallel(OTHER, COPY)),
     "parallel loop 'i' is not at the top": nest(For(OTHER, 1, (parallel(I, COPY),))),
@@ -174,6 +177,10 @@ BAD = {
     "a compute stores nothing": nest(replace(COPY, stores=())),
     "partial axis 'j' is no unrolled": nest(replace(SUM, partial=(OTHER,))),
     "partial axis 'i' is no unrolled": nest(replace(COPY, partial=(I,))),
+    "its passes ask for nothing ahead": nest(For(OTHER, 1, (replace(SUM, passes=(Tile(OTHER),)),))),
+    "passes of 'y': axis 'j' is used outside": nest(
+        replace(COPY, prefetch=64, passes=(Tile(OTHER),))
+    ),
     "a reduction without a combiner": nest(replace(COPY, init=Const(1.0))),
     "dimension 'n' has two ranges": nest(
         For(Axis("i", N), 1, (For(Axis("j", open_size(Dimension("n", 1, 8))), 1, (COPY,)),))

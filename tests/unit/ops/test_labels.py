@@ -193,6 +193,16 @@ def test_encoders_take_and_give_texts() -> None:
     assert_agrees(model(nodes, outputs, inputs={"i": PLACES["i"]}), i=I)
 
 
+def test_texts_may_be_outputs_twice_and_as_many_as_the_run_finds() -> None:
+    nodes = [
+        helper.make_node("Gather", ["trees", "i"], ["found"]),
+        helper.make_node("Identity", ["found"], ["again"]),
+        helper.make_node("Compress", ["found", "c"], ["kept"], axis=0),
+    ]
+    outputs = dict.fromkeys(["found", "again", "kept"], TensorProto.STRING)
+    assert_agrees(model(nodes, outputs, [texts("trees", *TREES)], PLACES), i=I, c=C)
+
+
 def test_a_constant_of_texts_is_an_output() -> None:
     nodes = [helper.make_node("Constant", [], ["fixed"], value_strings=TREES)]
     proto = model(

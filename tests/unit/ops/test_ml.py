@@ -25,6 +25,7 @@ from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs
         ml("LinearRegressor", ((9, 2),), {**THREE, "targets": 3, "post_transform": "SOFTMAX"}),
         ml("LinearClassifier", ((9, 2),), {**ONE, "classlabels_ints": [3, 9]}, outputs=2),
         ml("LinearClassifier", ((9, 2),), {**THREE, "classlabels_ints": [3, 9, 4]}, outputs=2),
+        ml("LinearClassifier", ((9, 1),), {**THREE, "classlabels_ints": [3, 9, 4]}, outputs=2),
         ml(
             "LabelEncoder",
             (data([[3, 1, 3], [9, -2, 1]]),),

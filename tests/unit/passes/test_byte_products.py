@@ -11,8 +11,10 @@ from compiler.driver import make_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
+from compiler.ops.products import BYTES, WORDS
+from compiler.passes.byte_operands import ByteFactor, unsigned
 from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import ByteFactor, byte_products, unsigned
+from compiler.passes.byte_products import byte_products
 from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
 from compiler.schedule.select import lower_schedule, schedule_space
@@ -116,7 +118,7 @@ def after(before: Graph, scaled: bool = False, factor: ByteFactor = unsigned) ->
     g = Maker(1)
     feeds = {
         name: drawn(g, kind.dtype, *kind.shape)
-        if kind.dtype.bytes == 1
+        if kind.dtype in (*BYTES, *WORDS)
         else g.random.standard_normal(kind.shape).astype(np.float32)
         for name, kind in ((name, before.types[name]) for name in before.inputs)
     }
@@ -185,8 +187,10 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
     "graph",
     [
         matmul(values=WIDE * 2, depth=3, columns=2),  # columns of more than a byte
-        conv(weight=DType.UINT8, channels=4, group=4),  # sums of windows would be as many
         conv(values=np.full((6, 8, 3, 3), 128) * [[[[1, -1, 1]]]]),
+        conv(values=np.full((6, 16, 3, 3), 128) * [[[[1, -1, 1]]]], channels=32, group=2),
+        conv(weight=DType.UINT8, channels=4, group=4),  # sums of windows would be as many
+        conv(weight=DType.UINT8, channels=16, filters=32, group=2),
         conv(channels=6, group=3),
         conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
         conv(zero=300),  # no byte is that
@@ -206,15 +210,15 @@ def test_integers_that_stay_int32(graph: Graph) -> None:
         matmul(scaled=True, each=(6, 1)),  # a scale for each term
         matmul(scaled=True, each=(6, 5)),
         matmul(scaled=True, scale=[[1], [2], [3], [4]]),
-        matmul(scaled=True, depth=70_000),  # a sum may leave int32
-        matmul(scaled=True, depth=33_026, columns=2, values=np.full((33_026, 2), 255, np.uint8)),
+        # a sum may leave int32
+        matmul(scaled=True, depth=33_420, columns=2, values=np.full((33_420, 2), 255, np.uint8)),
+        matmul(scaled=True, depth=33_100, columns=2, values=np.full((33_100, 2), 255), zero=None),
         matmul(scaled=True, gemm={"alpha": 2.0}),
         matmul(scaled=True, gemm={"beta": 0.5}),
         conv(scaled=True, each=(1, 8, 1, 1)),
         conv(scaled=True, each=(6, 8, 1, 1)),
         conv(scaled=True, channels=6, group=3),
-        conv(scaled=True, channels=4, group=4, weight=DType.UINT8),
-        conv(scaled=True, channels=3700, filters=2, values=np.full((2, 3700, 3, 3), 255, np.uint8)),
+        conv(scaled=True, channels=3800, filters=2, values=np.full((2, 3800, 3, 3), 255, np.uint8)),
         # float32 holds both scales, and their product not or only a part of it
         matmul(scaled=True, scale=1e-30, w_scale=1e-14),
         matmul(scaled=True, scale=1e-25, w_scale=1e-25),
@@ -263,6 +267,24 @@ def test_filters_that_leave_int8_move_into_it(
         for bytes_ in (True, False)
     )
     assert [found.types[n.inputs[1]].shape[0] for n in (*products, *sums)] == [6, 1]
+
+
+@pytest.mark.parametrize("wanted", FACTORS)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"zero": 9},
+        {"source": DType.INT8, "scaled": True, "bias": True},
+        {"values": 900 + np.arange(4608).reshape(32, 16, 3, 3) % 256},
+    ],
+)
+def test_each_filter_of_a_group_has_sums_of_its_own(wanted: DType | None, choices: Choices) -> None:
+    """Of its windows, which bytes times ones are."""
+    graph = conv(**{"weight": DType.UINT8, "channels": 32, "filters": 32, "group": 2, **choices})
+    found = after(graph, bool(choices.get("scaled")), FACTORS[wanted])
+    products = [n for n in found.nodes if n.op == "conv"]
+    assert [n.attr("accumulator") for n in products] == ["int32", "int32"]
+    assert (found.constants[products[1].inputs[1]] == 1).all()
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from compiler.costs import plan_summary
 from compiler.driver import make_plan, optimise
@@ -75,12 +76,22 @@ def test_computed_factors_where_the_target_does_not_multiply_bytes() -> None:
     assert found == TypeShare("float32", 64, "both factors are computed")
 
 
-def test_values_of_16_bits_are_multiplied_as_floats() -> None:
-    for kind in (DType.INT16, DType.UINT16):
-        g = Maker()
-        x = dequantised(g, g.input("x", 5, 8, dtype=kind))
-        (found,) = shares(g.graph(g("matmul", x, dequantised(g, bytes_(g, 8, 6)))))
-        assert found == TypeShare("float32", 240, "sums of products of 16 bits leave int32")
+@pytest.mark.parametrize("kind", [DType.INT16, DType.UINT16])
+def test_values_of_16_bits_are_multiplied_where_the_target_adds_pairs(kind: DType) -> None:
+    g = Maker()
+    x = dequantised(g, g.input("x", 5, 8, dtype=kind))
+    graph = g.graph(g("matmul", x, dequantised(g, bytes_(g, 8, 6))))
+    assert shares(graph) == (TypeShare("int16", 240),)
+    (floats,) = shares(graph, "neoverse-v1")
+    reason = "sums of products of 16 bits leave int32, or the target does not add them up"
+    assert floats == TypeShare("float32", 240, reason)
+
+
+def test_computed_values_of_16_bits_are_floats() -> None:
+    g = Maker()
+    sides = [dequantised(g, g.input(n, 4, 4, dtype=DType.INT16)) for n in "ab"]
+    (found,) = shares(g.graph(g("matmul", *sides)))
+    assert found.reason == "sums of products of 16 bits by computed factors leave int32"
 
 
 def test_attention_in_a_quantised_model() -> None:

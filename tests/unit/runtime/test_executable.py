@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, P
 from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.runtime.sizing import sizing_functions
 from compiler.runtime.weights import WeightBlock
 
 N = 200
@@ -71,6 +73,28 @@ def weights(program: Program) -> np.ndarray:
 @pytest.fixture
 def executable(program: Program, weights: np.ndarray, address_of: AddressOf) -> Executable:
     return Executable(program, weights, address_of)
+
+
+def test_narrow_pointers_are_put_into_the_table_one_by_one(
+    program: Program,
+    weights: np.ndarray,
+    address_of: AddressOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a pointer has 32 bits, what fills tables of 64-bit numbers would write over others."""
+    calls = []
+    monkeypatch.setattr("compiler.runtime.context.sizeof", lambda kind: 4 + 4 * (kind is c_int64))
+    size, fill = sizing_functions()
+    monkeypatch.setattr(
+        "compiler.runtime.context.sizing_functions",
+        lambda: (size, lambda *given: (calls.append(given), fill(*given))),
+    )
+    narrow = Executable(program, weights, address_of)
+    a = np.arange(N, dtype=np.float32).reshape(N // 8, 8)
+    for _ in range(2):
+        y, _ = narrow.run([a, np.arange(3)])
+        np.testing.assert_array_equal(y, 4 * a + (BIAS + 5).reshape(a.shape))
+    assert len(calls) == 1, "the code alone"
 
 
 def inputs(seed: int = 0) -> dict[str, np.ndarray]:
@@ -296,6 +320,40 @@ def test_programs_that_reach_outside_are_refused(
         check_program(wrong)
     with pytest.raises(ValueError, match=message):
         program_from_json(program_to_json(wrong))
+
+
+@pytest.mark.parametrize("role", [BufferRole.OUTPUT, BufferRole.SHARED])
+@pytest.mark.parametrize(
+    ("places", "apart"),
+    [
+        ((ref("arena", 0), ref("arena", 832)), True),
+        ((ref("arena", 832), ref("arena", 0)), True),
+        ((ref("arena", 0), ref("arena", 0)), False),
+        ((ref("arena", 0), ref("arena", 768)), False),
+        ((ref("arena", 768), ref("arena", 0)), False),
+        ((ref("arena", 0), ref("output", 0)), True),
+        ((ref("output", 0), ref("output", 0)), False),
+    ],
+)
+def test_what_a_kernel_writes_lies_apart(
+    program: Program,
+    make_spec: Callable[..., KernelSpec],
+    places: tuple[BufferRef, BufferRef],
+    apart: bool,
+    role: BufferRole,
+) -> None:
+    roles = {"in": (BufferRole.INPUT, N), "one": (role, N), "two": (BufferRole.OUTPUT, N)}
+    call = KernelCall(2, (ref("input"), *places))
+    made = replace(
+        program,
+        kernels=(*program.kernels, make_spec("both", {"twice": N}, roles)),
+        instructions=(call, *program.instructions),
+    )
+    if apart:
+        check_program(made)
+    else:
+        with pytest.raises(ValueError, match="kernel 'both' has 'one' and 'two' in one place"):
+            check_program(made)
 
 
 def test_an_output_that_nothing_writes_is_refused(program: Program) -> None:

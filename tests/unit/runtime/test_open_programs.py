@@ -15,6 +15,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
 from compiler.runtime.context import RunContext
 from compiler.runtime.executable import Executable
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.ports import Dims
 from compiler.runtime.program import (
@@ -35,7 +36,10 @@ from compiler.runtime.session import Session
 from compiler.sizes import Dimension, OpenSizeError, open_size
 from tests.unit.runtime.open_programs import (
     PAST,
+    S0,
+    S1,
     at,
+    buffer,
     chunk,
     cut_program,
     expect,
@@ -229,6 +233,43 @@ def test_a_program_that_reaches_outside_at_some_size_is_refused(
     wrong = replace(open_program(), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         check_program(wrong)
+
+
+@pytest.mark.parametrize(
+    ("places", "apart"),
+    [
+        ((slot_start(0), slot_start(1)), True),
+        ((slot_start(2), slot_start(0)), True),
+        ((slot_start(1), slot_start(2)), False),  # both after the first, so in one place
+        ((slot_start(1), slot_start(1)), False),
+        ((slot_start(3), slot_start(0)), True),
+    ],
+)
+def test_what_a_kernel_writes_lies_apart_at_all_sizes(places: tuple[int, int], apart: bool) -> None:
+    program = open_program()
+    s0, s1 = open_size(S0), open_size(S1)
+    both = replace(
+        program.kernels[0],
+        buffers=(
+            buffer("first", BufferRole.INPUT, 8 * s0, 0),
+            buffer("one", BufferRole.OUTPUT, 8 * (s0 + s1)),
+            buffer("two", BufferRole.OUTPUT, 8 * (s0 + s1)),
+        ),
+    )
+    call = KernelCall(
+        2, (at("input", 0), at("arena", places[0]), at("arena", places[1])), (past, chunk)
+    )
+    made = replace(
+        program,
+        slots=(*program.slots, Slot(32 * rows, (1,))),
+        kernels=(*program.kernels, both),
+        instructions=(call, *program.instructions),
+    )
+    if apart:
+        check_program(made)
+    else:
+        with pytest.raises(ValueError, match="has 'one' and 'two' in one place"):
+            check_program(made)
 
 
 @pytest.mark.parametrize(

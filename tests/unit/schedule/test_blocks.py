@@ -19,7 +19,7 @@ from tests.unit.schedule.problems import block_matmul, matmul
     n=st.integers(2, 70),
     blocks=st.integers(1, 4),
     block=st.sampled_from([16, 32, 64, 256]),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([2, 4, 8]),
     zero=st.booleans(),
     quantised=st.booleans(),
     lanes=st.sampled_from(WIDTHS),
@@ -39,7 +39,7 @@ def test_any_size(
     threads: int,
     data: st.DataObject,
 ) -> None:
-    """Rows and columns that fill no tile, any bits in every word."""
+    """Rows and columns that fill no tile, any bits in every word; all of it between guard pages."""
     workload = block_matmul(m, n, blocks * block, bits, block, zero=zero, quantised=quantised)
     space = TEMPLATE.space(workload, width(lanes), threads=threads, numerics="fast")
     assert space is not None

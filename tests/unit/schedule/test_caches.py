@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
+from compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
+from compiler.sizes import Dimension, open_size
 from compiler.target import Target, resolve_target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
@@ -121,3 +122,25 @@ def test_rows_that_share_cache_sets_are_read_once(
     found = untuned(workload, "strict", cache_bytes=caches(MI, 32 * MI))
     assert (found.text("order") == "lanes-inner") is inner
     assert not inner or found.integer("tile") >= 9
+
+
+def test_products_with_several_rows_ask_for_weights_ahead(untuned: Untuned) -> None:
+    """One row reads them at the speed of the memory as it is."""
+    for workload, expected in ((matmul(7, 384, 768), 8192), (matmul(1, 384, 768), 0)):
+        assert untuned(workload, prefetch_bytes=8192).integer("prefetch") == expected
+    assert untuned(matmul(7, 384, 768)).integer("prefetch") == 0, "nobody measured it there"
+
+
+def test_open_rows_ask_for_weights_ahead() -> None:
+    workload = matmul(open_size(Dimension("rows", 1, 512)), 768, 384)
+    (schedule, *_) = untuned_schedules(workload, resolve_target("znver5"))
+    assert schedule.integer("prefetch") == 8192
+
+
+def test_a_range_is_offered_the_tiles_of_all_its_sizes() -> None:
+    """The typical size of 2..16 is five."""
+    for low, high, least in ((2, 16, 16), (1, 4, 4), (1, 512, 28)):
+        workload = matmul(open_size(Dimension("rows", low, high)), 384, 384)
+        space = schedule_space(workload, V4)
+        assert max(s.integer("tile") for s in space if s.algorithm == "gemm") >= least
+        assert space.default() == untuned_schedule(workload, V4)

@@ -182,6 +182,16 @@ def test_a_window_over_one_column_unrolls_along_rows() -> None:
         lower_nest(lower_schedule(workload, point, target).nest, target)
 
 
+@pytest.mark.parametrize(
+    ("name", "taps"),
+    [("wasm32", "row"), ("wasm32-relaxed", "row"), ("x86-64-v3", "all"), ("cortex-a72", "all")],
+)
+def test_untuned_windows_keep_all_weights_only_beside_points_enough(name: str, taps: str) -> None:
+    machine = resolve_target(name)
+    space = schedule_space(given("depthwise", machine), machine)
+    assert space.default().text("taps") == taps
+
+
 def test_points_are_fewer_where_registers_are() -> None:
     """The same product has larger tiles on a target with 32 registers."""
     workload = matmul(128, 768, 768)
@@ -191,6 +201,13 @@ def test_points_are_fewer_where_registers_are() -> None:
         return max(p.integer("tile") * p.integer("vectors") for p in space)
 
     assert largest("x86-64-v3") <= 14 < largest("x86-64-v4") <= 30
+
+
+@pytest.mark.parametrize("rows", [28, 56])
+def test_a_tile_of_one_vector_loads_too_often_where_registers_are_few(rows: int) -> None:
+    """Fourteen rows of one vector divide these, and took a tenth longer than two or three."""
+    default = schedule_space(matmul(rows, 256, 256), resolve_target("x86-64-v3")).default()
+    assert default.integer("vectors") > 1
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def drawn(*ranges: str, **stated: dict[int, float]) -> list[tuple[int, ...]]:
 
 
 def test_sizes_are_even_in_their_logarithm() -> None:
-    assert drawn("1..512") == [(1,), (3,), (10,), (28,), (77,), (182,), (363,)], "of each interval"
+    of_intervals = [1, 3, 6, 11, 24, 47, 91, 182, 363]
+    assert drawn("1..512") == [(size,) for size in of_intervals], "one where it doubles, or three"
     assert drawn("160..640:32") == [(192,), (256,), (384,), (544,)]
     assert drawn("1..2") == [(1,), (2,)], "each once"
     assert drawn("0..3")[0] == (1,)
@@ -55,7 +56,7 @@ def test_sizes_are_even_in_their_logarithm() -> None:
 
 def test_a_range_without_an_end_has_one_here() -> None:
     sizes = [size for (size,) in drawn("1..")]
-    assert len(sizes) == 7 and max(sizes) < 512
+    assert len(sizes) == 9 and max(sizes) < 512
     assert drawn("4096..")[0] == (4096,)
 
 
@@ -126,12 +127,12 @@ def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
     points = points_of(workload)
     costs = [64 * 32 * 2.0 * dict(point.sizes)["s0"] for point in points]
     parts = [p.weight * cost for p, cost in zip(points, costs, strict=True)]
-    large = [part / point.share for part, point in zip(parts[4:], points[4:], strict=True)]
+    large = [part / point.share for part, point in zip(parts[5:], points[5:], strict=True)]
     assert max(large) < 1.2 * min(large), "the products: at small sizes the weights are read"
     shares = [point.share for point in points]
     assert math.isclose(sum(shares), 1.0)
-    assert shares[1] == shares[2] > shares[0], "2 to 16 are more than one, half of them each"
-    assert [dict(point.sizes)["s0"] for point in points] == [1, 3, 10, 28, 77, 182, 363]
+    assert shares[1] == shares[2] > shares[0], "2 to 16 are more than one, a third of them each"
+    assert [dict(point.sizes)["s0"] for point in points] == [1, 3, 6, 11, 24, 47, 91, 182, 363]
     for point in points:
         assert point.least_seconds == least_seconds(workload.at(dict(point.sizes)), 1)
 
@@ -141,7 +142,7 @@ def test_pieces_share_what_the_whole_counts() -> None:
     whole, names = product(), ["rows"]
     model = draw_sizes([parse_range("rows", "1..512")])
     parts = [points_within(piece, whole, model, names) for piece in pieces(whole)]
-    assert [len(points) for points, _ in parts] == [1, 2, 2, 2]
+    assert [len(points) for points, _ in parts] == [1, 3, 3, 2]
     weights = [scale * point.weight for points, scale in parts for point in points]
     assert weights == pytest.approx([point.weight for point in points_of(whole, model, names)])
     for points, _ in parts:
@@ -247,6 +248,6 @@ def test_trials_of_ranges_train_models_at_each_of_their_sizes() -> None:
         Trial("d", task.key, other, Measurement(Status.CRASH)),
     ]
     samples = samples_of(trials, lambda key: task.workload, lambda key: target)
-    assert [each.run_seconds for each in samples] == [1e-6] * 7 + [None] * 7
-    assert len({each.task for each in samples}) == 7, "a task at each size, for both trials"
+    assert [each.run_seconds for each in samples] == [1e-6] * 9 + [None] * 9
+    assert len({each.task for each in samples}) == 9, "a task at each size, for both trials"
     assert {each.task.split()[0] for each in samples} == {task.key.workload_key}

@@ -93,9 +93,15 @@ def test_no_draw_saturates_what_follows_a_sum(draw: int) -> None:
     assert compare(sums.clip(0, 6).reshape(expected.shape), expected) < reference.tolerance / 10
 
 
-def quantised_product(scaled: bool = True) -> Workload:
+BYTES = (DType.UINT8, DType.INT8)
+PAIRS = (DType.INT16, DType.INT16)
+
+
+def quantised_product(
+    scaled: bool = True, types: tuple[DType, DType] = BYTES, depth: int = 40
+) -> Workload:
     make = Maker()
-    a, b = make.input("a", 32, 40, dtype=DType.UINT8), make.input("b", 40, 48, dtype=DType.INT8)
+    a, b = make.input("a", 32, depth, dtype=types[0]), make.input("b", depth, 48, dtype=types[1])
     total = make("matmul", a, b, accumulator="int32")
     if not scaled:
         return as_workload(make.graph(total), ("b",))
@@ -105,13 +111,18 @@ def quantised_product(scaled: bool = True) -> Workload:
 
 
 @pytest.mark.parametrize("draw", range(len(DRAWS)))
-def test_bytes_that_are_multiplied_have_any_value(draw: int) -> None:
+@pytest.mark.parametrize(("types", "depth"), [(BYTES, 40), (PAIRS, 2), (PAIRS, 400)])
+def test_integers_that_are_multiplied_have_any_value(
+    types: tuple[DType, DType], depth: int, draw: int
+) -> None:
     """A kernel that saturates, or takes one for the other sign, cannot pass; nor do all outputs
     saturate."""
     for scaled in (False, True):
-        made = make_reference(quantised_product(scaled), draw)
-        a, b = (spec.draw() for spec in made.inputs[:2])
-        assert (a.min(), a.max(), b.min(), b.max()) == (0, 255, -128, 127)
+        made = make_reference(quantised_product(scaled, types, depth), draw)
+        for spec, dtype in zip(made.inputs[:2], types, strict=True):
+            drawn, limits = spec.draw(), np.iinfo(dtype.numpy)
+            assert drawn.dtype == dtype.numpy
+            assert drawn.min() < limits.min * 0.9 + 1 and drawn.max() > limits.max * 0.9
     output = np.load(io.BytesIO(made.expected))
     assert len(np.unique(output)) > 20
     assert ((output == 0) | (output == 255)).mean() < 0.5

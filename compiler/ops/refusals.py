@@ -1,0 +1,47 @@
+"""What must hold of sizes that only a run knows, and ends it where it does not.
+
+%1 = less_or_equal(iota() {start=<past+tokens>}, 1024)
+%2 = branch(%1) {then: 0, otherwise: refuse {message="past+tokens is more than 1024 ..."}}
+%3 = add(positions, field(%2))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.computed import number, table
+from compiler.ops.enclosed import Enclosure
+from compiler.ops.loops import branch_of
+from compiler.ops.onnx_node import OnnxNode
+
+
+def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:
+    """The positions, in runs in which an open size is at most a limit. Others end with an error
+    that names the dimensions: "Gather 'words': past+tokens is more than 1024 elements of a table".
+
+    What is asked twice is computed once, and before all else: a run that is refused has changed
+    nothing.
+    """
+    zero = node.builder.limits.get((size, limit))
+    if zero is None:
+        with node.builder.ahead():
+            message = f"{node.label}: {size} is more than {limit} {what}"
+            zero = node.builder.limits[size, limit] = _zero(node, size, limit, message)
+    return node.emit("add", [positions, cast_to(node, zero, node.type(positions).dtype)])
+
+
+def _zero(node: OnnxNode, size: int, limit: int, message: str) -> str:
+    holds = table(node, np.less_equal(number(node, size), limit), DType.BOOL)
+    kept, refused = Enclosure(node), Enclosure(node)
+    kind = DType.INT64
+    none = refused.node.emit(
+        "refuse", [refused.capture(holds)], message=message, dtype=kind.value, shape=()
+    )
+    bodies = [
+        (kept, kept.graph([kept.node.scalar(0, kind)])),
+        (refused, refused.graph([none])),
+    ]
+    (zero,) = branch_of(node, holds, bodies)
+    return zero

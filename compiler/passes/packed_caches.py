@@ -1,0 +1,182 @@
+"""A cache that holds keys and values in one array grows by one concatenation.
+
+Before:                                     After:
+    input past: float32[2, 1, 4, past, 64]      input past: float32[2, 1, 4, past, 64]
+    %1 = slice(past) {starts=(0, ...)}          %1 = concat(%k, %v) {axis=0}
+    %2 = reshape(%1) {shape=(1, 4, past, 64)}   present = concat(past, %1) {axis=3}
+    %3 = concat(%2, %k) {axis=2}                %3 = reshape(slice(present) {starts=(0, ...)})
+    %6 = concat(%5, %v) {axis=2}                %6 = reshape(slice(present) {starts=(1, ...)})
+    present = concat(%3, %6) {axis=0}           output present
+    output present
+
+Exporters of GPT-2 stack the caches of a layer so, and so does com.microsoft's Attention. The new
+rows of all parts are joined before they are put behind the old ones, so that what begins the output
+is the input itself, and `growing_caches` finds it. In algebra: the exchange of two concatenations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.names import fresh
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import axis_of, ints
+from compiler.passes.dead_code import dead_code
+from compiler.sizes import is_open
+
+Shape = tuple[int, ...]
+
+
+def packed_caches(graph: Graph) -> Graph:
+    """The graph with the new rows of each packed cache joined before it grows."""
+    for output in dict.fromkeys(graph.outputs):
+        found = _cache(graph, output)
+        if found is not None:
+            graph = _packed(graph, found) or graph
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One piece of a cache, along its dimension of parts.
+
+    `old` is a slice of the input, `grown` that and the rows `new` behind it, in the shape in which
+    the model reads it; in the output it has `shape`.
+    """
+
+    old: Node
+    grown: str
+    new: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """An input, the output that it begins, and their dimensions of parts and of rows."""
+
+    past: str
+    present: str
+    outer: int
+    rows: int
+    parts: Sequence[_Part]
+
+    def starts(self) -> Iterable[tuple[_Part, Shape]]:
+        """The parts, and where each begins."""
+        at = 0
+        for part in self.parts:
+            yield part, tuple(at if dim == self.outer else 0 for dim in range(len(part.shape)))
+            at += part.shape[self.outer]
+
+
+def _cache(graph: Graph, present: str) -> _Cache | None:
+    """The cache that an output is, if it is one."""
+    node = graph.producer(present)
+    if node is None or node.op != "concat":
+        return None
+    parts = [part for value in node.inputs if (part := _part(graph, value)) is not None]
+    sources = {part.old.inputs[0] for part in parts}
+    if len(parts) < len(node.inputs) or len({part.grown for part in parts}) < len(parts):
+        return None
+    if len(sources) != 1 or not sources.issubset(graph.inputs):
+        return None
+    (past,) = sources
+    before, after = graph.types[past].shape, graph.types[present].shape
+    outer = axis_of(node.attrs, len(after))
+    if len(before) != len(after):
+        return None
+    longer = [dim for dim, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if len(longer) != 1 or not is_open(before[longer[0]]):
+        return None
+    cache = _Cache(past, present, outer, longer[0], parts)
+    return cache if _is_exchangeable(graph, cache) else None
+
+
+def _part(graph: Graph, value: str) -> _Part | None:
+    grown = graph.producer(_unshaped(graph, value))
+    if grown is None or grown.op != "concat" or len(grown.inputs) != 2:
+        return None
+    old = graph.producer(_unshaped(graph, grown.inputs[0]))
+    if old is None or old.op != "slice":
+        return None
+    return _Part(old, grown.output, grown.inputs[1], graph.types[value].shape)
+
+
+def _unshaped(graph: Graph, value: str) -> str:
+    """The value before it is reshaped."""
+    node = graph.producer(value)
+    return node.inputs[0] if node is not None and node.op == "reshape" else value
+
+
+def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
+    """Whether each part is in the output what it was of the input, with its new rows along the
+    dimension of rows."""
+    before, rows = graph.types[cache.past].shape, cache.rows
+    if cache.outer >= rows:
+        return False
+    for part, starts in cache.starts():
+        grown, shape = graph.types[part.grown].shape, part.shape
+        node = graph.producer(part.grown)
+        assert node is not None
+        axis = axis_of(node.attrs, len(grown))
+        attrs = part.old.attrs
+        if (
+            ints(attrs, "starts") != starts
+            or ints(attrs, "steps") != (1,) * len(shape)
+            or ints(attrs, "sizes") != (*shape[:rows], before[rows], *shape[rows + 1 :])
+            or grown[axis] != shape[rows]
+            or prod(grown[axis + 1 :]) != prod(shape[rows + 1 :])
+        ):
+            return False
+    return True
+
+
+def _packed(graph: Graph, cache: _Cache) -> Graph | None:
+    """The graph with one concatenation; None if the new rows of a part need another one's old."""
+    types, made = dict(graph.types), list[Node]()
+    after, rows = graph.types[cache.present].shape, cache.rows
+    added = after[rows] - graph.types[cache.past].shape[rows]
+
+    def emit(
+        op: str, inputs: Sequence[str], made_shape: Shape, name: str = "", **attrs: AttrValue
+    ) -> str:
+        name = name or fresh(f"{cache.present}.{op}", types)
+        types[name] = TensorType(types[cache.past].dtype, made_shape)
+        made.append(Node(name, op, tuple(inputs), (name,), tuple(sorted(attrs.items()))))
+        return name
+
+    def with_rows(shape: Shape) -> Shape:
+        return (*shape[:rows], added, *shape[rows + 1 :])
+
+    new = []
+    for part in cache.parts:
+        shape = with_rows(part.shape)
+        new.append(emit("reshape", [part.new], shape, shape=shape))
+    joined = emit("concat", new, with_rows(after), axis=cache.outer)
+    emit("concat", [cache.past, joined], after, cache.present, axis=rows)
+    for part, starts in cache.starts():
+        steps, grown = (1,) * len(starts), types[part.grown].shape
+        cut = emit(
+            "slice", [cache.present], part.shape, starts=starts, steps=steps, sizes=part.shape
+        )
+        emit("reshape", [cut], grown, part.grown, shape=grown)
+
+    replaced = {cache.present, *(part.grown for part in cache.parts)}
+    nodes = [node for node in graph.nodes if node.output not in replaced]
+    first = next(at for at, node in enumerate(graph.nodes) if node.output in replaced)
+    ordered = _in_order(graph, [*nodes[:first], *made, *nodes[first:]])
+    return None if ordered is None else dead_code(graph.replace(nodes=ordered, types=types))
+
+
+def _in_order(graph: Graph, nodes: Iterable[Node]) -> list[Node] | None:
+    """The nodes, each behind its operands; None if some wait for each other."""
+    known, late, made = {*graph.inputs, *graph.constants}, list[Node](), list[Node]()
+    for node in nodes:
+        late.append(node)
+        while ready := next((each for each in late if known.issuperset(each.inputs)), None):
+            late.remove(ready)
+            made.append(ready)
+            known.update(ready.outputs)
+    return None if late else made

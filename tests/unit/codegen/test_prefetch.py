@@ -1,0 +1,123 @@
+"""Asking for weights ahead: what all passes over a panel ask for, together.
+
+Each question becomes an addition to the byte that it asks for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.codegen.backend import backend_of
+from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.object import emit_object
+from compiler.dtypes import DType
+from compiler.loops.expr import Role
+from compiler.loops.layout import Factor, Layout
+from compiler.runtime.packing import aligned_zeros
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.select import lower_schedule
+from compiler.sizes import Dimension, at, open_size
+from compiler.workload import Workload
+from tests.kernels import HOST, LINE, Array
+from tests.unit.schedule.problems import conv, matmul
+
+QUESTION = re.compile(r"call void @llvm\.prefetch\.p0\(ptr (\S+), [^\n]*")
+LANES = HOST.lanes(DType.FLOAT32)
+WIDTH = 2 * max(LANES, LINE // 4)
+"""Columns of a panel: whole lines."""
+COMMON: dict[str, Choice] = {"vectors": WIDTH // LANES, "unroll": 2, "prefetch": "panel"}
+
+
+def channels_last(workload: Workload) -> Workload:
+    last = Layout((Factor(0), Factor(2), Factor(3), Factor(1)))
+    image, *others = workload.inputs
+    return replace(
+        workload,
+        inputs=(replace(image, layout=last), *others),
+        output=replace(workload.output, layout=last, halo=()),
+    )
+
+
+def asked(workload: Workload, schedule: Schedule, *sizes: int) -> Array:
+    """How often each line of the weights is asked for, and of as many bytes behind them."""
+    nest = lower_schedule(workload, schedule, HOST, 1).nest
+    text = QUESTION.sub(r"atomicrmw add ptr \1, i8 1 monotonic", lower_nest(nest, HOST))
+    library = backend_of(HOST).load([emit_object(text, HOST)])
+    known = dict(zip((dimension.name for dimension in nest.sizes), sizes, strict=True))
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
+    arrays = [aligned_zeros(2 * at(tensor.bytes, known)) for tensor in nest.buffers]
+    pointers = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+    scratch = aligned_zeros(scratch_layout(nest)[1])
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)
+    for number, stage in enumerate(nest.stages):
+        run(library.address(stage_symbol(nest.name, number)))(
+            pointers, scratch.ctypes.data, numbers, 0, at(stage_extent(stage), known)
+        )
+    library.close()
+    (weights,) = (
+        array
+        for tensor, array in zip(nest.buffers, arrays, strict=True)
+        if tensor.role is Role.WEIGHT and len(tensor.shape) > 1
+    )
+    counts: Array = weights.reshape(-1, LINE).sum(axis=1, dtype=np.int64)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("rows", "most"),
+    [(2 * 7, 1), (4 * 7, 1), (3 * 7 + 1, 1), (8 * 7, 2), (30 * 7 + 2, 16)],
+    ids=lambda number: str(number),
+)
+def test_passes_ask_for_the_next_panel(rows: int, most: int) -> None:
+    """Each line at least once; more often if a step's share is less than a line."""
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=7, **COMMON)
+    check(asked(matmul(rows, 3 * WIDTH, 64), schedule), 64, most)
+
+
+def test_rows_and_pixels_pass_over_all_taps() -> None:
+    workload = channels_last(conv(LANES, channels=20, filters=3 * WIDTH, size=6))
+    schedule = Schedule.of("direct", order="lanes-outer", tile=3, taps="loop", **COMMON)
+    check(asked(workload, schedule), 3 * 3 * 20, 6)
+
+
+def test_strassens_products_follow_each_other() -> None:
+    schedule = Schedule.of("strassen", order="products-inner", tile=4, **COMMON)
+    counts = asked(matmul(2 * 8 + 1, 2 * WIDTH, 128), schedule)
+    check(counts, 64, 1, panels=7)
+
+
+def test_passes_are_those_over_a_block_of_rows() -> None:
+    """Each block passes over all panels of weights again."""
+    schedule = Schedule.of("strassen", order="rows-outer", tile=4, **COMMON)
+    depth = HOST.core.cache_bytes[1] // 1024
+    counts = asked(matmul(512, 2 * WIDTH, depth), schedule)
+    panel = depth // 2 * WIDTH * DType.FLOAT32.bytes // LINE
+    assert counts[:panel].max() == 0
+    assert counts[panel : 7 * panel].min() >= 1
+    assert counts[8 * panel + panel // 4 :].max() == 0
+
+
+def test_no_number_of_rows_asks_for_what_comes_much_later() -> None:
+    """If they are open, there may be more passes than were counted on."""
+    rows = Dimension("s0", 1, 4096)
+    workload = matmul(open_size(rows), 3 * WIDTH, 64)
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    for number in (1, 1000):
+        counts = asked(workload, schedule, number)
+        assert counts[4 * 64 * WIDTH * 4 // LINE + 8 :].max() == 0
+    check(asked(workload, schedule, 64), 64, 2)
+
+
+def check(counts: Array, depth: int, most: int, panels: int = 3) -> None:
+    """Of all panels but the first, and one more, each line is asked for, and hardly more."""
+    panel = depth * WIDTH * DType.FLOAT32.bytes // LINE
+    inside = counts[panel : panels * panel]
+    assert counts[:panel].max() == 0
+    assert inside.min() >= 1
+    assert inside.max() <= most
+    assert counts[(panels + 1) * panel + panel // 8 :].max() == 0
