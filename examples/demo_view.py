@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas.jobs import ProgressView, TaskView
-from service.cli.common import duration, milliseconds
-from service.cli.view import microseconds, progress_line, schedule_text
+from service.cli.view import progress_line
+from service.units import duration, microseconds, milliseconds
+from service.wording import schedule_text
 
 
 def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:

@@ -18,13 +18,16 @@ class WorkloadRow(Base):
 
 
 class WorkloadShapeRow(Base):
-    """What a workload is apart from its sizes, and the sizes; found when it is first needed."""
+    """What a workload is apart from its sizes, the sizes, and what it is called; found when it is
+    first needed."""
 
     __tablename__ = "workload_shapes"
 
     workload_key: Mapped[str] = mapped_column(primary_key=True)
     structure: Mapped[str] = mapped_column(index=True)
     sizes: Mapped[list[Any]]
+    operator: Mapped[str]  # that names it: "conv"
+    name: Mapped[str]  # for people: "conv 3x3 +relu 64x56x56"
 
 
 class TargetRow(Base):

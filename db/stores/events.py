@@ -13,10 +13,12 @@ from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import EventRow, JobRow
 from db.notices import announce, job_topic
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of
 
 _events = table_of(EventRow)
 _jobs = table_of(JobRow)
+_newest_first = PageOrder((_events.c.sequence,))
 
 EventData = tuple[str, Mapping[str, Any]]
 """(kind, data)"""
@@ -44,6 +46,32 @@ class EventStore:
         with writing(self._engine) as connection:
             return append_events(connection, job_id, events, self._clock())
 
+    def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
+        """Events of one kind, in order; of many, some that lie evenly, and the last one.
+
+        `most` bounds their number but for that last one.
+        """
+        # by its place among its kind: sequence numbers of one kind may all be odd
+        place = sa.func.row_number().over(order_by=_events.c.sequence)
+        of_kind = sa.and_(_events.c.job_id == job_id, _events.c.kind == kind)
+        numbered = sa.select(_events, place.label("place")).where(of_kind).subquery()
+        count = sa.select(sa.func.count()).select_from(_events).where(of_kind)
+        with reading(self._engine) as connection:
+            last = connection.execute(count).scalar_one()
+            step = max(1, -(-last // most))
+            some = sa.or_(numbered.c.place % step == 0, numbered.c.place == last)
+            columns = [numbered.c[column.name] for column in _events.c]
+            query = sa.select(*columns).where(some).order_by(numbered.c.sequence)
+            return [_event(row) for row in connection.execute(query)]
+
+    def list(
+        self, job_id: str, *, but: str, limit: int, after: Position | None = None
+    ) -> Page[JobEvent]:
+        """The events of a job but for one kind, the newest first. Raises PositionError."""
+        query = sa.select(_events).where(_events.c.job_id == job_id, _events.c.kind != but)
+        with reading(self._engine) as connection:
+            return _newest_first.page(connection, query, _event, limit, after)
+
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
         """Events after `sequence`, in order; empty when there is none (or no such job)."""
         query = (
@@ -53,7 +81,11 @@ class EventStore:
             .limit(limit)
         )
         with reading(self._engine) as connection:
-            return [JobEvent(**row._mapping) for row in connection.execute(query)]
+            return [_event(row) for row in connection.execute(query)]
+
+
+def _event(row: sa.Row[Any]) -> JobEvent:
+    return JobEvent(**row._mapping)
 
 
 def append_events(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from db.models import ModelRow
 from db.stores.blob_references import BlobKind, refer
 from db.stores.blobs import BlobStore
 from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import insert_new, table_of
+from db.stores.statements import chunks, insert_new, table_of
 
 _models = table_of(ModelRow)
 _newest_first = PageOrder((_models.c.created_at, _models.c.digest))
@@ -64,6 +65,16 @@ class ModelStore:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:
             return _get(connection, digest)
+
+    def names(self, digests: Collection[str]) -> Mapping[str, str]:
+        """Digest -> name of the models that are known."""
+        found: dict[str, str] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(set(digests))):
+                query = sa.select(_models.c.digest, _models.c.name)
+                rows = connection.execute(query.where(_models.c.digest.in_(some)))
+                found.update({row.digest: row.name for row in rows})
+        return found
 
     def data(self, digest: str) -> bytes:
         """The ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""

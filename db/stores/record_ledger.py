@@ -18,7 +18,7 @@ from db.changes import lookups_change
 from db.clock import Clock, system_clock
 from db.engine import reading, together, writing
 from db.errors import NotFoundError
-from db.models import RecordRow, RecordUseRow, TrialRow
+from db.models import RecordRow, RecordUseRow, TrialRow, WorkloadShapeRow
 from db.standing import Backing, Standing, Witness
 from db.stores.adoption import Foreign, adopt
 from db.stores.pages import Page, PageOrder, Position
@@ -40,6 +40,7 @@ _records = table_of(RecordRow)
 _newest_first = PageOrder((_records.c.serial,))
 _trials = table_of(TrialRow)
 _uses = table_of(RecordUseRow)
+_shapes = table_of(WorkloadShapeRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +259,14 @@ class RecordLedger:
         numerics: str | None = None,
         worker: str | None = None,
         state: Standing | None = None,
+        named: str | None = None,
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredRecord]:
         """Records that match all that is given, the newest first, after a page's `next`.
 
-        Raises PositionError.
+        `named` is a part of what their workloads are called, in capitals or not. Raises
+        PositionError.
         """
         wanted = {
             _records.c.workload_key: workload_key,
@@ -276,6 +279,10 @@ class RecordLedger:
         query = sa.select(_records).where(
             *(column == value for column, value in wanted.items() if value is not None)
         )
+        if named is not None:
+            called = _shapes.c.name.icontains(named, autoescape=True)
+            keys = sa.select(_shapes.c.workload_key).where(called)
+            query = query.where(_records.c.workload_key.in_(keys))
         with reading(self._engine) as connection:
             return _newest_first.page(connection, query, _stored, limit, after)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,20 @@ _trials = table_of(TrialRow)
 
 INDEXED_AT_ONCE = 500
 
-ShapeOf = Callable[[str], tuple[str, Sequence[int]]]
-"""From a workload's text to its structure and sizes; ("", ()) for one that is not read any more."""
+
+@dataclass(frozen=True, slots=True)
+class WorkloadShape:
+    """A workload's structure and sizes, and what people call it; nothing of one that is not read
+    any more."""
+
+    structure: str = ""
+    sizes: Sequence[int] = ()
+    operator: str = ""
+    name: str = ""
+
+
+ShapeOf = Callable[[str], WorkloadShape]
+"""From a workload's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,16 @@ class Relative:
 
     workload_key: str
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """`operator` is "" for workloads that are not read any more."""
+
+    operator: str
+    target_key: str
+    threads: int
+    workloads: int
 
 
 class ShapeStore:
@@ -53,11 +75,36 @@ class ShapeStore:
                 return count
             rows = []
             for row in found:
-                structure, sizes = shape_of(row.text)
-                rows.append({"workload_key": row.key, "structure": structure, "sizes": list(sizes)})
+                shape = shape_of(row.text)
+                named = {"operator": shape.operator, "name": shape.name}
+                sizes = {"structure": shape.structure, "sizes": list(shape.sizes)}
+                rows.append({"workload_key": row.key, **sizes, **named})
             with writing(self._engine) as connection:
                 insert_new(connection, _shapes, rows)
             count += len(rows)
+
+    def names(self, workload_keys: Collection[str]) -> Mapping[str, str]:
+        """Key -> name of the workloads that have one."""
+        found: dict[str, str] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(set(workload_keys))):
+                query = sa.select(_shapes.c.workload_key, _shapes.c.name)
+                rows = connection.execute(query.where(_shapes.c.workload_key.in_(some)))
+                found.update({row.workload_key: row.name for row in rows})
+        return found
+
+    def coverage(self) -> Sequence[Coverage]:
+        """How many workloads have a served record, by operator, target and threads."""
+        of = (_shapes.c.operator, _records.c.target_key, _records.c.threads)
+        query = (
+            sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
+            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
+            .where(_records.c.state == Standing.CONFIRMED.value)
+            .group_by(*of)
+            .order_by(*of)
+        )
+        with reading(self._engine) as connection:
+            return [Coverage(*row) for row in connection.execute(query)]
 
     def relatives(
         self, structure: str, target_key: str, threads: int, numerics: str, limit: int = 2000

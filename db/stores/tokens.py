@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,7 +18,7 @@ from db.errors import NotFoundError, StateError
 from db.models import TokenRow
 from db.notices import TOKENS, announce
 from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of, upsert
+from db.stores.statements import chunks, table_of, upsert
 
 _tokens = table_of(TokenRow)
 _oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
@@ -121,6 +121,15 @@ class TokenStore:
         """Whether a secret is the last one of a token that was not revoked."""
         found = self._find(secret)
         return found is not None and not found[1] and found[0].revoked_at is None
+
+    def names(self, token_ids: Collection[str]) -> Mapping[str, str]:
+        """Id -> name of the tokens that are known, those that were revoked too."""
+        found: dict[str, str] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(set(token_ids))):
+                query = sa.select(_tokens.c.id, _tokens.c.name).where(_tokens.c.id.in_(some))
+                found.update({row.id: row.name for row in connection.execute(query)})
+        return found
 
     def rotate(
         self, token_id: str, *, grace_seconds: float, lifetime_seconds: float | None = None

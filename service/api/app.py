@@ -35,6 +35,7 @@ from service.api.served import ServedRecords
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
+from service.dashboard import app as dashboard
 from service.settings import Settings
 from service.signing import signing_key
 from service.storage import open_storage
@@ -110,6 +111,8 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.include_router(router, prefix="/v1")
     app.include_router(probes.router)
     app.include_router(worker_page.router)
+    app.include_router(dashboard.entrance)
+    app.mount(dashboard.PATH, dashboard.create_dashboard(app))
     app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
 

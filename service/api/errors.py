@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -191,44 +191,49 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
 _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "bad-request"}
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of the application a problem document."""
+def document(_: Request, problem: ApiProblem) -> Response:
+    """A problem as a document."""
+    return problem.response()
 
-    def on_problem(_: Request, error: Exception) -> JSONResponse:
+
+def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = document) -> None:
+    """Make every error of the application a problem, answered as `answer` says."""
+
+    def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiProblem)
-        return error.response()
+        return answer(request, error)
 
-    def on_compiler(_: Request, error: Exception) -> JSONResponse:
+    def on_compiler(request: Request, error: Exception) -> Response:
         assert isinstance(error, CompilerError)
-        return compiler_problem(error).response()
+        return answer(request, compiler_problem(error))
 
-    def on_database(_: Request, error: Exception) -> JSONResponse:
+    def on_database(request: Request, error: Exception) -> Response:
         assert isinstance(error, DatabaseError)
-        return database_problem(error).response()
+        return answer(request, database_problem(error))
 
-    def on_validation(_: Request, error: Exception) -> JSONResponse:
+    def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_problem(error).response()
+        return answer(request, validation_problem(error))
 
-    def on_http(request: Request, error: Exception) -> JSONResponse:
+    def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status, detail = error.status_code, str(error.detail)
         if detail == HTTPStatus(status).phrase:  # of the router, which names nothing
             detail = f"{detail.lower()}: {request.method} {request.url.path}"
         slug = _SLUGS.get(status, HTTPStatus(status).phrase.lower().replace(" ", "-"))
-        return ApiProblem(status, slug, detail, headers=error.headers or {}).response()
+        problem = ApiProblem(status, slug, detail, headers=error.headers or {})
+        return answer(request, problem)
 
-    def on_memory(request: Request, error: Exception) -> JSONResponse:
+    def on_memory(request: Request, error: Exception) -> Response:
         log.error("out of memory", path=request.url.path, error=repr(error))
-        return ApiProblem(
-            507, "insufficient-memory", f"there is not enough memory for this request: {error}"
-        ).response()
+        sentence = f"there is not enough memory for this request: {error}"
+        return answer(request, ApiProblem(507, "insufficient-memory", sentence))
 
-    def on_bug(request: Request, error: Exception) -> JSONResponse:
+    def on_bug(request: Request, error: Exception) -> Response:
         log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
         headers = {HEADER: current_request_id()}  # this answer passes no middleware
         sentence = "the service failed; its log says why"
-        return ApiProblem(500, "internal-error", sentence, headers=headers).response()
+        return answer(request, ApiProblem(500, "internal-error", sentence, headers=headers))
 
     app.add_exception_handler(ApiProblem, on_problem)
     app.add_exception_handler(CompilerError, on_compiler)

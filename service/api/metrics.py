@@ -18,7 +18,9 @@ from db.stores.leases import RequestState
 from db.stores.workers import Health
 
 # A long poll and an event stream take as long as they like; their time says nothing.
-_UNTIMED = frozenset({"/v1/leases/claim", "/v1/jobs/{job_id}/events"})
+_UNTIMED = frozenset(
+    {"/v1/leases/claim", "/v1/jobs/{job_id}/events", "/dashboard/jobs/{job_id}/events"}
+)
 
 
 _STATEMENT_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

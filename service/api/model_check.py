@@ -38,4 +38,6 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    open_ports([plan_first_program(spec.request, spec.sizes, spec.shares)], pad=spec.pad)
+    first = plan_first_program(spec.request, spec.sizes, spec.shares)
+    spec.check_deliverable(first)
+    open_ports([first], pad=spec.pad)

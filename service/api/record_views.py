@@ -17,10 +17,12 @@ from service.jobs.withdrawal import Withdrawal
 from tuner.measure.measurement import RecordKey
 
 
-def stored_record_view(stored: StoredRecord) -> StoredRecordView:
+def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:
+    """`name` is that of its workload."""
     second = stored.confirmation
     return StoredRecordView(
         id=stored.id,
+        name=name,
         state=stored.state,
         backing=stored.backing,
         reason=stored.reason,
@@ -52,7 +54,8 @@ def import_view(done: Imported) -> ImportView:
     )
 
 
-def answer_view(key: RecordKey, answer: Answer) -> AnswerView:
+def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
+    """`name` is that of the workload of the answer's record."""
     return AnswerView(
         **key.to_json(),
         match=answer.match,
@@ -62,5 +65,5 @@ def answer_view(key: RecordKey, answer: Answer) -> AnswerView:
         expected_loss=answer.expected_loss,
         pairs=answer.pairs,
         distance=answer.distance,
-        record=None if answer.record is None else stored_record_view(answer.record),
+        record=None if answer.record is None else stored_record_view(answer.record, name),
     )

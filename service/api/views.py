@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from db.standing import Backing
 from db.stores.audit import Entry
 from db.stores.cost_models import StoredCostModel
+from db.stores.events import JobEvent
 from db.stores.jobs import Job
 from db.stores.leases import Lease
 from db.stores.models import Model
@@ -15,7 +16,14 @@ from db.stores.tasks import JobTask
 from db.stores.tokens import Token
 from db.stores.workers import RegisteredWorker
 from service.api.schemas.cost_models import CostModelView
-from service.api.schemas.jobs import JobView, ProgressView, TaskView
+from service.api.schemas.jobs import (
+    CurvePoint,
+    CurveView,
+    JobEventView,
+    JobView,
+    ProgressView,
+    TaskView,
+)
 from service.api.schemas.leases import LeaseView
 from service.api.schemas.lookups import IntervalView, RecordView
 from service.api.schemas.models import ModelView
@@ -38,13 +46,19 @@ def failures(counts: Mapping[Status, int]) -> dict[str, int]:
     return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
 
 
-def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
-    """`counts` are the job's trials by how they ended."""
+def job_view(
+    job: Job, counts: Mapping[Status, int] | None = None, names: Mapping[str, str] | None = None
+) -> JobView:
+    """`counts` are the job's trials by how they ended, `names` those of models by their digests
+    and of tokens by their ids."""
+    known = names or {}
     return JobView(
         id=job.id,
         state=job.state.value,
         final=job.state.final,
         model=job.model_digest,
+        model_name=known.get(job.model_digest, ""),
+        owner=known.get(job.owner or "", ""),
         target=job.target,
         target_key=job.target_key,
         worker_id=job.worker_id,
@@ -63,6 +77,29 @@ def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
+    )
+
+
+def curve_view(events: Sequence[JobEvent]) -> CurveView:
+    """Of a job's events that tell its progress."""
+    points = [
+        CurvePoint(
+            at=event.created_at,
+            trials=event.data.get("trials_done", 0),
+            default_seconds=event.data.get("default_seconds"),
+            best_seconds=event.data.get("best_seconds"),
+        )
+        for event in events
+    ]
+    return CurveView(sequence=events[-1].sequence if events else 0, points=points)
+
+
+def event_view(event: JobEvent) -> JobEventView:
+    return JobEventView(
+        sequence=event.sequence,
+        kind=event.kind,
+        created_at=event.created_at,
+        data=dict(event.data),
     )
 
 

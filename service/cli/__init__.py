@@ -25,6 +25,7 @@ from service.cli import (
     local,
     operators,
     plans,
+    profiling,
     quantizing,
     records,
     remote,
@@ -40,7 +41,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="tilewright",
     help="A search-based auto-tuning compiler service for ONNX models.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -49,6 +49,7 @@ GROUPS = (
     local,
     bench,
     explaining,
+    profiling,
     plans,
     operators,
     tuning,

@@ -9,8 +9,15 @@ from urllib.parse import urlencode
 
 import typer
 
-from service.cli.common import ServerOption, TokenOption, UserError, connect
-from service.cli.terminal import complain, console, say
+from service.cli.common import (
+    JsonOption,
+    ServerOption,
+    TokenOption,
+    UserError,
+    connect,
+    no_options_before,
+)
+from service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
     from service.api.schemas.tokens import TokenView
@@ -32,13 +39,18 @@ def add_to(app: typer.Typer) -> None:
     app.command()(audit)
 
 
-def tokens(context: typer.Context, server: ServerOption = None, token: TokenOption = None) -> None:
-    """The tokens of a service, when each was used last, and until when it holds."""
+def tokens(
+    context: typer.Context,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The tokens of a service, when each was used last, and until when it holds.
+
+    Example: tilewright tokens --json
+    """
     if context.invoked_subcommand is not None:
-        if server is not None or token is not None:
-            raise UserError(
-                f"--server and --token go behind '{context.invoked_subcommand}', which they are for"
-            )
+        no_options_before(context, server, token, as_json)
         return
     from rich.text import Text
 
@@ -46,15 +58,19 @@ def tokens(context: typer.Context, server: ServerOption = None, token: TokenOpti
 
     table = make_table("<token", "<name", "<scopes", "<made", "<last used", "<state")
     with connect(server, token) as client:
-        for each in client.tokens():
-            table.add_row(
-                each.id,
-                Text(each.name),
-                ", ".join(each.scopes),
-                _moment(each.created_at),
-                _moment(each.last_used_at),
-                _state(each),
-            )
+        found = client.tokens()
+    if as_json:
+        say_json(list(found))
+        return
+    for each in found:
+        table.add_row(
+            each.id,
+            Text(each.name),
+            ", ".join(each.scopes),
+            _moment(each.created_at),
+            _moment(each.last_used_at),
+            _state(each),
+        )
     console().print(table)
 
 
@@ -71,19 +87,37 @@ def rotate(
     ] = None,
     server: ServerOption = None,
     token: TokenOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Give a token a new secret, and print it."""
+    """Give a token a new secret, and print it.
+
+    Example: tilewright tokens rotate 5c2e --grace 600
+    """
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
         made = client.rotate_token(_token_id(client, token_id), grace, lifetime)
     complain(f"the secret before is taken for {grace:g} s yet")
-    say(made.secret)
+    if as_json:
+        say_json(made)
+    else:
+        say(made.secret)
 
 
-def revoke(token_id: TokenName, server: ServerOption = None, token: TokenOption = None) -> None:
-    """End a token at once."""
+def revoke(
+    token_id: TokenName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a token at once.
+
+    Example: tilewright tokens revoke 5c2e
+    """
     with connect(server, token) as client:
         ended = client.revoke_token(_token_id(client, token_id))
+    if as_json:
+        say_json(ended)
+        return
     console().print(f"token {ended.id} of {ended.name} is revoked", soft_wrap=True, markup=False)
 
 
@@ -94,14 +128,21 @@ def link(
     ] = 60.0,
     server: ServerOption = None,
     token: TokenOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """An address that makes the browser that opens it a measurement worker, for a while.
 
     Its token measures and does nothing else. It is in the fragment, which browsers send to nobody.
+
+    Example: tilewright tokens link --name phone --minutes 30
     """
     with connect(server, token) as client:
         made = client.create_token(name, ["measure"], 60.0 * minutes)
-        say(f"{client.server}/worker#{urlencode({'token': made.secret, 'name': name})}")
+        url = f"{client.server}/worker#{urlencode({'token': made.secret, 'name': name})}"
+    if as_json:
+        say_json({"url": url, "token": made})
+    else:
+        say(url)
     complain(f"token {made.id}: it holds for {minutes:g} min, 'tokens revoke' ends it sooner")
 
 
@@ -117,7 +158,10 @@ def audit(
     server: ServerOption = None,
     token: TokenOption = None,
 ) -> None:
-    """Who did what, when, and from where; the newest first."""
+    """Who did what, when, and from where; the newest first.
+
+    Example: tilewright audit --action token.revoked --limit 100
+    """
     from rich.text import Text
 
     from service.cli.view import make_table

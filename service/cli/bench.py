@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.common import (
+    JsonOption,
     Numerics,
     NumericsOption,
     Precision,
@@ -21,17 +22,19 @@ from service.cli.common import (
     UserError,
     existing_file,
     load_settings,
-    milliseconds,
     parse_dims,
     parse_ranges,
     parse_stated,
 )
-from service.cli.local import opened, tell_served
+from service.cli.local import known_facts, opened, served_facts, tell_served
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console
+from service.cli.terminal import console, say_json
+from service.units import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rich.table import Table
 
     from compiler.ranges import Shares
     from compiler.runtime.executable import Executable
@@ -69,11 +72,14 @@ def bench(
         typer.Option("--seconds", min=0.01, max=3600, help="Of each turn; 0.5 if not given"),
     ] = None,
     on: OnOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Time a model with the schedules that the database knows, interleaved with another engine.
 
     Of ranges it is timed at the sizes that --sizes states, or at drawn ones. On a worker it runs
     interleaved with its untuned program, until the ratio is sure.
+
+    Example: tilewright bench model.onnx --against onnxruntime
     """
     if on is not None:
         if against is not None:
@@ -84,7 +90,7 @@ def bench(
             raise UserError("--rounds and --seconds are for this machine, not for a worker")
         if sizes:
             raise UserError("--sizes are for this machine; a worker times one size of --dim")
-        _bench_on(on, model, threads, numerics, precision, parse_dims(dim))
+        _bench_on(on, model, threads, numerics, precision, parse_dims(dim), as_json)
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
@@ -92,7 +98,14 @@ def bench(
     with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
         feeds = _feeds(executable, shares)
         peer = None if against is None else (against.value, existing_file(onnx or model))
-        _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
+        rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
+        if as_json:
+            say_json({"times": rows, "largest_error": error, "served": known_facts(known)})
+            return
+        out = console()
+        out.print(_table(rows))
+        if error is not None:
+            out.print(f"largest error, relative to the largest output: {error:.1e}")
         tell_served(known)
 
 
@@ -146,6 +159,18 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """The times of an engine at some sizes, and how many times as long as the last engine's."""
+
+    sizes: str
+    engine: str
+    median_seconds: float
+    min_seconds: float
+    ratio_of_medians: float
+    ratio_of_minima: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Turns:
     threads: int
     rounds: int
@@ -157,19 +182,13 @@ def _race(
     feeds: Sequence[Feed],
     peer: tuple[str, Path] | None,
     turns: _Turns,
-) -> None:
-    """Time each feed, beside another engine if one is named, and print a table of all."""
-    from rich.table import Table
-
+) -> tuple[list[_Row], float | None]:
+    """Time each feed, beside another engine if one is named; and the largest difference to it, as
+    a share of the largest output."""
     from service.jobs.comparison import Run, onnxruntime_run, race
     from service.jobs.verification import largest_model_error
 
-    table = Table(box=None, header_style="bold")
-    sized = any(feed.sizes for feed in feeds)
-    for name in ("sizes", "engine")[not sized :]:
-        table.add_column(name)
-    for name in ("median", "min", "ratio of medians", "ratio of minima"):
-        table.add_column(name, justify="right")
+    rows: list[_Row] = []
     errors = []
     for feed in feeds:
         runs: dict[str, Run] = {"tilewright": partial(executable.run, feed.arrays)}
@@ -181,18 +200,35 @@ def _race(
         timings = race(runs, threads=turns.threads, rounds=turns.rounds, turn_seconds=turns.seconds)
         reference = timings[-1]
         for timing in timings:
-            table.add_row(
-                *([feed.sizes] if sized else []),
-                timing.name,
-                milliseconds(timing.median_seconds),
-                milliseconds(timing.min_seconds),
-                f"{timing.median_seconds / reference.median_seconds:.3f}",
-                f"{timing.min_seconds / reference.min_seconds:.3f}",
+            rows.append(
+                _Row(
+                    feed.sizes,
+                    timing.name,
+                    timing.median_seconds,
+                    timing.min_seconds,
+                    timing.median_seconds / reference.median_seconds,
+                    timing.min_seconds / reference.min_seconds,
+                )
             )
-    out = console()
-    out.print(table)
-    if errors:
-        out.print(f"largest error, relative to the largest output: {max(errors):.1e}")
+    return rows, max(errors, default=None)
+
+
+def _table(rows: Sequence[_Row]) -> Table:
+    from service.cli.view import make_table
+
+    sized = any(row.sizes for row in rows)
+    columns = ("<sizes", "<engine", "median", "min", "ratio of medians", "ratio of minima")
+    table = make_table(*columns[not sized :])
+    for row in rows:
+        table.add_row(
+            *([row.sizes] if sized else []),
+            row.engine,
+            milliseconds(row.median_seconds),
+            milliseconds(row.min_seconds),
+            f"{row.ratio_of_medians:.3f}",
+            f"{row.ratio_of_minima:.3f}",
+        )
+    return table
 
 
 def _bench_on(
@@ -202,6 +238,7 @@ def _bench_on(
     numerics: Numerics,
     precision: Precision,
     dims: dict[str, int],
+    as_json: bool,
 ) -> None:
     from service.cli.view import settled_line
     from service.jobs.known_plan import known_plan
@@ -227,6 +264,11 @@ def _bench_on(
     finally:
         storage.close()
     ratio, interval = timing.untuned.ratio, timing.untuned.interval
+    if as_json:
+        untuned = {"ratio": ratio, "low": interval.low, "high": interval.high}
+        told = {"device": name, "seconds": timing.seconds, "untuned_over_served": untuned}
+        say_json({**told, **served_facts(settled)})
+        return
     out = console()
     out.print(
         f"{milliseconds(timing.seconds)} on {name}, the fastest run; untuned / served {ratio:.3f} "

@@ -85,7 +85,7 @@ StatedOption = Annotated[
     typer.Option(
         "--sizes",
         metavar="NAME=SIZE:SHARE[,...]",
-        help="Sizes of a range to tune at, with the share of runs that have each; repeatable",
+        help="Sizes of a range to measure at, with the share of runs that have each; repeatable",
     ),
 ]
 PadOption = Annotated[
@@ -128,6 +128,9 @@ TokenOption = Annotated[
 ]
 
 
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON; all else goes to standard error")
+]
 DumpOption = Annotated[
     list[str] | None,
     typer.Option("--dump-after", metavar="PASS", help="Print the graph after a pass; repeatable"),
@@ -263,6 +266,17 @@ def connect(server: str | None, token: str | None) -> Client:
     return Client(settings.server, client_token(settings))
 
 
+def no_options_before(
+    context: typer.Context, server: str | None, token: str | None, as_json: bool
+) -> None:
+    """Raises UserError where options stand before the command of a group that they are for."""
+    if server is not None or token is not None or as_json:
+        raise UserError(
+            "--server, --token and --json go behind "
+            f"'{context.invoked_subcommand}', which they are for"
+        )
+
+
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:
     """The settings, with what the command line says instead."""
     from service.settings import Settings
@@ -270,17 +284,6 @@ def load_settings(server: str | None = None, token: str | None = None) -> Settin
     settings = Settings()
     changes = {"server": server, "token": token}
     return settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
-
-
-def duration(seconds: float | None) -> str:
-    """Minutes and seconds."""
-    if seconds is None:
-        return "-"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def write_down(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import TargetOption, UserError, load_settings
-from service.cli.terminal import console
+from service.cli.common import JsonOption, TargetOption, UserError, load_settings
+from service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,18 +31,28 @@ def list_models(
     target: Annotated[
         str | None, typer.Option("--target", help="Only of this target (name or key)")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List versions, the newest first."""
+    """List versions, the newest first.
+
+    Example: tilewright cost-model list --target host
+    """
     from service.jobs.targets import target_key
 
     storage = _storage()
     models = storage.cost_models.list(None if target is None else target_key(target))
-    console().print(_table(models, storage.workloads.targets()))
+    if as_json:
+        _tell(models)
+    else:
+        console().print(_table(models, storage.workloads.targets()))
     storage.close()
 
 
-def train(target: TargetOption = "host") -> None:
-    """Train a version on all trials of a target; it is promoted if it is better."""
+def train(target: TargetOption = "host", as_json: JsonOption = False) -> None:
+    """Train a version on all trials of a target; it is promoted if it is better.
+
+    Example: tilewright cost-model train --target znver4
+    """
     from service.jobs.cost_models import describe, train_cost_model
     from service.jobs.targets import target_key
 
@@ -51,30 +61,52 @@ def train(target: TargetOption = "host") -> None:
     storage.close()
     if trained is None:
         raise UserError(f"target '{target}' has too few tuned tasks to learn from and to judge by")
-    console().print(describe(trained), soft_wrap=True)
+    if as_json:
+        _tell([trained.model])
+    else:
+        console().print(describe(trained), soft_wrap=True)
 
 
 def promote(
     version: Annotated[int, typer.Argument(min=1, help="Version, as `list` shows it")],
     target: TargetOption = "host",
+    as_json: JsonOption = False,
 ) -> None:
-    """Let tuning runs start from a version."""
+    """Let tuning runs start from a version.
+
+    Example: tilewright cost-model promote 3
+    """
     from service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.promote(target_key(target), version)
     storage.close()
-    console().print(f"version {model.version} is promoted")
+    if as_json:
+        _tell([model])
+    else:
+        console().print(f"version {model.version} is promoted")
 
 
-def rollback(target: TargetOption = "host") -> None:
-    """Bring back the version that was promoted before."""
+def rollback(target: TargetOption = "host", as_json: JsonOption = False) -> None:
+    """Bring back the version that was promoted before.
+
+    Example: tilewright cost-model rollback --target znver4
+    """
     from service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.roll_back(target_key(target))
     storage.close()
-    console().print(f"version {model.version} is promoted again")
+    if as_json:
+        _tell([model])
+    else:
+        console().print(f"version {model.version} is promoted again")
+
+
+def _tell(models: Sequence[StoredCostModel]) -> None:
+    from service.api.views import cost_model_view
+
+    say_json([cost_model_view(model) for model in models])
 
 
 def _storage() -> Storage:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings, write_down
-from service.cli.terminal import console
+from service.cli.common import JsonOption, UserError, load_settings, write_down
+from service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,29 +34,46 @@ def check(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every blob and compute its digest")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare rows, references and blobs; status 1 if something is lost, or will be."""
+    """Compare rows, references and blobs; status 1 if something is lost, or will be.
+
+    Example: tilewright db check --deep
+    """
     from db.check import Severity
     from db.check import check as find
 
-    errors = 0
+    findings = []
     with _opened() as (engine, place):
         for finding in find(engine, place, deep=deep):
-            errors += finding.severity is Severity.ERROR
-            console().print(f"{finding.severity}: {finding.what}", soft_wrap=True, markup=False)
-    if errors:
+            findings.append(finding)
+            console(as_json).print(
+                f"{finding.severity}: {finding.what}", soft_wrap=True, markup=False
+            )
+    if as_json:
+        say_json(findings)
+    if errors := sum(finding.severity is Severity.ERROR for finding in findings):
         raise UserError(f"{errors} errors")
-    console().print("no errors")
+    console(as_json).print("no errors")
 
 
-def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive to write")]) -> None:
-    """Save all rows and blobs in one archive; the service may go on meanwhile."""
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive to write")],
+    as_json: JsonOption = False,
+) -> None:
+    """Save all rows and blobs in one archive; the service may go on meanwhile.
+
+    Example: tilewright db backup tilewright.tar
+    """
     from db.backup import backup as save
 
     if file.exists():
         raise UserError(f"'{file}' is there already")
     with _opened() as (engine, place):
         manifest = save(engine, place, file)
+    if as_json:
+        say_json(manifest)
+        return
     rows = sum(manifest.tables.values())
     console().print(
         f"{file}: {rows} rows, {manifest.blobs} blobs of {manifest.blob_bytes} bytes",
@@ -69,8 +86,12 @@ def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive to
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive that `db backup` wrote")],
+    as_json: JsonOption = False,
 ) -> None:
-    """Fill an empty database from an archive, whichever kind of database that was made of."""
+    """Fill an empty database from an archive, whichever kind of database that was made of.
+
+    Example: tilewright db restore tilewright.tar
+    """
     from db.backup import restore as fill
     from db.stores.audit import Action, AuditStore
 
@@ -84,18 +105,27 @@ def restore(
             created_at=manifest.created_at,
             revision=manifest.revision,
         )
+    if as_json:
+        say_json(manifest)
+        return
     rows = sum(manifest.tables.values())
     console().print(f"restored: {rows} rows, {manifest.blobs} blobs", soft_wrap=True)
 
 
-def migrate() -> None:
-    """Bring the database to this release's schema, as `serve` does when it starts."""
+def migrate(as_json: JsonOption = False) -> None:
+    """Bring the database to this release's schema, as `serve` does when it starts.
+
+    Example: tilewright db migrate
+    """
     from db.migrate import current_revision, upgrade
 
     with _opened() as (engine, _):
         before = current_revision(engine)
         upgrade(engine)
         after = current_revision(engine)
+    if as_json:
+        say_json({"before": before, "after": after})
+        return
     said = f"was at {after} already" if before == after else f"is at {after}, was at {before}"
     console().print(f"the database {said}", soft_wrap=True)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from service.cli.common import ServerOption, TokenOption, load_settings
-from service.cli.terminal import console, say
+from service.cli.common import JsonOption, ServerOption, TokenOption, load_settings
+from service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,11 +28,12 @@ def add_to(app: typer.Typer) -> None:
 def devices(
     server: ServerOption = None,
     token: TokenOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`)."""
-    import json
+    """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`).
 
+    Example: tilewright devices --server http://server:8000
+    """
     from compiler.detection import named_device
     from compiler.errors import UnknownTargetError
     from compiler.target import resolve_target
@@ -64,7 +65,7 @@ def devices(
         unreachable = str(error)
     known = [here, *(device.model_dump(mode="json") for device in devices)]
     if as_json:
-        say(json.dumps(known, indent=2))
+        say_json(known)
         return
     out = console()
     out.print(device_table(known))
@@ -77,8 +78,9 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     from rich.text import Text
 
     from service.cli.inspect_view import size
-    from service.cli.view import condition_text, make_table
+    from service.cli.view import make_table
     from service.sentences import one_sentence
+    from service.wording import condition_text
 
     def text(said: object) -> Text:
         return Text(one_sentence(str(said)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from service.cli.common import JsonOption
 from service.cli.terminal import say
 
 
@@ -16,11 +16,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """What is wrong with this machine and this installation, and what to type.
 
-    Status 0: nothing to do; 3: times are worth less, or something does not work; 1: nothing does.
+    Status 0: nothing to do; 3: something is poor; 1: something does not work.
+
+    Example: tilewright doctor --json
     """
     from service.cli.common import load_settings
     from service.doctor import check_installation

@@ -11,8 +11,9 @@ from rich.text import Text
 from compiler.codegen.statistics import InnerLoop
 from compiler.dtypes import DType
 from service.cli.inspect_view import quantity, size
-from service.cli.view import make_table, microseconds
+from service.cli.view import make_table
 from service.jobs.explain import KernelReport, ModelReport
+from service.units import microseconds
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "

@@ -9,6 +9,7 @@ import typer
 from service.cli.common import (
     DimsOption,
     DumpOption,
+    JsonOption,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -25,7 +26,7 @@ from service.cli.common import (
     parse_dims,
 )
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console, say
+from service.cli.terminal import console, say, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,7 +53,7 @@ def explain(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON")] = False,
+    as_json: JsonOption = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
     on: OnOption = None,
@@ -61,9 +62,9 @@ def explain(
 
     Compiles with the schedules that the database knows, runs the model on seeded inputs and times
     each kernel in its place.
-    """
-    import json
 
+    Example: tilewright explain model.onnx --kernel 3 --nest --asm
+    """
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
@@ -105,7 +106,7 @@ def explain(
             data["kernels"] = [data["kernels"][number - 1] for number in kernel]
         if timings:
             data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
-        say(json.dumps(data, indent=2))
+        say_json(data)
         return
     out = console()
     chosen = [report.kernels[number - 1] for number in kernel or ()]

@@ -12,6 +12,7 @@ import typer
 from service.cli.common import (
     DimsOption,
     DumpOption,
+    JsonOption,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -33,7 +34,7 @@ from service.cli.common import (
     parse_ranges,
     parse_sizes,
 )
-from service.cli.terminal import console, say
+from service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from compiler.runtime.sized import SizedExecutable
     from compiler.runtime.stages import StagedExecutable
     from service.jobs.known_model import KnownModel
+    from service.jobs.no_regret import Settled
 
 
 class Format(StrEnum):
@@ -78,13 +80,14 @@ def inspect(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: JsonOption = False,
     dump_after: DumpOption = None,
 ) -> None:
     """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into; of an
-    artifact, the programs in it and the sizes that they are for."""
-    import json
+    artifact, the programs in it and the sizes that they are for.
 
+    Example: tilewright inspect model.onnx --dim batch=1
+    """
     if model.is_dir():
         _inspect_artifact(model, as_json=as_json)
         return
@@ -114,7 +117,7 @@ def inspect(
         storage.close()
     summary = plan_summary(planned.plan)
     if as_json:
-        say(json.dumps({**summary.to_json(), "decision": planned.decision}, indent=2))
+        say_json({**summary.to_json(), "decision": planned.decision})
         return
     names = {workload.key: workload_name(workload) for workload, _ in planned.workloads}
     out = console()
@@ -124,14 +127,12 @@ def inspect(
 
 
 def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
-    import json
-
     from compiler.runtime.artifact import read_artifact
     from service.cli.artifact_view import artifact_facts, artifact_view
 
     facts = artifact_facts(read_artifact(folder))
     if as_json:
-        say(json.dumps(facts, indent=2))
+        say_json(facts)
         return
     console().print(artifact_view(facts))
 
@@ -167,8 +168,12 @@ def compile_(
     ] = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compile to an artifact folder, a C library or a program, with whatever the database knows."""
+    """Compile to an artifact folder, a C library or a program, with whatever the database knows.
+
+    Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
+    """
     from compiler.kernels import KernelCache
     from compiler.target import resolve_target
     from compiler.timings import Timings
@@ -181,6 +186,7 @@ def compile_(
     from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage
 
+    check_printing(as_json, dump_after)
     modules = resolve_target(target).family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
     request = ModelRequest(
@@ -238,7 +244,21 @@ def compile_(
     else:
         one = build_for_c(plans[0], settled.schedules, weight_limit, recorder)
         packed = one.program.weight_bytes
-        made = _written_for_c(one, output, model, format_, name, weights or WeightsIn.SECTION)
+        place = weights or WeightsIn.SECTION
+        made = _written_for_c(one, output, model, format_, name, place, threads)
+    if as_json:
+        told = {
+            "output": str(output),
+            "format": format_.value,
+            "packed_weight_bytes": packed,
+            "weight_bytes": plain,
+            "ranges": range_lines(plans),
+            **served_facts(settled),
+        }
+        if timings:
+            told["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
+        say_json(told)
+        return
     out = console()
     out.print(
         f"{made} (packed weights take {size(packed)}, the model's {size(plain)})",
@@ -259,6 +279,7 @@ def _written_for_c(
     format_: Format,
     name: str | None,
     weights: WeightsIn,
+    threads: int,
 ) -> str:
     """Write a C library or an executable; what to say of it."""
     from compiler.c_library import (
@@ -274,7 +295,9 @@ def _written_for_c(
         path = write_executable(compiled, output, model.name)
         return f"program: {output}, {size(path.stat().st_size)}"
     if format_ is Format.WASM:
-        module = write_wasm_module(compiled, output, name or library_name(model), model.name)
+        module = write_wasm_module(
+            compiled, output, name or library_name(model), model.name, threads
+        )
         return (
             f"module: {output} ({module.name}.wasm, {size(module.bytes)}; {module.name}.mjs, "
             f"{module.name}.d.mts)"
@@ -297,27 +320,41 @@ def run(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Run a model, or an artifact, on arrays from a file."""
+    """Run a model, or an artifact, on arrays from a file.
+
+    Example: tilewright run artifact --inputs in.npz --outputs out.npz
+    """
     from service.arrays import save_arrays
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
     with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
-        results = [_storable(array) for array in executable.run(arrays)]
-    names = executable.output_names
-    save_arrays(outputs, zip(names, results, strict=True))
+        found = zip(executable.output_names, executable.run(arrays), strict=True)
+        results = dict(pair for name, array in found for pair in _storable(name, array))
+    save_arrays(outputs, results.items())
+    if as_json:
+        shapes = {n: {"type": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
+        say_json({"outputs": shapes, "served": known_facts(known)})
+        return
     out = console()
-    for name, array in zip(names, results, strict=True):
+    for name, array in results.items():
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
     tell_served(known)
 
 
-def _storable(array: Any) -> Any:
-    """An output as .npz holds it without pickle: of dictionaries their values, in columns."""
+def _storable(name: str, output: Any) -> list[tuple[str, Any]]:
+    """An output as .npz holds it without pickle: of dictionaries their values, in columns; of a
+    list its elements, one by one."""
     import numpy as np
 
-    return np.array([list(row.values()) for row in array]) if array.dtype == object else array
+    if isinstance(output, list):
+        each = (_storable(f"{name}[{number}]", array) for number, array in enumerate(output))
+        return [pair for pairs in each for pair in pairs]
+    if output.dtype == object:
+        output = np.array([list(row.values()) for row in output])
+    return [(name, output)]
 
 
 def _check_place(path: Path) -> None:
@@ -335,6 +372,21 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         return dict(load_arrays(existing_file(path)))
     except ArraysError as error:
         raise UserError(str(error)) from error
+
+
+def served_facts(settled: Settled) -> dict[str, Any]:
+    """Plain data for `json`: how many schedules are known, and what is served and why."""
+    return {
+        "workloads": settled.workloads,
+        "workloads_known": settled.known,
+        "workloads_related": settled.related,
+        "end_to_end": settled.verdict.to_json(),
+    }
+
+
+def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
+    """Plain data for `json` of what a model was built from; of an artifact it was said before."""
+    return [] if known is None else [served_facts(settled) for settled in known.settled]
 
 
 def tell_served(known: KnownModel | None) -> None:

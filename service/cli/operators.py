@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import typer
 
-from service.cli.terminal import say
+from service.cli.common import JsonOption
+from service.cli.terminal import say, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -12,8 +15,14 @@ def add_to(app: typer.Typer) -> None:
     app.command()(operators)
 
 
-def operators() -> None:
-    """Every ONNX operator that compiles: opsets, element types and limits, in Markdown."""
-    from compiler.frontend.catalogue import page
+def operators(as_json: JsonOption = False) -> None:
+    """Every ONNX operator that compiles: opsets, element types and limits, in Markdown.
 
-    say(page(), end="")
+    Example: tilewright operators --json
+    """
+    from compiler.frontend.catalogue import catalogue, page
+
+    if as_json:
+        say_json([{**asdict(entry), "types": sorted(entry.types)} for entry in catalogue()])
+    else:
+        say(page(), end="")

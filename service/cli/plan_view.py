@@ -9,16 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from service.cli.view import make_table
+from service.wording import decision_line
 
 SHOWN = 10
 """Alternatives in the table; the others were slower."""
-
-
-def decision_line(decision: Mapping[str, Any] | None) -> str:
-    """The plan and the reason for it, on one line."""
-    if decision is None:
-        return "plan: by rule; no job has compared it with others yet"
-    return f"plan: {decision['name']}; {decision['reason']}"
 
 
 def decision_view(decision: Mapping[str, Any] | None) -> RenderableType:

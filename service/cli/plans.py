@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from service.cli.common import ModelPath, existing_file, load_settings, milliseconds
-from service.cli.terminal import console
+from service.cli.common import JsonOption, ModelPath, existing_file, load_settings
+from service.cli.terminal import console, say_json
+from service.units import milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,8 +23,11 @@ def add_to(app: typer.Typer) -> None:
     app.command()(plans)
 
 
-def plans(model: ModelPath) -> None:
-    """The plans known of a model: for what, what each takes as a whole, which one is in use."""
+def plans(model: ModelPath, as_json: JsonOption = False) -> None:
+    """The plans known of a model: for what, what each takes as a whole, which one is in use.
+
+    Example: tilewright plans model.onnx
+    """
     from service.jobs.known_plan import model_digest
     from service.storage import open_storage
 
@@ -32,44 +36,63 @@ def plans(model: ModelPath) -> None:
     storage = open_storage(load_settings())
     try:
         known = storage.plans.list(digest)
-        if known:
-            out.print(_table(known, storage))
+        rows = [_facts(plan, storage) for plan in known]
+        if as_json:
+            say_json(rows)
+        elif rows:
+            out.print(_table(rows))
         else:
             out.print("no job has planned this model yet")
     finally:
         storage.close()
 
 
-def _table(known: Sequence[StoredPlan], storage: Storage) -> Table:
-    """One row a plan, the newest first. In use is what a confirmed verdict says."""
+def _facts(plan: StoredPlan, storage: Storage) -> dict[str, Any]:
+    """Plain data for `json`. In use is what a confirmed verdict says."""
     import json
 
+    from compiler.build import CODEGEN_VERSION
+    from service.jobs.known_plan import plan_identity
+
+    model = plan.model_digest, plan.target_key, plan.threads, plan.numerics
+    verdict = storage.verdicts.find(plan_identity(*model, plan.dims))
+    current = plan.codegen_version == CODEGEN_VERSION
+    return {
+        "digest": plan.digest,
+        "target": storage.workloads.targets().get(plan.target_key, plan.target_key[:12]),
+        "target_key": plan.target_key,
+        "threads": plan.threads,
+        "numerics": plan.numerics,
+        "sizes": json.loads(plan.dims),
+        "kernels": sum("kernel" in step for step in plan.plan["steps"]),
+        "seconds": plan.run_seconds,
+        "plan": None if plan.decision is None else plan.decision["name"],
+        "codegen_version": plan.codegen_version,
+        "codegen_is_current": current,
+        "in_use": current and verdict is not None and verdict.served == plan.digest,
+    }
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a plan, the newest first."""
     from rich.text import Text
 
-    from compiler.build import CODEGEN_VERSION
     from service.cli.view import make_table
-    from service.jobs.known_plan import plan_identity
 
     columns = ("<target", "threads", "<numerics", "<sizes", "kernels", "whole", "<plan", "<")
     table = make_table(*columns)
-    targets = storage.workloads.targets()
-    for plan in known:
-        model = plan.model_digest, plan.target_key, plan.threads, plan.numerics
-        verdict = storage.verdicts.find(plan_identity(*model, plan.dims))
-        use = ""
-        if plan.codegen_version != CODEGEN_VERSION:
-            use = f"of code generation {plan.codegen_version}"
-        elif verdict is not None and verdict.served == plan.digest:
-            use = "in use"
-        sizes = json.loads(plan.dims)
+    for row in rows:
+        use = "in use" if row["in_use"] else ""
+        if not row["codegen_is_current"]:
+            use = f"of code generation {row['codegen_version']}"
         table.add_row(
-            Text(targets.get(plan.target_key, plan.target_key[:12])),
-            str(plan.threads),
-            plan.numerics,
-            Text(" ".join(f"{name}={size}" for name, size in sizes.items()) or "-"),
-            str(sum("kernel" in step for step in plan.plan["steps"])),
-            milliseconds(plan.run_seconds),
-            Text("-" if plan.decision is None else str(plan.decision["name"])),
+            Text(row["target"]),
+            str(row["threads"]),
+            row["numerics"],
+            Text(" ".join(f"{name}={size}" for name, size in row["sizes"].items()) or "-"),
+            str(row["kernels"]),
+            milliseconds(row["seconds"]),
+            Text("-" if row["plan"] is None else str(row["plan"])),
             use,
         )
     return table

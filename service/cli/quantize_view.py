@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.common import milliseconds
-from service.cli.view import make_table, microseconds
+from service.cli.view import make_table
 from service.quantize.fidelity import Fidelity, OutputFidelity
 from service.quantize.report import QuantizeReport, Times
 from service.quantize.run import Tell, quiet
+from service.units import microseconds, milliseconds
 
 ROWS = 40
 """Most parts of a table; `--json` has all of them."""

@@ -9,6 +9,7 @@ import typer
 
 from service.cli.common import (
     DimsOption,
+    JsonOption,
     ModelPath,
     ThreadsOption,
     UserError,
@@ -17,7 +18,7 @@ from service.cli.common import (
     parse_dims,
 )
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import complain, console, say
+from service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,16 +86,16 @@ def quantize(
     ] = None,
     threads: ThreadsOption = 1,
     dim: DimsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
     """Quantise a float32 model with onnxruntime, and say what each layer loses and saves.
 
     Accuracy is that of Tilewright's own executor on samples that calibration did not see, times
     are those of the device.
-    """
-    import json
 
+    Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
+    """
     from service.cli.quantize_view import report_view, telling
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
@@ -139,7 +140,7 @@ def quantize(
         storage.close()
     save_model(made, output)
     if as_json:
-        say(json.dumps({"output": str(output), **report.to_json()}, indent=2))
+        say_json({"output": str(output), **report.to_json()})
         return
     out.print(report_view(report))
     out.print(f"quantised model: {output}", soft_wrap=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings, write_down
-from service.cli.terminal import complain, console
+from service.cli.common import JsonOption, UserError, load_settings, write_down
+from service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,8 +57,12 @@ def list_records(
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows")] = 50,
+    as_json: JsonOption = False,
 ) -> None:
-    """List records, the newest first."""
+    """List records, the newest first.
+
+    Example: tilewright records list --target znver4 --state disputed
+    """
     from db.standing import Standing
     from service.jobs.targets import target_key
     from service.jobs.withdrawal import worker_names
@@ -78,7 +82,18 @@ def list_records(
                 limit=limit,
             )
         found.sort(key=lambda one: -one.stored_at)
-        console().print(_table(found[:limit], storage))
+        if as_json:
+            from service.api.record_views import stored_record_view
+            from service.jobs.families import name_workloads
+
+            name_workloads(storage)
+            keys = {one.id: one.record.key.workload_key for one in found[:limit]}
+            called = storage.shapes.names(keys.values())
+            say_json(
+                [stored_record_view(one, called.get(keys[one.id], "")) for one in found[:limit]]
+            )
+        else:
+            console().print(_table(found[:limit], storage))
 
 
 def withdraw(
@@ -90,8 +105,12 @@ def withdraw(
         typer.Option("--worker", help="All that a worker measured (name or id); repeatable"),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the records")] = "",
+    as_json: JsonOption = False,
 ) -> None:
-    """Take back what a bad device said. Jobs that were built on it are told."""
+    """Take back what a bad device said. Jobs that were built on it are told.
+
+    Example: tilewright records withdraw --worker board --reason "it throttles"
+    """
     from db.stores.audit import Action
     from service.jobs.withdrawal import withdraw_records
 
@@ -111,6 +130,11 @@ def withdraw(
             records=[one.id for one in taken.records],
             trials=taken.trials,
         )
+    if as_json:
+        from service.api.record_views import withdraw_view
+
+        say_json(withdraw_view(done))
+        return
     console().print(
         f"withdrawn: {len(taken.records)} records, {taken.trials} trials; "
         f"{len(taken.restored)} earlier records are served again",
@@ -126,7 +150,10 @@ def export(
     ] = None,
     target: TargetFilter = None,
 ) -> None:
-    """Write the records that are served as signed JSON lines."""
+    """Write the records that are served as signed JSON lines.
+
+    Example: tilewright records export -o ours.jsonl --target znver4
+    """
     from service.jobs.record_exchange import export_records
     from service.jobs.targets import target_key
     from service.signing import signing_key
@@ -147,8 +174,11 @@ def export(
     console().print(f"{count} records, signed by {signer.public}", soft_wrap=True)
 
 
-def import_(path: LinesPath, trust: TrustOption = None) -> None:
-    """Take in signed records of a service that is trusted."""
+def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
+    """Take in signed records of a service that is trusted.
+
+    Example: tilewright records import theirs.jsonl --trust KEY
+    """
     from db.stores.audit import Action
     from service.jobs.record_exchange import Imported, import_records
 
@@ -161,7 +191,11 @@ def import_(path: LinesPath, trust: TrustOption = None) -> None:
             )
 
         done = import_records(lines, storage, trusted, note)
-    console().print(
+    if as_json:
+        from service.api.record_views import import_view
+
+        say_json(import_view(done))
+    console(as_json).print(
         f"{done.served} are served, {done.slower} are slower than what is known here, "
         f"{done.known} were here before, {len(done.refused)} were refused",
         soft_wrap=True,
@@ -169,8 +203,11 @@ def import_(path: LinesPath, trust: TrustOption = None) -> None:
     _refuse(path, done.refused)
 
 
-def verify(path: LinesPath, trust: TrustOption = None) -> None:
-    """Check the signatures and the contents of signed records; nothing is taken in."""
+def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
+    """Check the signatures and the contents of signed records; nothing is taken in.
+
+    Example: tilewright records verify theirs.jsonl --trust KEY
+    """
     from service.jobs.record_exchange import checked_lines
     from service.jobs.record_lines import RecordLineError
 
@@ -181,15 +218,24 @@ def verify(path: LinesPath, trust: TrustOption = None) -> None:
                 refused.append((number, str(line)))
             else:
                 good += 1
-    console().print(f"{good} of {good + len(refused)} records hold", soft_wrap=True)
+    if as_json:
+        say_json({"hold": good, "refused": [{"line": n, "reason": why} for n, why in refused]})
+    console(as_json).print(f"{good} of {good + len(refused)} records hold", soft_wrap=True)
     _refuse(path, refused)
 
 
-def key() -> None:
-    """Print the public key of this machine, which signs what it exports."""
+def key(as_json: JsonOption = False) -> None:
+    """Print the public key of this machine, which signs what it exports.
+
+    Example: tilewright records key
+    """
     from service.signing import signing_key
 
-    console().print(signing_key(load_settings().signing_key_file).public, soft_wrap=True)
+    public = signing_key(load_settings().signing_key_file).public
+    if as_json:
+        say_json({"public_key": public})
+    else:
+        console().print(public, soft_wrap=True)
 
 
 def _trusted(more: Sequence[str] | None) -> set[str]:
@@ -228,7 +274,9 @@ def _storage() -> Iterator[Storage]:
 
 
 def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
-    from service.cli.view import make_table, microseconds, schedule_text
+    from service.cli.view import make_table
+    from service.units import microseconds
+    from service.wording import schedule_text
 
     names = storage.workloads.targets()
     workers = {worker.id: worker.name for worker in storage.workers.list()}

@@ -13,6 +13,7 @@ import typer
 from service.cli.common import (
     STOP_GAIN,
     DimsOption,
+    JsonOption,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -35,15 +36,15 @@ from service.cli.common import (
     UserError,
     WeightLimitOption,
     connect,
-    duration,
     existing_file,
-    milliseconds,
+    no_options_before,
     parse_dims,
     parse_share,
     parse_sizes,
     parse_stated,
 )
-from service.cli.terminal import console
+from service.cli.terminal import console, say_json
+from service.units import duration, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,13 +95,17 @@ def submit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Upload a model, make a tuning job of it, and show how it goes."""
+    """Upload a model, make a tuning job of it, and show how it goes.
+
+    Example: tilewright submit model.onnx --target board --seconds 600 -o artifact
+    """
     from service.api.schemas.jobs import JobRequest
 
     existing_file(model)
     _check_free(output)
-    out = console()
+    out = console(as_json)
     with connect(server, token) as client:
         uploaded = client.upload(model)
         job = client.submit(
@@ -128,6 +133,8 @@ def submit(
         out.print(f"job {job.id}", soft_wrap=True)
         if detach:
             _tell_reason(job, out)
+            if as_json:
+                say_json(job)
             return
         job = _follow(client, job, out)
         if job.state not in ("succeeded", "incomplete"):
@@ -143,6 +150,8 @@ def submit(
         if output is not None:
             _unpack(client, job.id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
+        if as_json:
+            say_json({**job.model_dump(mode="json"), "tasks": tasks})
     if job.state != "succeeded":
         raise UserError(f"job {job.id} is incomplete, nothing was tuned: {_reason(job.reason)}")
 
@@ -201,7 +210,7 @@ def _tell_reason(job: JobView, out: Console) -> None:
 
 
 def _tell_result(job: JobView, out: Console) -> None:
-    from service.cli.result_view import result_lines
+    from service.wording import result_lines
 
     for line in result_lines(job.result) if job.result else ():
         out.print(line, soft_wrap=True, markup=False)
@@ -241,20 +250,29 @@ def jobs(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the job's artifact")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most jobs listed")] = 20,
+    as_json: JsonOption = False,
 ) -> None:
-    """List jobs, or show, pause, resume, cancel or follow one."""
-    from service.cli.view import failures_text, job_table, task_table
+    """List jobs, or show, pause, resume, cancel or follow one.
+
+    Example: tilewright jobs 1f0e --follow -o artifact
+    """
+    from service.cli.view import job_table, task_table
+    from service.wording import failures_text
 
     if job_id is None and (cancel or pause or resume or follow or output):
         raise UserError("--cancel, --pause, --resume, --follow and --output need a JOB")
     if cancel + pause + resume > 1:
         raise UserError("--cancel, --pause and --resume exclude each other")
     _check_free(output)
-    out = console()
+    out = console(as_json)
     with connect(server, token) as client:
         if job_id is None:
-            out.print(job_table(client.jobs(limit=limit)))
+            listed = client.jobs(limit=limit)
+            if as_json:
+                say_json(list(listed))
+            else:
+                out.print(job_table(listed))
             return
         if cancel:
             client.cancel(job_id)
@@ -265,47 +283,82 @@ def jobs(
         job = client.job(job_id)
         if follow:
             job = _follow(client, job, out)
-        out.print(job_table([job]))
-        out.print(task_table(client.tasks(job_id)))
-        _tell_result(job, out)
-        out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
-        _tell_reason(job, out)
-        if job.error:
-            out.print(f"error: {job.error}", soft_wrap=True, markup=False)
+        tasks = client.tasks(job_id)
+        if as_json:
+            say_json({**job.model_dump(mode="json"), "tasks": tasks})
+        else:
+            out.print(job_table([job]))
+            out.print(task_table(tasks))
+            _tell_result(job, out)
+            out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
+            _tell_reason(job, out)
+            if job.error:
+                out.print(f"error: {job.error}", soft_wrap=True, markup=False)
         if output is not None:
             _unpack(client, job_id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
 
 
-def workers(context: typer.Context, server: ServerOption = None, token: TokenOption = None) -> None:
-    """The workers, whether they live, and how fast their devices are just now."""
+def workers(
+    context: typer.Context,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The workers, whether they live, and how fast their devices are just now.
+
+    Example: tilewright workers --json
+    """
     if context.invoked_subcommand is not None:
-        if server is not None or token is not None:
-            raise UserError(
-                f"--server and --token go behind '{context.invoked_subcommand}', which they are for"
-            )
+        no_options_before(context, server, token, as_json)
         return
     from service.cli.view import worker_table
 
     with connect(server, token) as client:
-        console().print(worker_table(client.workers()))
+        found = client.workers()
+    if as_json:
+        say_json(list(found))
+    else:
+        console().print(worker_table(found))
 
 
 WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
 
 
-def drain(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
-    """Give a worker no new measurements; it finishes those that it has."""
+def drain(
+    worker: WorkerName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a worker no new measurements; it finishes those that it has.
+
+    Example: tilewright workers drain board
+    """
     with connect(server, token) as client:
         found = client.drain(_worker_id(client, worker))
+    if as_json:
+        say_json(found)
+        return
     left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
     console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
 
 
-def resume(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
-    """Give a worker that was drained new measurements again."""
+def resume(
+    worker: WorkerName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a worker that was drained new measurements again.
+
+    Example: tilewright workers resume board
+    """
     with connect(server, token) as client:
         found = client.drain(_worker_id(client, worker), draining=False)
+    if as_json:
+        say_json(found)
+        return
     console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
 
 
@@ -331,14 +384,18 @@ def lookup(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: DimsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """The best schedules known, of one workload or of a whole model.
 
     Of a workload that was never tuned, it says what to use instead.
+
+    Example: tilewright lookup model.onnx --target board
     """
     from service.api.schemas.lookups import LookupRequest
-    from service.cli.view import lookup_table, schedule_text
+    from service.cli.view import lookup_table
     from service.client import NotKnownError
+    from service.wording import schedule_text
 
     path = Path(what)
     is_key = len(what) == 64 and not path.exists()
@@ -362,6 +419,9 @@ def lookup(
         if is_key:
             with suppress(NotKnownError):
                 answer = client.answer(what, target, threads, numerics.value)
+    if as_json:
+        say_json({**found.model_dump(mode="json"), "answer": answer})
+        return
     out = console()
     out.print(lookup_table(found))
     out.print(f"{found.known} of {len(found.schedules)} known for target {found.target_key}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import UserError, load_settings, milliseconds
-from service.cli.terminal import console
+from service.cli.common import JsonOption, UserError, load_settings
+from service.cli.terminal import console, say_json
+from service.units import milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from db.storage import Storage
     from db.stores.runs import StoredRun
+    from service.jobs.replaying import Repeated
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,17 +32,27 @@ def replay(
     curve: Annotated[
         Path | None, typer.Option("--curve", help="CSV file for trials, seconds and model time")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Repeat a tuning run from what was recorded: its decisions, its curve, its records."""
+    """Repeat a tuning run from what was recorded: its decisions, its curve, its records.
+
+    Example: tilewright replay tune-52f1c0de --curve curve.csv
+    """
     from service.storage import open_storage
 
-    out = console()
+    out = console(as_json)
     storage = open_storage(load_settings())
     try:
         if run_id is None:
-            _list(storage, out)
+            if as_json:
+                say_json([_facts(run) for run in storage.runs.list()])
+            else:
+                _list(storage, out)
         else:
-            _repeat(storage, storage.runs.get(run_id), curve, out)
+            run = storage.runs.get(run_id)
+            repeated = _repeat(storage, run, curve, out)
+            if as_json:
+                say_json(_retold(run, repeated))
     finally:
         storage.close()
 
@@ -66,7 +78,24 @@ def _list(storage: Storage, out: Console) -> None:
     out.print(table)
 
 
-def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> None:
+def _facts(run: StoredRun) -> dict[str, Any]:
+    """Plain data for `json`."""
+    return {
+        "id": run.id,
+        "tasks": len(run.inputs),
+        "trials": run.trials,
+        "model_seconds": run.model_seconds,
+        "seconds": run.seconds,
+        "ended": run.ended,
+        "forecast_gain": run.forecast_gain,
+        "forecast_error": run.forecast_error,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+    }
+
+
+def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> Repeated:
+    """Print the run again."""
     from service.jobs.replaying import repeat
     from tuner.events import Progress, Recorded
 
@@ -103,3 +132,19 @@ def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) 
     sources = ", ".join(f"{n} {name or 'unknown'}" for name, n in sorted(result.origins.items()))
     out.print(f"suggested by: {sources}", soft_wrap=True, markup=False)
     out.print(f"{len(result.finished.tasks)} tasks, {result.finished.trials_done} trials: as then")
+    return result
+
+
+def _retold(run: StoredRun, result: Repeated) -> dict[str, Any]:
+    """Plain data for `json`: a run, where its candidates came from, and its curve."""
+    from tuner.events import Progress
+
+    return {
+        **_facts(run),
+        "origins": {name or "unknown": n for name, n in result.origins.items()},
+        "curve": [
+            {"trials": event.trials_done, "model_seconds": event.model_seconds}
+            for event in result.events
+            if isinstance(event, Progress)
+        ],
+    }

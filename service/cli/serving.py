@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings, write_down
-from service.cli.terminal import complain, say
+from service.cli.common import JsonOption, UserError, load_settings, write_down
+from service.cli.terminal import complain, say, say_json
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -50,7 +50,10 @@ def serve(
         bool, typer.Option("--insecure", help="Listen to others without TLS: tokens pass in clear")
     ] = False,
 ) -> None:
-    """Serve the REST interface, with a tuner process beside it."""
+    """Serve the REST interface, with a tuner process beside it.
+
+    Example: tilewright serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    """
     import uvicorn
 
     from service import logs
@@ -191,7 +194,10 @@ def tuner(
         bool, typer.Option("--with-parent", hidden=True, help="End when the parent process ends")
     ] = False,
 ) -> None:
-    """Take jobs from the database and tune; workers do the measuring."""
+    """Take jobs from the database and tune; workers do the measuring.
+
+    Example: tilewright tuner --builders 8
+    """
     from service import logs
     from service.jobs.tuner_process import TunerProcess
     from service.settings import Settings
@@ -258,7 +264,10 @@ def worker(
         str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")
     ] = None,
 ) -> None:
-    """Measure candidates for a service. (`tilewright-worker` is the same without extras.)"""
+    """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
+
+    Example: tilewright worker --server http://server:8000 --token-file token
+    """
     from service.worker.process import main
 
     settings = load_settings()
@@ -293,8 +302,12 @@ def token(
     max_running_jobs: Annotated[
         int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Make a bearer token in the database, and print its secret."""
+    """Make a bearer token in the database, and print its secret.
+
+    Example: tilewright token board --scope measure --days 90
+    """
     from db.stores.audit import Action
     from db.stores.tokens import Scope
     from service.storage import open_storage
@@ -326,4 +339,9 @@ def token(
             )
     finally:
         storage.close()
-    say(secret)
+    if as_json:
+        from service.api.views import token_view
+
+        say_json({**token_view(made).model_dump(mode="json"), "secret": secret})
+    else:
+        say(secret)

@@ -7,8 +7,9 @@ would obey in them is shown, as `\x1b`, and done by no terminal.
 from __future__ import annotations
 
 import sys
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,10 +34,35 @@ def complain(text: str) -> None:
     print(visible(text), file=sys.stderr)
 
 
-def console() -> Console:
-    """Standard output; tables are as wide as the terminal, or 160 columns into a pipe."""
-    found = _console_class()()
-    return found if found.is_terminal else _console_class()(width=160)
+def say_json(value: Any) -> None:
+    """Print JSON to standard output; views of the REST interface are what it answers.
+
+    JSON has neither NaN nor infinities: they are null. A character that no terminal may get is
+    escaped as JSON does it.
+    """
+    import json
+
+    plain = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    say(json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def _plain(value: Any) -> Any:
+    """A view or a dataclass as plain data. Raises TypeError, as `json` expects it, for others."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def console(as_json: bool = False) -> Console:
+    """Standard output; tables are as wide as the terminal, or 160 columns into a pipe.
+
+    Beside JSON it is standard error: what is piped on is JSON alone.
+    """
+    made = _console_class()
+    found = made(stderr=as_json)
+    return found if found.is_terminal else made(width=160, stderr=as_json)
 
 
 @cache
@@ -50,8 +76,8 @@ def _console_class() -> type[Console]:
     class SafeConsole(Console):
         """Colours and cursor movements are rich's own; no text brings any along."""
 
-        def __init__(self, width: int | None = None) -> None:
-            super().__init__(highlight=False, markup=False, emoji=False, width=width)
+        def __init__(self, width: int | None = None, stderr: bool = False) -> None:
+            super().__init__(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -13,12 +13,12 @@ from rich.live import Live
 from db.storage import Storage
 from service.api.schemas.jobs import ProgressView
 from service.api.views import failures, task_view
-from service.cli.common import milliseconds
-from service.cli.result_view import result_lines
-from service.cli.view import failures_text, origins_line, progress_line, task_table
+from service.cli.view import origins_line, progress_line, task_table
 from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
+from service.units import milliseconds
+from service.wording import failures_text, result_lines
 from tuner.cancel import CancelToken
 from tuner.events import Event
 

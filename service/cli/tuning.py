@@ -10,6 +10,7 @@ import typer
 
 from service.cli.common import (
     STOP_GAIN,
+    JsonOption,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -36,7 +37,7 @@ from service.cli.common import (
     parse_sizes,
     parse_stated,
 )
-from service.cli.terminal import console
+from service.cli.terminal import console, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,11 +66,16 @@ def tune(
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
     timings: TimingsOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
+    """Tune a model on this machine. Ctrl-C stops; what was measured is kept.
+
+    Example: tilewright tune model.onnx --seconds 120 -o artifact
+    """
     from compiler.runtime.artifact_writer import check_destination
     from compiler.target import resolve_target
     from compiler.timings import Timings
+    from service.api.views import task_view
     from service.cli.tune_view import tell, watching
     from service.cli.view import rate_line, timings_table
     from service.jobs.builders import open_builder
@@ -101,7 +107,7 @@ def tune(
     settings = load_settings()
     storage = open_storage(settings)
     token = CancelToken()
-    out, beside = console(), Timings()
+    out, beside = console(as_json), Timings()
     builder = open_builder(settings, beside)
     workshop = Workshop(storage, builder, beside=beside)
     # its own: two runs at once, each with its trials
@@ -125,6 +131,9 @@ def tune(
                     deliver_cancelled=True,
                 )
             tell(out, outcome, output)
+            if as_json:
+                rows = [task_view(row) for row in outcome.tracker.rows.values()]
+                say_json({"run": job_id, **outcome.report(), "tasks": rows})
             reason = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
     finally:
         builder.close()

@@ -13,14 +13,13 @@ from rich.text import Text
 from compiler.ranges import default_ranges_text
 from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
-from db.standing import Backing
 from service.api.schemas.jobs import JobView, ProgressView, TaskView
 from service.api.schemas.lookups import LookupView
-from service.api.schemas.workers import WorkerCondition, WorkerView
-from service.cli.common import duration, milliseconds
+from service.api.schemas.workers import WorkerView
 from service.sentences import one_sentence
-from tuner.events import Ended, Finished
-from tuner.forecast import Forecast
+from service.units import duration, microseconds, milliseconds
+from service.wording import comparison_text, condition_text, known_text, schedule_text, verdict_text
+from tuner.events import Finished
 
 if TYPE_CHECKING:
     from service.jobs.no_regret import Settled
@@ -34,18 +33,6 @@ def make_table(*columns: str, title: str | None = None) -> Table:
         left = name.startswith("<")
         table.add_column(name.lstrip("<"), justify="left" if left else "right", no_wrap=not left)
     return table
-
-
-def microseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
-
-
-def schedule_text(schedule: Mapping[str, Any] | None) -> str:
-    """The algorithm and its knobs on one line."""
-    if not schedule:
-        return "-"
-    choices = schedule.get("choices", {})
-    return " ".join([str(schedule["algorithm"]), *(f"{k}={v}" for k, v in choices.items())])
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
@@ -117,13 +104,6 @@ def lookup_table(found: LookupView) -> Table:
     return table
 
 
-def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """The ratio to the incumbent with its interval; the incumbent itself has none."""
-    if comparison is None:
-        return "kept"
-    return f"{comparison['ratio']:.3f} ({comparison['low']:.3f}-{comparison['high']:.3f})"
-
-
 def worker_table(workers: Sequence[WorkerView]) -> Table:
     """The workers, and how fast their devices are just now compared with their best."""
     table = make_table(
@@ -152,56 +132,12 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
     return table
 
 
-def condition_text(condition: WorkerCondition | None) -> str:
-    """`61 °C, load 3.2, clock 85 %, powersave`: what the system of a device says of it."""
-    if condition is None:
-        return "-"
-    parts = []
-    if condition.temperature_celsius is not None:
-        parts.append(f"{condition.temperature_celsius:.0f} °C")
-    if condition.load is not None:
-        parts.append(f"load {condition.load:.1f}")
-    if condition.clock_ratio is not None:
-        parts.append(f"clock {100 * condition.clock_ratio:.0f} %")
-    return one_sentence(", ".join([*parts, *filter(None, [condition.governor])])) or "-"
-
-
-def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """What is served, and how the tuned program did against the untuned one."""
-    served = {
-        "tuned": "the tuned schedules are served",
-        "partly": f"{len(verdict['dropped'])} tasks fall back to their defaults",
-        "default": "the defaults are served",
-    }[verdict["served"]]
-    comparison = verdict["comparison"]
-    if comparison is None:
-        return f"{served}; {verdict['reason']}"
-    backing = verdict.get("backing")
-    return (
-        f"{served}; tuned / untuned {comparison['ratio']:.3f} "
-        f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
-        + (f"; {verdict['reason']}" if verdict["reason"] else "")
-        + (f"; {Backing(backing).sentence}" if backing and Backing(backing).weak else "")
-    )
-
-
-def failures_text(failures: Mapping[str, int]) -> str:
-    """Trials that failed, by kind: "2 crash, 1 build error"; "none" where none did."""
-    kinds = (f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
-    return ", ".join(kinds) or "none"
-
-
 def settled_line(settled: Settled) -> str:
     """How many schedules of a model are known, which of them are served, and why."""
     known = known_text(settled.known, settled.workloads, settled.related)
+    if not (settled.known or settled.related):
+        return f"end to end: {known}; the defaults are served"
     return f"end to end: {known}; {verdict_text(settled.verdict.to_json())}"
-
-
-def known_text(known: int, workloads: int, related: int) -> str:
-    """How many workloads have a record, of their own or of a relative."""
-    return f"{known} of {workloads} workloads known" + (
-        f", {related} by relatives" if related else ""
-    )
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
@@ -249,30 +185,6 @@ def rate_line(finished: Finished) -> str:
         f"{screened.candidates} candidates screened in {screened.seconds:.1f} s: {rate:.1f}/s; "
         f"finalists compared in {finals:.1f} s"
     )
-
-
-def ending_text(
-    ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
-) -> str:
-    """Why a run ended, what going on was expected to gain, and how well forecasts came true."""
-    line = {
-        Ended.KNOWN: "everything was known",
-        Ended.TRIALS: "the trials are spent",
-        Ended.TIME: "the time is over",
-        Ended.GAIN: "little is left to gain",
-        Ended.TARGET: "the target is met",
-        Ended.SPACES: "there is nothing left to try",
-        Ended.DEVICE: "the device was lost",
-        Ended.CANCELLED: "cancelled",
-    }[Ended(ended)]
-    if forecast is not None:
-        line += f"; {Forecast(**forecast)}"
-    if error is not None:
-        line += (
-            f" (forecasts so far: {100 * error['expected']:.1f} % on average, "
-            f"{100 * error['gained']:.1f} % came)"
-        )
-    return line
 
 
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:

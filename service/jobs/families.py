@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from compiler.build import CODEGEN_VERSION
 from compiler.errors import CompilerError
 from compiler.workload import Workload
+from db.errors import StorageError
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
+from db.stores.shapes import WorkloadShape
+from service.jobs.planning import workload_name
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.tasks import Task
 
@@ -72,13 +75,25 @@ def records_of_relatives(tasks: Sequence[Task], storage: Storage) -> dict[Record
     }
 
 
-def shape_of(text: str) -> tuple[str, tuple[int, ...]]:
-    """The structure and the sizes of a workload's text; nothing of one of another release."""
+def name_workloads(storage: Storage) -> None:
+    """Find the names of workloads that came since the last time, for those who list some."""
     try:
-        fixed = Workload.parse(text).typical()
+        storage.shapes.index(shape_of)
+    except StorageError as error:  # who may only read must not be stopped by a full disk
+        import structlog  # with it comes asyncio
+
+        structlog.get_logger("tilewright.web").warning("workloads not named", error=str(error))
+
+
+def shape_of(text: str) -> WorkloadShape:
+    """The structure, the sizes and the name of a workload's text; nothing of one of another
+    release."""
+    try:
+        workload = Workload.parse(text)
+        fixed, name = workload.typical(), workload_name(workload)
     except CompilerError:
-        return "", ()
-    return fixed.structure, fixed.sizes
+        return WorkloadShape()
+    return WorkloadShape(fixed.structure, fixed.sizes, name.partition(" ")[0], name)
 
 
 def _family(text: str) -> str:

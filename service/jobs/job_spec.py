@@ -9,9 +9,10 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError
 from compiler.ranges import Shares
 from compiler.target import Target
-from service.jobs.planning import ModelRequest, SizeChoice
+from service.jobs.planning import ModelRequest, Planned, SizeChoice
 from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.search import strategies
@@ -119,6 +120,32 @@ class JobSpec:
                 for name, of_size in shares.items()
             },
         )
+
+    def check_deliverable(self, first: Planned) -> None:
+        """Refuse what a module does not hold, before anything is tuned.
+
+        Args:
+            first: the job's first plan.
+
+        Raises:
+            InvalidArgumentError: if the target's programs are modules, and the job wants more than
+                one holds.
+        """
+        if not first.target.family.modules:
+            return
+        what = f"a module for '{first.target.name}'"
+        several = next((name for name, sizes in self.sizes.items() if len(sizes) > 1), None)
+        if several is not None:
+            raise InvalidArgumentError(
+                f"{what} holds one size or one range of each dimension, and '{several}' has several"
+            )
+        if self.pad:
+            raise InvalidArgumentError(f"{what} pads no inputs")
+        if first.stages is not None:
+            raise InvalidArgumentError(
+                f"{what} holds one program: the data decide sizes of this model, so that it runs "
+                "in stages"
+            )
 
     @property
     def request(self) -> ModelRequest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from compiler.runtime.artifact import LIBRARY, Artifact
 from service.jobs.device import Loadable
 from service.jobs.planning import Planned
 
+LoadableOf = Callable[[Planned], Loadable]
+"""What of a compiled model serves the sizes of a plan."""
+
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:
     """A program that was just compiled; it is linked only for a device that needs a library."""
@@ -22,6 +27,14 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
         partial(driver.load_program, compiled),
         partial(_linked, compiled.objects),
     )
+
+
+def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
+    """A program that was just compiled, at the sizes of a plan."""
+    program = compiled.program
+    if program.dimensions:
+        program = program.at(dict(planned.sizes))
+    return of_compiled(replace(compiled, program=program))
 
 
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:

@@ -91,7 +91,8 @@ class LocalDevice:
     ) -> Checked:
         executable = loadable.load(threads)
         outputs = executable.run(draw_inputs(executable.inputs, seed), labels=False)
-        named = dict(zip(executable.output_names, outputs, strict=True))
+        names = (port.name for port in executable.outputs)
+        named = dict(zip(names, outputs, strict=True))
         errors = output_errors(executable, outputs, expected)
         return Checked(errors, {name: named[name] for name in fetch})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -13,7 +13,7 @@ from typing import Any
 from compiler import costs, driver, ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
-from compiler.frontend.dimensions import model_ports
+from compiler.frontend.dimensions import cache_lengths, model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.intervals import pieces
@@ -54,7 +54,7 @@ class ModelRequest:
 
     `target` is a name, or a target that was resolved before, since "host" means something else in
     each process. `digest` is the SHA-256 of the model's bytes, if known. `in_place` is for what
-    runs in sessions (`driver.make_plan`).
+    runs in sessions (`driver.make_plan`), which modules do not.
     """
 
     model: Path | bytes
@@ -218,8 +218,8 @@ def _plan_each(
             f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
         )
     one = {name: sizes[0] for name, sizes in numbers.items() if len(sizes) == 1}
-    ports = model_ports(read_model(request.model).proto.graph)
-    defaults = ports.fixed(dict.fromkeys(dims, 1)).open
+    proto = read_model(request.model).proto.graph
+    defaults = model_ports(proto).fixed(dict.fromkeys(dims, 1)).open
     if ranges or defaults:
         several = [n for n, sizes in numbers.items() if n not in ranges and len(sizes) != 1]
         if several:
@@ -234,7 +234,9 @@ def _plan_each(
                 f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
                 f"give '{absent[0]}' sizes too"
             )
-        yield _plan_ranges(request, {**one, **ranges}, defaults, observer, timings, shares or {})
+        empty = cache_lengths(proto)
+        sizes: dict[str, int | Dimension] = {**one, **ranges}
+        yield _plan_ranges(request, sizes, defaults, empty, observer, timings, shares or {})
         if not own:
             return
     else:
@@ -250,11 +252,12 @@ def _plan_ranges(
     request: ModelRequest,
     dims: Mapping[str, int | Dimension],
     defaults: tuple[str, ...],
+    empty: Collection[str],
     observer: Observer | None,
     timings: Timings | None,
     shares: Shares,
 ) -> Planned:
-    """The plan for all sizes of ranges.
+    """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
 
     Raises:
         CompilerError: also if there is none, since what is done depends on the size.
@@ -267,12 +270,16 @@ def _plan_ranges(
         graph = driver.load_graph(request.model, {**dims, **ranges}, timings)
         optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
         plan = driver.make_plan(
-            optimised.graph, target, request.numerics, timings, in_place=request.in_place
+            optimised.graph,
+            target,
+            request.numerics,
+            timings,
+            in_place=request.in_place and not target.family.modules,
         )
         return graph, plan
 
     try:
-        graph, made = within_defaults(defaults, plan)
+        graph, made = within_defaults(defaults, plan, empty)
     except OpenSizeError as error:
         names = [*defaults, *(n for n, d in dims.items() if isinstance(d, Dimension))]
         name = next((each for each in names if each in str(error)), names[0])
@@ -341,7 +348,9 @@ def _staged_ports(first: Planned, *, pad: bool) -> OpenPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """An output's dimensions as stated, but -1 where a plan makes another extent."""
+    """An output's dimensions as stated, but -1 where a plan makes another extent, or a list."""
+    if any(name not in each.graph.types for each in planned):
+        return dims
     shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]
     rank = len(shapes[0][0])
     if len(dims) != rank:

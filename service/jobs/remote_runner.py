@@ -161,6 +161,9 @@ class RemoteRunner:
 
     def resume(self) -> list[MeasureRequest]:
         """Requests of an earlier process of this job whose trials were not stored."""
+        # what this one stored for another stage of the job would be waited for without end: the
+        # queue is told of it later, and tells nobody of it from then on
+        self._tell_stored()
         statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
         # what was cancelled when the job was paused is proposed again
         known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
@@ -180,6 +183,9 @@ class RemoteRunner:
 
     def close(self) -> None:
         """Tell the queue what is stored. What was not queued yet is forgotten."""
+        self._tell_stored()
+
+    def _tell_stored(self) -> None:
         self._storage.leases.acknowledge(self._stored)
         self._stored.clear()
 

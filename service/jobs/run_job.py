@@ -16,13 +16,13 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.kernels import KernelCache
-from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
+from service.jobs.delivery import check_tools, deliver
 from service.jobs.device import Device
 from service.jobs.graph_choice import (
     SHARE,
@@ -32,6 +32,7 @@ from service.jobs.graph_choice import (
 )
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
+from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
@@ -39,7 +40,6 @@ from service.jobs.stage_planning import plan_programs
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
     all_known,
-    build_artifact,
     check_ranges,
     check_weight_limit,
     save_texts,
@@ -166,7 +166,7 @@ def run_job(
         watcher: sees how it goes.
         job_id: what trials, requests and verdicts are kept under.
         token: ends the job soon; what was measured is kept.
-        output: folder for the artifact; None makes none.
+        output: folder for the artifact or the module; None makes none.
         sharing: what other jobs tune just now; without, nobody else tunes anything.
         deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
 
@@ -272,12 +272,12 @@ def run_job(
     watcher.phase("building")
     with Verifier(settled.planned, device) as verifier:
 
-        def check(made: Artifact) -> None:
+        def check(made: LoadableOf) -> None:
             watcher.phase("verifying")
             with timings.stage("verify"):
                 verifier.verify(made)
 
-        build_artifact(
+        deliver(
             settled.planned,
             settled.schedules,
             output,
@@ -311,6 +311,8 @@ def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met
+    spec.check_deliverable(plans[0])
+    check_tools(plans[0].target)
     open_ports(plans, pad=spec.pad)
     check_ranges(plans, workshop.kernels)
     if spec.weight_limit_bytes is not None:

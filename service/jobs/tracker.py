@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -38,6 +40,7 @@ class Tracker:
         """Learn from an event; returns the rows that it changed."""
         match event:
             case events.Started():
+                self._bound(event.inputs)
                 changed = [self._status(status) for status in event.tasks]
                 done = sum(status.trials for status in event.tasks)
                 self._count(done, event.trials_total, None)
@@ -56,6 +59,14 @@ class Tracker:
             case _:
                 assert_never(event)
         return changed
+
+    def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
+        """Note the least time that the device allows each task, as far as it is known."""
+        for task in inputs:
+            if task.bound_seconds and math.isfinite(task.bound_seconds):
+                row = self.rows[task.key]
+                facts = {**(row.facts or {}), "bound_seconds": task.bound_seconds}
+                self.rows[task.key] = replace(row, facts=facts)
 
     def _status(self, status: events.TaskSnapshot) -> JobTask:
         row = self.rows[status.key]

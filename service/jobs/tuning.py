@@ -135,13 +135,14 @@ def build_for_c(
     schedules: ScheduleSource,
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
+    kernels: driver.KernelCache | None = None,
 ) -> CompiledProgram:
     """Compile one model at one size, or for its ranges, to what a C library is made of.
 
     Raises:
         CompilerError: if it does not compile, or the packed weights do not fit the limit.
     """
-    builder = _builder(planned, schedules, weight_limit_bytes, timings)
+    builder = _builder(planned, schedules, weight_limit_bytes, timings, kernels)
     return builder.build(planned.served_plan)
 
 

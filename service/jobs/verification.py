@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -53,7 +54,7 @@ from compiler.runtime.program import (
     Program,
 )
 from service.jobs.device import Device, DeviceError, Loadable
-from service.jobs.loadables import of_artifact
+from service.jobs.loadables import LoadableOf, of_artifact
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
@@ -118,11 +119,11 @@ class _Call:
 
 
 class Verifier:
-    """Verifies the artifact of one model on a device, at one or several sizes, and at some of those
-    of a range.
+    """Verifies what one model was compiled to on a device, at one or several sizes, and at some of
+    those of a range.
 
     `found` has the result. A context: a thread computes the references on the first draw, while the
-    caller builds the artifact. If a model chooses by value, its reference follows the program and
+    caller compiles. If a model chooses by value, its reference follows the program and
     has to wait for it.
     """
 
@@ -148,40 +149,45 @@ class Verifier:
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def verify(self, artifact: Artifact) -> None:
-        """`verify_artifact` at all sizes, as one. Its files are not read back for their checksums.
+    def verify(self, made: LoadableOf) -> None:
+        """`verify_program` at all sizes, as one. Files are not read back for their checksums.
 
         Raises:
-            CompilerError: see `verify_artifact`.
+            CompilerError: see `verify_program`.
         """
         pairs = zip(self._planned, self._expected, strict=True)
         self.found = worst(
-            [verify_artifact(p, artifact, self._device, expected) for p, expected in pairs]
+            [verify_program(p, made, self._device, expected) for p, expected in pairs]
         )
 
 
-def verify_artifact(
+def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
+    """`verify_program` of what an artifact has for the sizes of the plan."""
+    return verify_program(planned, partial(of_artifact, artifact), device)
+
+
+def verify_program(
     planned: Planned,
-    artifact: Artifact,
+    made: LoadableOf,
     device: Device,
     expected: Future[list[np.ndarray]] | None = None,
 ) -> Verification:
-    """Compare an artifact with the references, on a device that its target runs on.
+    """Compare a program with the references, on a device that its target runs on.
 
     `expected` gives the outputs of the reference on the first draw, if a thread computes them. If
-    the device cannot run the artifact (it is absent, or lacks the memory), the verification says
+    the device cannot run the program (it is absent, or lacks the memory), the verification says
     so.
 
     Raises:
-        CompilerError: if the artifact must not be used: the error is over the tolerance and
-            rounding cannot be the reason, a choice contradicts the values, or the artifact crashes.
+        CompilerError: if the program must not be used: the error is over the tolerance and
+            rounding cannot be the reason, a choice contradicts the values, or the program crashes.
             Also if a loop of the model does not end.
     """
     if not device.runs(planned.target):
         return Verification(
             None, not_run=f"{device.name} does not run target '{planned.target.name}'"
         )
-    loadable = of_artifact(artifact, planned)
+    loadable = made(planned)
     undecided: UndecidedError | None = None
     found: Verification | None = None
     for attempt in range(ATTEMPTS):

@@ -42,7 +42,7 @@ class FloatOutputs:
     @staticmethod
     def of(executable: Executable, samples: Sequence[InputArrays]) -> FloatOutputs:
         return FloatOutputs(
-            executable.output_names,
+            tuple(port.name for port in executable.outputs),
             tuple(samples),
             tuple(executable.run(s, labels=False) for s in samples),
         )
@@ -56,10 +56,15 @@ class FloatOutputs:
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
             came = executable.run({**sample, **(more or {})}, labels=False)
-            named = dict(zip(executable.output_names, came, strict=True))
+            named = _named(executable, came)
             each = zip(self.names, expected, strict=True)
             found = added(found, tuple(OutputFidelity.of(n, e, named[n]) for n, e in each))
         return found
+
+
+def _named(executable: Executable, outputs: Sequence[Array]) -> dict[str, Array]:
+    """Outputs as numbers, each by its name, also those of lists."""
+    return dict(zip((port.name for port in executable.outputs), outputs, strict=True))
 
 
 def layer_fidelity(
@@ -76,8 +81,8 @@ def layer_fidelity(
     second = sizes.compile(with_outputs(quantised, [seen[value] for value in values]))
     totals = dict.fromkeys(values, Fidelity())
     for sample in samples:
-        wanted = dict(zip(first.output_names, first.run(sample, labels=False), strict=True))
-        came = dict(zip(second.output_names, second.run(sample, labels=False), strict=True))
+        wanted = _named(first, first.run(sample, labels=False))
+        came = _named(second, second.run(sample, labels=False))
         for value in totals:
             totals[value] += Fidelity.of(wanted[value], came[seen[value]])
     return [totals.get(layer.value) for layer in layers]

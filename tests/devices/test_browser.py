@@ -7,6 +7,7 @@ root here; what it opens is a link of the command line.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -24,6 +25,12 @@ from tests.devices.test_jobs import TOLERANCE, save_model
 TRIALS = 4
 GONE_SECONDS = 60.0
 TARGETS = {known_targets()[name].key for name in ("wasm32", "wasm32-relaxed")}
+
+RUN = """\
+import {load} from "./artifact/model.mjs";
+const {y} = (await load()).run({x: new Float32Array(8 * 10 * 10)});
+console.log(JSON.stringify(y.filter(Number.isFinite).length));
+"""
 
 pytestmark = [
     pytest.mark.devices,
@@ -100,6 +107,11 @@ def test_a_job_is_done_there(
     measured = [each for each in measured if each.measure_seconds]
     assert measured and all(each.worker == worker.id for each in measured)
     assert any(each.certified for each in measured)
+
+    if worker.device["system"] == "Node":  # the engine of this machine that runs its target
+        tmp_path.joinpath("run.mjs").write_text(RUN)
+        said = subprocess.run(["node", tmp_path / "run.mjs"], check=True, capture_output=True)
+        assert json.loads(said.stdout) == 10
 
     device.terminate()  # a browser that is ended so says nothing to its pages; Node is told
     if worker.device["system"] == "Node":

@@ -21,6 +21,7 @@ from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
+from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker
@@ -63,10 +64,10 @@ def wide(types: Types, a: Array, b: Array) -> tuple[Array, Array]:
     return x, y
 
 
-def run(cases: list[Case], folder: Path) -> list[Array]:
-    """The matrices that they write, on a CPU with every extension that qemu has."""
+def run(cases: list[Case], folder: Path, cpu: str = "max") -> list[Array]:
+    """The matrices that they write, on a CPU with every extension that qemu has, or on this one."""
     try:
-        found = run_cases(cases, "max", folder)
+        found = run_cases(cases, cpu, folder)
     except UnavailableError as error:
         pytest.skip(str(error))
     return [part.reshape(c.nest.buffers[-1].shape) for part, c in zip(found, cases, strict=True)]
@@ -101,6 +102,22 @@ def test_every_pair_of_bytes(types: Types, tmp_path: Path) -> None:
         x, y = wide(types, a, b)
         expected.append(x @ y)
     for found, exact in zip(run(cases, tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_every_pair_of_bytes_on_risc_v(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Vectors and groups that are full, and those that are not."""
+    if not pytestconfig.getoption(ALL_MACHINES, default=False):
+        pytest.skip(f"the emulator is slow at vectors: {ALL_MACHINES}")
+    target, cases, expected = resolve_target("riscv64"), [], []
+    for types in SIGNS:
+        some = [(narrow(types[0], m, k), narrow(types[1], k, n)) for m, n, k in SIZES]
+        for a, b in (all_pairs(types), *some):
+            nest = packed_product(types, len(a), b.shape[1], len(b), 4)
+            cases.append(Case(nest, target, (a, pack_tensor(nest.buffers[1], b))))
+            x, y = wide(types, a, b)
+            expected.append(x @ y)
+    for found, exact in zip(run(cases, tmp_path, "rv64,v=true,vlen=128"), expected, strict=True):
         np.testing.assert_array_equal(found, exact)
 
 

@@ -21,9 +21,9 @@ from compiler.device import find_device
 from service.api.schemas.lookups import LookupRequest
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
-from tests.devices.machines import CORTEX_A72, HASWELL, RISCV64, Machine
+from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64, Machine
 
-USUAL, RARE = [HASWELL, CORTEX_A72], [RISCV64]
+USUAL, RARE = [HASWELL, CORTEX_A72], [CORTEX_A15, RISCV64]
 
 TRIALS = 12
 TOLERANCE = 1e-4

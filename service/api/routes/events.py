@@ -15,12 +15,18 @@ from db.stores.events import JobEvent
 from db.stores.jobs import Job
 from service.api.deps import NotifierDep, Reader, StorageDep
 from service.api.gate import GatedRoute
-from service.api.schemas.jobs import JobEventView
+from service.api.pages import PagesDep
+from service.api.schemas.jobs import CurveView, JobEventView
+from service.api.views import curve_view, event_view
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 # The largest number that a database can hold: no job has more events.
 LAST_EVENT = (1 << 63) - 1
+
+CURVE_POINTS = 500
+
+_PROGRESS = "progress"
 
 
 def existing_job(job_id: str, storage: StorageDep, _: Reader) -> Job:
@@ -62,6 +68,21 @@ async def job_events(
                 await ears.woken()
 
 
+@router.get("/jobs/{job_id}/log")
+def list_job_log(
+    job: Annotated[Job, Depends(existing_job)], storage: StorageDep, pages: PagesDep
+) -> list[JobEventView]:
+    """What happened to a job, the newest first: its events without those that count trials."""
+    found = storage.events.list(job.id, but=_PROGRESS, limit=pages.limit, after=pages.after)
+    return [event_view(event) for event in pages.told(found)]
+
+
+@router.get("/jobs/{job_id}/curve")
+def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDep) -> CurveView:
+    """The best time so far over a job's trials and time, in a few hundred points."""
+    return curve_view(storage.events.spread(job.id, _PROGRESS, CURVE_POINTS))
+
+
 def _number(last_event_id: str, default: int) -> int:
     """The event that a client saw last. What no stream of ours has sent is as if nothing was."""
     known = last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 20
@@ -75,12 +96,5 @@ def _look(storage: Storage, job_id: str, sequence: int) -> tuple[list[JobEvent],
 
 
 def _encode(event: JobEvent) -> ServerSentEvent:
-    view = JobEventView(
-        sequence=event.sequence,
-        kind=event.kind,
-        created_at=event.created_at,
-        data=dict(event.data),
-    )
-    return ServerSentEvent(
-        raw_data=view.model_dump_json(), event=event.kind, id=str(event.sequence)
-    )
+    data = event_view(event).model_dump_json()
+    return ServerSentEvent(raw_data=data, event=event.kind, id=str(event.sequence))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from db.errors import NotFoundError
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.audit import Action
@@ -23,11 +25,13 @@ from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
 from service.api.planning_child import JobCheck
 from service.api.refusals import refuses
-from service.api.schemas.jobs import JobRequest, JobView, TaskView
+from service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
 from service.api.views import job_view, task_view
-from service.jobs.addressee import Addressee, resolve_addressee
+from service.jobs.addressee import Addressee, resolve_addressee, target_of_key
 from service.jobs.leftovers import store_leftovers
+from service.jobs.nests import stored_nest
 from service.jobs.waiting import Workforce, match_jobs
+from tuner.measure.measurement import Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
@@ -91,7 +95,7 @@ def create_job(
         # with the job itself: a process that dies before it has answered makes no second one
         idempotency_key=request.headers.get(HEADER),
     )
-    return job_view(job)
+    return shown_job(storage, job)
 
 
 @router.get("/jobs")
@@ -103,13 +107,14 @@ def list_jobs(
 ) -> list[JobView]:
     """Jobs, the newest first."""
     found = storage.jobs.list(state=state, limit=pages.limit, after=pages.after)
-    return [job_view(job) for job in pages.told(found)]
+    names = _names(storage, found)
+    return [job_view(job, names=names) for job in pages.told(found)]
 
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
     """A job, with its trials that failed, by kind."""
-    return job_view(storage.jobs.get(job_id), storage.records.count_trials(job_id))
+    return shown_job(storage, storage.jobs.get(job_id), storage.records.count_trials(job_id))
 
 
 @router.get("/jobs/{job_id}/tasks")
@@ -120,6 +125,22 @@ def list_job_tasks(job_id: str, storage: StorageDep, _: Reader, pages: PagesDep)
     return [task_view(task, job_id) for task in pages.told(found)]
 
 
+@router.get("/jobs/{job_id}/tasks/{workload}/nest")
+def get_nest(job_id: str, workload: str, storage: StorageDep, _: Reader) -> NestView:
+    """The loop nest of a task's best schedule, to be read; of the untuned one while none is
+    chosen."""
+    job = storage.jobs.get(job_id)
+    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
+    if not found:
+        raise NotFoundError("task", workload)
+    task = found[0][1]
+    target = target_of_key(job.target_key or "", storage)
+    text = storage.workloads.workload(workload)
+    chosen = (task.facts or {}).get("schedule")
+    schedule, nest = stored_nest(text, chosen, target, job.threads, job.numerics)
+    return NestView(schedule=schedule.to_json(), text=nest)
+
+
 @router.post("/jobs/{job_id}:cancel")
 def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
     """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
@@ -128,7 +149,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
         cancelled = storage.jobs.cancel(job_id)
         audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
     store_leftovers(storage)  # no tuner may be there to do it
-    return job_view(cancelled)
+    return shown_job(storage, cancelled)
 
 
 @router.post("/jobs/{job_id}:pause")
@@ -138,7 +159,7 @@ def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitte
         job = _own_job(job_id, storage, token)
         paused = storage.jobs.pause(job_id)
         audit(Action.JOB_PAUSED, job_id, owner=job.owner, state=job.state.value)
-    return job_view(paused)
+    return shown_job(storage, paused)
 
 
 @router.post("/jobs/{job_id}:resume")
@@ -149,7 +170,18 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
         storage.jobs.resume(job_id)
         audit(Action.JOB_RESUMED, job_id, owner=job.owner, state=job.state.value)
     match_jobs(storage)
-    return job_view(storage.jobs.get(job_id))
+    return shown_job(storage, storage.jobs.get(job_id))
+
+
+def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
+    """A job with the names of its model and its owner; `counts` are its trials by outcome."""
+    return job_view(job, counts, _names(storage, [job]))
+
+
+def _names(storage: Storage, jobs: Sequence[Job]) -> Mapping[str, str]:
+    """The names of their models by digest, and of their owners by id."""
+    models = storage.models.names([job.model_digest for job in jobs])
+    return {**storage.tokens.names([job.owner for job in jobs if job.owner]), **models}
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from db.standing import Standing
+from db.storage import Storage
 from db.stores.audit import Action
 from service.api.audit import AuditDep
 from service.api.conditional import NOT_MODIFIED, tagged
@@ -22,13 +24,15 @@ from service.api.refusals import refuses
 from service.api.schemas.fields import AddresseeQuery, Digest, Numerics
 from service.api.schemas.records import (
     AnswerView,
+    CoverageView,
     ImportView,
     SigningKeyView,
     StoredRecordView,
     WithdrawRequest,
     WithdrawView,
 )
-from service.jobs.addressee import target_key_of, target_of_key
+from service.jobs.addressee import target_key_of, target_names, target_of_key
+from service.jobs.families import name_workloads
 from service.jobs.nearest import best_answer
 from service.jobs.record_exchange import Imported, export_records, import_records
 from service.jobs.withdrawal import withdraw_records
@@ -42,6 +46,9 @@ LINES = "application/x-ndjson"
 
 TargetQuery = Annotated[
     str | None, Query(max_length=200, description="Target key or name, or a worker")
+]
+NamedQuery = Annotated[
+    str | None, Query(max_length=200, description="A part of the workload's name, such as conv 3x3")
 ]
 ThreadsQuery = Annotated[int | None, Query(ge=1, le=256)]
 
@@ -65,8 +72,10 @@ def list_records(
     numerics: Numerics | None = None,
     worker: Annotated[str | None, Query(max_length=200)] = None,
     state: Standing | None = None,
+    named: NamedQuery = None,
 ) -> list[StoredRecordView]:
     """Records, the newest first."""
+    name_workloads(storage)
     found = storage.ledger.list(
         workload_key=workload,
         target_key=None if target is None else target_key_of(target, storage),
@@ -74,17 +83,40 @@ def list_records(
         numerics=numerics,
         worker=worker,
         state=state,
+        named=named,
         limit=pages.limit,
         after=pages.after,
     )
-    return [stored_record_view(one) for one in pages.told(found)]
+    names = storage.shapes.names([one.record.key.workload_key for one in found])
+    return [
+        stored_record_view(one, names.get(one.record.key.workload_key, ""))
+        for one in pages.told(found)
+    ]
+
+
+@router.get("/records:coverage")
+def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
+    """How many workloads have a served record, by operator, target and threads."""
+    name_workloads(storage)
+    names = target_names(storage)
+    return [
+        CoverageView(target=names.get(one.target_key, ""), **asdict(one))
+        for one in storage.shapes.coverage()
+    ]
 
 
 @router.get("/records/{record_id}", response_model=StoredRecordView, responses=NOT_MODIFIED)
 def get_record(record_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """A record, what became of it, and its second measurement."""
-    view = stored_record_view(storage.ledger.get(record_id))
-    return tagged(request, view.model_dump_json().encode())
+    return tagged(request, shown_record(record_id, storage).model_dump_json().encode())
+
+
+def shown_record(record_id: str, storage: Storage) -> StoredRecordView:
+    """A record with the name of its workload. Raises NotFoundError."""
+    stored = storage.ledger.get(record_id)
+    name_workloads(storage)
+    key = stored.record.key.workload_key
+    return stored_record_view(stored, storage.shapes.names([key]).get(key, ""))
 
 
 @router.post("/records:withdraw")
@@ -164,7 +196,11 @@ def explain_schedule(
     answer = best_answer(
         storage, workload, target_of_key(key.target_key, storage), threads, numerics
     )
-    return answer_view(key, answer)
+    if answer.record is None:
+        return answer_view(key, answer)
+    name_workloads(storage)
+    of = answer.record.record.key.workload_key
+    return answer_view(key, answer, storage.shapes.names([of]).get(of, ""))
 
 
 @router.get("/signing-key")

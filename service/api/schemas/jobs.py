@@ -17,6 +17,7 @@ from service.api.schemas.fields import (
     Numerics,
     NumericsName,
     Precision,
+    ScheduleJson,
     Seconds,
     Size,
     SizeRange,
@@ -137,6 +138,8 @@ class JobView(View):
     state: str = Field(examples=["running"])
     final: bool
     model: Key
+    model_name: str = Field("", description="As it was uploaded", examples=["resnet50.onnx"])
+    owner: str = Field("", description="Name of the token that made it", examples=["ci"])
     target: str = Field(examples=[SHOWN_TARGET])
     target_key: Key | None
     worker_id: Id | None = Field(
@@ -169,6 +172,22 @@ class JobView(View):
     finished_at: Time | None = Field(examples=[None])
 
 
+class CurvePoint(View):
+    """How far a job was at one moment; seconds of the whole model."""
+
+    at: Time
+    trials: int
+    default_seconds: Seconds | None
+    best_seconds: Seconds | None
+
+
+class CurveView(View):
+    """A job's progress from its first trial on. Of many moments, some that lie evenly."""
+
+    sequence: int = Field(description="Of the last event that it has; events go on behind it")
+    points: list[CurvePoint]
+
+
 class TaskView(View):
     """One tuning task of a job."""
 
@@ -182,6 +201,13 @@ class TaskView(View):
     best_seconds: Seconds | None
     trials: int
     facts: dict[str, Any] = Field(examples=[{"operations": 231_211_008, "schedule": "direct"}])
+
+
+class NestView(View):
+    """A schedule of a task, and the loop nest that it makes of the workload."""
+
+    schedule: ScheduleJson
+    text: str = Field(examples=["nest conv2d ..."])
 
 
 class JobEventView(View):

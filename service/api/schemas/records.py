@@ -7,6 +7,7 @@ from pydantic import Field
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_ID,
+    SHOWN_TARGET,
     Base64,
     Id,
     Key,
@@ -23,6 +24,7 @@ class StoredRecordView(View):
     """A record, what became of it, and what a second measurement said."""
 
     id: Id
+    name: str = Field("", description="Of its workload", examples=["conv 3x3 +relu 64x56x56"])
     state: str = Field(
         description="provisional, confirmed, superseded, disputed or withdrawn",
         examples=["confirmed"],
@@ -37,6 +39,16 @@ class StoredRecordView(View):
     stored_at: Time
     confirmation: MeasurementJson | None
     record: RecordView
+
+
+class CoverageView(View):
+    """How many workloads of an operator have a served record for a target and threads."""
+
+    operator: str = Field(description="Empty: of another release", examples=["conv"])
+    target_key: Key
+    target: str = Field(description="Its name, if it has one", examples=[SHOWN_TARGET])
+    threads: int
+    workloads: int
 
 
 class WithdrawRequest(RequestBody):

@@ -27,22 +27,15 @@ from service.cli.devices import device_table
 from service.cli.explain_view import assembly_text, kernel_view, report_view
 from service.cli.inspect_view import summary_view
 from service.cli.plan_view import decision_view
-from service.cli.result_view import result_lines
 from service.cli.terminal import console
 from service.cli.tune_view import LineWatcher, tell
-from service.cli.view import (
-    ending_text,
-    failures_text,
-    progress_line,
-    rate_line,
-    timings_table,
-    verdict_text,
-)
+from service.cli.view import progress_line, rate_line, timings_table
 from service.jobs.explain import KernelReport, ModelReport
 from service.jobs.replaying import Repeated
 from service.jobs.run_job import JobOutcome
 from service.jobs.tracker import Tracker
 from service.jobs.verification import Verification
+from service.wording import ending_text, failures_text, result_lines, verdict_text
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product
 from tuner.cancel import CancelToken

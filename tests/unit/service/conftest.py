@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from db.storage import Storage
+from db.stores import blame
 from db.stores.jobs import Job
 from db.stores.tokens import Scope
 from service.api.app import create_app
@@ -42,6 +43,12 @@ def logs_of_this_test() -> Iterator[None]:
     """A command under test may set up logs, for a standard error that ends with its test."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is tried again at once; how long it rests is tested with the store."""
+    monkeypatch.setattr(blame, "FIRST_PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import GraphChoice
@@ -21,61 +21,17 @@ from compiler.driver import make_plan, optimise
 from db.stores.verdicts import VerdictKind
 from service import cli
 from service.api.schemas.jobs import TaskView
-from service.cli.common import milliseconds
 from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
-from service.jobs.comparison import Timing
 from service.jobs.known_plan import keep_choice, model_digest, plan_identity
 from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
 from service.storage import open_storage
-from tests.databases import lay_database
+from service.units import milliseconds
+from tests.unit.service.command_line import data_folder, expected, inputs, model, run
 from tuner.graph.search import Decision, Tried
 
-
-@pytest.fixture(autouse=True)
-def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
-    monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
-    monkeypatch.delenv("TILEWRIGHT_SERVER", raising=False)
-    lay_database(tmp_path / "data")
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """y = relu(x @ w) for a named batch."""
-    weights = np.arange(16, dtype=np.float32).reshape(4, 4) - 8
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"], "fc"),
-            helper.make_node("Relu", ["h"], ["y"], "act"),
-        ],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    path = tmp_path / "tiny.onnx"
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.write_bytes(made.SerializeToString())
-    return path
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
-    path = tmp_path / "in.npz"
-    np.savez(path, x=np.ones((2, 4), np.float32))
-    return path
-
-
-def expected() -> Any:
-    weights = np.arange(16, dtype=np.float32).reshape(4, 4) - 8
-    return np.maximum(np.ones((2, 4), np.float32) @ weights, 0)
-
-
-def run(*arguments: object) -> int:
-    return cli.run([str(argument) for argument in arguments])
+__all__ = ["data_folder", "inputs", "model"]  # fixtures
 
 
 @pytest.mark.parametrize(
@@ -170,6 +126,11 @@ def test_the_plans_of_a_model_and_which_is_in_use(
         "tttttttttttt 2 fast - 3 2.000 ms relu apart in use",
         "tttttttttttt 2 fast - 4 - -",
     ]
+    assert run("plans", model, "--json") == 0
+    told = {row["kernels"]: row for row in json.loads(capsys.readouterr().out)}
+    assert [told[n]["seconds"] for n in (1, 2, 3, 4)] == [0.004, 0.003, 0.002, None]
+    assert [n for n, row in told.items() if row["in_use"]] == [3]
+    assert [n for n, row in told.items() if not row["codegen_is_current"]] == [1]
     assert run("plans", "nowhere.onnx") == 1
     assert "nowhere.onnx" in capsys.readouterr().err
 
@@ -329,7 +290,7 @@ def test_an_artifact_runs_like_its_model(
 ) -> None:
     folder, out = tmp_path / "artifact", tmp_path / "out.npz"
     assert run("compile", model, "--dim", "batch=2", "-o", folder) == 0
-    assert "0 of 1 workloads known" in capsys.readouterr().out
+    assert "0 of 1 workloads known; the defaults are served" in capsys.readouterr().out
     assert (folder / "manifest.json").is_file()
     assert run("run", folder, "--inputs", inputs, "--outputs", out) == 0
     with np.load(out) as found:
@@ -393,41 +354,6 @@ def test_there_are_no_cost_models_before_one_is_trained(
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--dim", "batch=2", "--rounds", "1", "--seconds", "0.01")
-    assert run("bench", model, "--against", "onnxruntime", *arguments) == 0
-    text = capsys.readouterr().out
-    assert "onnxruntime" in text
-    assert "largest error" in text
-
-
-def test_bench_times_ranges_at_stated_sizes(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick = ("--rounds", "1", "--seconds", "0.01")
-    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9")
-    assert run("bench", model, "--against", "onnxruntime", *stated, *quick) == 0
-    text = capsys.readouterr().out
-    lines = [line.split()[:2] for line in text.splitlines() if "batch=" in line]
-    assert lines == [[f"batch={n}", name] for n in (3, 9) for name in ("tilewright", "onnxruntime")]
-    assert "largest error" in text
-    folder = tmp_path / "a"
-    assert run("compile", model, "-o", folder, "--dim", "batch=1..9,4") == 0
-    capsys.readouterr()
-    assert run("bench", folder, *quick) == 0
-    assert "batch=4" in capsys.readouterr().out
-    refused = [
-        ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
-        ((model, "--dim", "batch=2", "--sizes", "batch=2"), "no range"),
-        ((model, "--dim", "batch=1..9", "--sizes", "batch=10"), "10"),
-        ((model, "--dim", "batch=1,2"), "one size or one range"),
-        ((model, "--on", "board", "--sizes", "batch=2"), "--sizes"),
-    ]
-    for arguments, said in refused:
-        assert run("bench", *arguments, *(quick if "--on" not in arguments else ())) == 1
-        assert said in capsys.readouterr().err
-
-
 def test_run_takes_a_range(
     model: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -438,38 +364,6 @@ def test_run_takes_a_range(
     assert capsys.readouterr().out.count("end to end:") == 1
     assert run(*command, "--dim", "batch=4..8") == 1
     assert "dimension 0 ('batch') is 2, expected 4..8" in capsys.readouterr().err
-
-
-def test_bench_passes_its_options_on(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given: list[dict[str, Any]] = []
-
-    def race(runs: Any, **options: Any) -> list[Timing]:
-        given.append({"runs": list(runs), **options})
-        return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
-
-    monkeypatch.setattr("service.jobs.comparison.race", race)
-    assert run("bench", model, "--dim", "batch=2") == 0
-    options = ("--threads", 2, "--rounds", 7, "--seconds", 0.25)
-    assert run("bench", model, "--dim", "batch=2", *options) == 0
-    alone = {"runs": ["tilewright"], "threads": 1, "rounds": 5, "turn_seconds": 0.5}
-    assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
-    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
-
-
-@pytest.mark.parametrize("option", ["--rounds", "--seconds"])
-def test_bench_on_a_worker_refuses_what_it_would_ignore(
-    model: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr("service.cli.bench._bench_on", lambda *options: given.append(options))
-    assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
-    ((board, path, threads, *_, dims),) = given
-    assert (board, path, threads, dims) == ("board", model, 2, {"batch": 3})
-    assert run("bench", model, "--on", "board", option, "1") == 1
-    assert option in capsys.readouterr().err
 
 
 def test_a_token_is_made_with_its_scopes(
@@ -598,7 +492,8 @@ def test_commands_import_what_they_need_when_they_run() -> None:
             if isinstance(node, ast.ImportFrom):
                 assert node.module is not None
                 ours = node.module.split(".")[0] in ("compiler", "tuner", "db", "service")
-                assert not ours or node.module.startswith("service.cli"), (path.name, node.module)
+                light = node.module.startswith("service.cli") or node.module == "service.units"
+                assert not ours or light, (path.name, node.module)
 
 
 def test_compile_keeps_to_the_weight_limit(

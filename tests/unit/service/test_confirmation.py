@@ -85,7 +85,7 @@ def builder() -> Iterator[ProcessBuilder]:
 
 
 def honest(schedule: Schedule) -> float:
-    return 1e-3 * (1 + int(schedule.digest[:4], 16) / 65536)
+    return 1e-3 * (1 + int(schedule.digest[4:8], 16) / 65536)
 
 
 def lying(schedule: Schedule) -> float:

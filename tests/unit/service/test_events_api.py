@@ -46,6 +46,16 @@ def test_a_stream_replays_everything_and_ends_with_the_job(
     assert (events[-1][1], events[-1][2]["data"]["state"]) == ("state", "failed")
 
 
+def test_a_curve_has_points_wherever_they_lie_among_other_events(storage: Storage) -> None:
+    job = storage.jobs.create(storage.models.add(onnx_bytes(), "tiny").digest, "host")
+    # the first event tells the state: those of progress all have odd numbers
+    storage.events.append(job.id, [("task", {}), ("progress", {})] * 15)
+    for most, count in ((100, 15), (5, 5), (4, 4), (2, 2)):
+        found = storage.events.spread(job.id, "progress", most)
+        assert len(found) == count and found[-1].sequence == 31
+    assert storage.events.spread(job.id, "nothing", 5) == []
+
+
 def test_a_stream_goes_on_after_the_last_event_that_came(
     client: TestClient, storage: Storage
 ) -> None:

@@ -16,6 +16,7 @@ from compiler.device import find_device
 from compiler.target import host_target
 from db.engine import writing
 from db.storage import Storage
+from db.stores.blame import leases as leases_table
 from db.stores.blame import workers as workers_table
 from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
@@ -163,6 +164,8 @@ def test_a_killed_worker_is_given_the_run_again(
         first.kill()
         first.wait()
     assert states(storage, job) == [RequestState.LEASED]
+    with writing(storage.engine) as connection:  # nobody renews its lease, so it runs out
+        connection.execute(sa.update(leases_table).values(deadline=0.0))
     with worker_process(server.url, owner, tmp_path / "spool"):
         assert calls.result().comparisons
     (status,) = storage.leases.of_job(job)

@@ -23,7 +23,7 @@ from service.cli.view import settled_line
 from service.jobs.families import records_of_relatives
 from service.jobs.nearest import Answer, Match, best_answer, distance
 from service.jobs.no_regret import settle
-from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.planning import ModelRequest, Planned, plan_model, workload_name
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -313,3 +313,4 @@ def test_over_http(client: TestClient, storage: Storage) -> None:
     tune(storage, one, {others(one)[0]: 1e-3})
     body = client.get("/v1/schedules:explain", params=ask_for).json()
     assert body["match"] == "exact" and body["record"]["state"] == "confirmed"
+    assert body["record"]["name"] == workload_name(one)

@@ -26,7 +26,7 @@ from db.standing import Backing
 from db.storage import Storage
 from db.stores.verdicts import VerdictKind
 from service.cli import run as run_cli
-from service.cli.view import settled_line, verdict_text
+from service.cli.view import settled_line
 from service.jobs.device import Device, DeviceError
 from service.jobs.known_model import KnownModel
 from service.jobs.known_plan import keep_plan
@@ -35,6 +35,7 @@ from service.jobs.no_regret import Served, Verdict, settle
 from service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes, tasks_of
 from service.jobs.tuning import build_artifact
 from service.jobs.verification import verify_artifact
+from service.wording import verdict_text
 from tests.unit.service.devices import FakeDevice
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.model_runs import Race

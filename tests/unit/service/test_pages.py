@@ -47,12 +47,17 @@ def test_jobs_come_page_by_page(client: TestClient) -> None:
     assert "state=queued" in client.get("/v1/jobs?state=queued&limit=1").headers["Link"]
 
 
+SUMMARIES = {"/v1/records:coverage"}
+"""As long as there are operators and targets: not rows that a busy service adds by the million."""
+
+
 def lists(client: TestClient) -> list[str]:
     paths = client.get("/openapi.json").json()["paths"]
     return [
         path
         for path, verbs in paths.items()
-        if verbs.get("get", {})
+        if path not in SUMMARIES
+        and verbs.get("get", {})
         .get("responses", {})
         .get("200", {})
         .get("content", {})
@@ -77,6 +82,7 @@ LISTS = {
     "/v1/cost-models": 3,
     "/v1/devices": 3,
     "/v1/jobs": 3,
+    "/v1/jobs/{job_id}/log": 3,
     "/v1/jobs/{job_id}/tasks": 3,
     "/v1/models": 3,
     "/v1/records": 3,

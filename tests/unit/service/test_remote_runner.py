@@ -112,6 +112,18 @@ def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage
     assert runner(storage, job).resume() == []
 
 
+def test_what_an_earlier_stage_of_the_job_stored_is_not_taken_over(
+    storage: Storage, job: str
+) -> None:
+    """A job measures first to choose a plan, then to tune: with one runner, and no poll between."""
+    remote = runner(storage, job)
+    send(remote, "a")
+    work(storage)
+    (result,) = remote.poll(0)
+    remote.acknowledge([result.request_id])
+    assert remote.resume() == []
+
+
 def test_what_was_stored_already_comes_again_if_it_is_asked_for_again(
     storage: Storage, job: str
 ) -> None:

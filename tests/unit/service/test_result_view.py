@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from service.cli.devices import device_table
-from service.cli.result_view import result_lines
+from service.wording import result_lines
 from tuner.measure.statistics import Comparison
 
 VERDICT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from db.storage import Storage
 from service.cli import run
-from service.cli.terminal import complain, console, say, visible
+from service.cli.terminal import complain, console, say, say_json, visible
 from tuner.measure.wire import PROTOCOL
 
 HOSTILE = "w\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eevil"
@@ -42,6 +43,15 @@ def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
     assert visible(HOSTILE) in found.out and visible(HOSTILE) in found.err
     for line in (found.out + found.err).splitlines():
         assert not set("\x1b\x07\x9b\r\b\u202e") & set(line)
+
+
+def test_what_is_printed_as_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    ratios = {"low": float("nan"), "high": [float("inf"), -float("inf"), 1.5]}
+    say_json({"name": f"{HOSTILE}\x7f", **ratios})
+    found = capsys.readouterr().out
+    told = json.loads(found, parse_constant=pytest.fail)
+    assert told == {"name": f"{HOSTILE}\x7f", "low": None, "high": [None, None, 1.5]}
+    assert not OBEYED.search(found)
 
 
 def test_colours_are_the_consoles_own(monkeypatch: pytest.MonkeyPatch) -> None:

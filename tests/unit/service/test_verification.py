@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
-from compiler.runtime.artifact import read_artifact
+from compiler.runtime.artifact import Artifact, read_artifact
 from compiler.runtime.program import NativeCall
+from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_model
 from service.jobs.verification import (
@@ -176,7 +179,7 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
     wrong = replace(given, graph=_with_weight_moved(given).graph)
     builder = driver.ProgramBuilder(None, given.target)
     with Verifier([given], HERE) as verifier:
-        artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=verifier.verify)
+        artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=checked(verifier))
     assert verifier.found.complete
     before = (tmp_path / "a" / "manifest.json").stat()
     for place in ("a", "b"):
@@ -185,7 +188,7 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
             pytest.raises(CompilerError, match="differs from its"),
         ):
             artifacts.save_artifact(
-                {(): given.plan}, builder, tmp_path / place, check=verifier.verify
+                {(): given.plan}, builder, tmp_path / place, check=checked(verifier)
             )
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "manifest.json").stat() == before
@@ -203,11 +206,15 @@ def test_references_that_are_computed_meanwhile_say_the_same(
             builder = driver.ProgramBuilder(None, given.target)
             artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
             if model is given:
-                verifier.verify(read_artifact(tmp_path / "a"))
+                checked(verifier)(read_artifact(tmp_path / "a"))
                 assert verifier.found == verify_artifact(given, read_artifact(tmp_path / "a"), HERE)
             else:
                 with pytest.raises(CompilerError, match=r"differs from its|hangs on rounding"):
-                    verifier.verify(read_artifact(tmp_path / "a"))
+                    checked(verifier)(read_artifact(tmp_path / "a"))
+
+
+def checked(verifier: Verifier) -> Callable[[Artifact], None]:
+    return lambda made: verifier.verify(partial(of_artifact, made))
 
 
 def plain() -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from compiler import artifacts, driver
 from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.runtime.artifact import read_artifact
+from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_sizes
 from service.jobs.verification import Verifier
@@ -88,11 +90,11 @@ def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     artifacts.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
     artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
     with Verifier([right], here) as verifier:
-        verifier.verify(artifact)
+        verifier.verify(partial(of_artifact, artifact))
     assert verifier.found.complete
     wrong = replace(right, open=replace(right.open, graph=other.open.graph))
     with (
         Verifier([wrong], here) as verifier,
         pytest.raises(CompilerError, match=r"output 'y' .* differs from its reference"),
     ):
-        verifier.verify(artifact)
+        verifier.verify(partial(of_artifact, artifact))

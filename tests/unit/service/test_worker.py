@@ -28,6 +28,8 @@ from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, SpeedsWork
 from tuner.measure.wire import MeasureRequest, MeasureResult
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 def test_a_worker_measures_and_reports(
     storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
@@ -214,7 +216,11 @@ def test_a_cancelled_request_is_dropped(
     until(lambda: state(storage, "a") is RequestState.LEASED)
     storage.leases.cancel(request_ids=["a"])
     queue(storage, "b")
-    time.sleep(0.5)  # two heartbeats
+    for _ in range(2):  # it has the answer to the first heartbeat when it sends the second
+        (worker,) = storage.workers.list()
+        until(
+            lambda before=worker: storage.workers.list()[0].last_heartbeat > before.last_heartbeat
+        )
     sandbox.gate.set()
     until(lambda: state(storage, "b") is RequestState.DONE)
     assert sandbox.measured == ["b"]

@@ -22,6 +22,8 @@ from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, stat
 
 Answer = tuple[int, dict[str, str], bytes]
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 PAGE: Answer = (404, {"Content-Type": "text/html"}, b"<h1>404 Not Found</h1>")
 
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from db.storage import Storage
 from service.api.schemas.workers import HeartbeatRequest, WorkerCondition
 from service.cli import run
-from service.cli.view import condition_text
+from service.wording import condition_text
 from service.worker.condition import device_condition
 from tests.unit.service.workers import Running, until
 from tuner.measure.wire import PROTOCOL

@@ -1,0 +1,93 @@
+"""The dashboard as an application within the service's: its pages, its files, its errors.
+
+It shares the state of the service's application, so that its routes have the same stores, gate and
+notifier. A page asks the very functions that answer REST requests, with the token of the cookie.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api import errors
+from service.api.errors import ApiProblem
+from service.dashboard import device_pages, job_pages, record_pages, sign_in, task_pages
+from service.dashboard.pages import STATIC, problem_page
+from service.dashboard.session import COOKIE, forget
+
+PATH = "/dashboard"
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # not `no-referrer`, which would make the origin of forms `null`
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+entrance = APIRouter(include_in_schema=False)
+
+
+@entrance.get("/")
+async def enter(request: Request) -> Response:
+    """Where people go who open the service in a browser; to a program nothing is here."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise HTTPException(404)
+    return RedirectResponse(f"{request.scope['root_path']}{PATH}/", 303)
+
+
+def create_dashboard(service: FastAPI) -> FastAPI:
+    """The application to mount at `PATH` of the service's."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.state = service.state
+    app.add_middleware(_Guarded)
+    errors.install(app, _refused)
+    for pages in (sign_in, job_pages, task_pages, device_pages, record_pages):
+        app.include_router(pages.router)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    return app
+
+
+def _refused(request: Request, problem: ApiProblem) -> Response:
+    """A page that says what is wrong; without a token that is taken, the one to sign in."""
+    if problem.status != 401:
+        return problem_page(request, problem)
+    place = f"{request.scope['root_path']}/sign-in"
+    response: Response
+    if request.headers.get("hx-request"):  # a part of a page: all of it has to go
+        response = Response(status_code=401, headers={"HX-Redirect": place})
+    else:
+        back = urlencode({"next": request.url.path}) if request.method == "GET" else ""
+        response = RedirectResponse(f"{place}?{back}", 303)
+    # what somebody else's page links to comes without the cookie, which must outlive that
+    if COOKIE in request.cookies:
+        forget(response, request)
+    return response
+
+
+class _Guarded:
+    """Headers of every answer: nothing but our own files runs, and no cache keeps a page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                static = "etag" in headers
+                headers.setdefault("Cache-Control", "no-cache" if static else "no-store")
+            await send(message)
+
+        await self._app(scope, receive, sending)

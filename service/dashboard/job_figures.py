@@ -1,0 +1,159 @@
+"""What a job's page says in numbers and bars, from the answers of REST."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.api.schemas.jobs import CurveView, JobView, TaskView
+from service.dashboard.figures import ratio
+from service.units import finite
+from service.wording import result_lines
+
+COLOURS = 8
+"""Tasks that have a colour in the bars; the others share one."""
+
+TRIED = 10
+"""Alternatives to the plan that are shown; the others were slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task, its shares of the model's time (0..1), and how near it is to what the device allows.
+
+    `colour` is its number in the bars, from 0; `COLOURS` is that of all others.
+    """
+
+    task: TaskView
+    default_share: float
+    best_share: float
+    of_roofline: float | None
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A part of a bar; from `left` on, in thousandths of the longest bar."""
+
+    left: float
+    width: float
+    colour: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBar:
+    name: str
+    seconds: float
+    segments: tuple[BarPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """`rows` are the tasks, the most expensive first; `more` says that there are others."""
+
+    rows: tuple[TaskLine, ...]
+    more: bool
+    bars: tuple[TimeBar, ...]
+    outcomes: tuple[tuple[str, int], ...]
+    lines: tuple[str, ...]
+    tried: tuple[dict[str, Any], ...]
+    race: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, job: JobView, tasks: Sequence[TaskView], more: bool) -> JobFigures:
+        rows = _rows(tasks)
+        progress = job.progress
+        worked = max(0, progress.trials_done - progress.trials_failed)
+        return cls(
+            rows=rows,
+            more=more,
+            bars=_bars(rows),
+            outcomes=(("ok", worked), *job.failures.items()) if progress.trials_done else (),
+            lines=tuple(result_lines(job.result)) if job.result else (),
+            tried=_tried(job),
+            race=race_interval(job),
+        )
+
+
+def drawn_curve(curve: CurveView) -> dict[str, Any]:
+    """The curve for its script, in few characters: moment, trials, untuned and best seconds."""
+    points = [
+        [p.at, p.trials, finite(p.default_seconds), finite(p.best_seconds)] for p in curve.points
+    ]
+    return {"sequence": curve.sequence, "points": points}
+
+
+def frame(job: JobView) -> dict[str, Any]:
+    """What else the curve shows: when it starts, the time that is enough, what the race said."""
+    target = job.options.get("target_ms")
+    return {"start": job.started_at, "target": target, "race": race_interval(job)}
+
+
+def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
+    before = [_cost(task, task.default_seconds) for task in tasks]
+    after = [_cost(task, task.best_seconds) for task in tasks]
+    whole_before, whole_after = sum(before) or 1.0, sum(after) or 1.0
+    # by what does not change while the job runs, so that rows and colours stay
+    order = sorted(range(len(tasks)), key=lambda n: (-before[n], n))
+    return tuple(
+        TaskLine(
+            task=tasks[number],
+            default_share=before[number] / whole_before,
+            best_share=after[number] / whole_after,
+            of_roofline=ratio(tasks[number].facts.get("bound_seconds"), tasks[number].best_seconds),
+            colour=min(place, COLOURS),
+        )
+        for place, number in enumerate(order)
+    )
+
+
+def _cost(task: TaskView, seconds: float | None) -> float:
+    """Seconds of all its runs in one inference; with the other time if this one is not known."""
+    known = seconds or task.best_seconds or task.default_seconds or 0.0
+    # how often an inference runs it: with open sizes not its count alone
+    runs = task.weight / max(1, task.facts.get("flops", 0))
+    cost = known * runs
+    return cost if math.isfinite(cost) and cost > 0.0 else 0.0
+
+
+def _bars(rows: Sequence[TaskLine]) -> tuple[TimeBar, ...]:
+    """The untuned and the best time of the model, cut by tasks."""
+    times = [
+        ("untuned", [_cost(row.task, row.task.default_seconds) for row in rows]),
+        ("best so far", [_cost(row.task, row.task.best_seconds) for row in rows]),
+    ]
+    known = [(name, seconds) for name, seconds in times if 0.0 < sum(seconds) < math.inf]
+    longest = max((sum(seconds) for _, seconds in known), default=0.0)
+    return tuple(_bar(name, seconds, rows, longest) for name, seconds in known)
+
+
+def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest: float) -> TimeBar:
+    segments, left, whole = [], 0.0, sum(seconds)
+    shown = [(s, row.colour, row.task.name) for s, row in zip(seconds, rows, strict=True)]
+    rest = sum(s for s, colour, _ in shown if colour == COLOURS)
+    shown = [each for each in shown if each[1] < COLOURS]
+    if rest:
+        shown.append((rest, COLOURS, "all others"))
+    for each, colour, title in shown:
+        width = 1000.0 * each / longest
+        said = f"{title}: {each * 1e3:.3f} ms, {100 * each / whole:.1f} %"
+        segments.append(BarPart(left, width, colour, said))
+        left += width
+    return TimeBar(name, whole, tuple(segments))
+
+
+def _tried(job: JobView) -> tuple[dict[str, Any], ...]:
+    """The alternatives to the job's plan that were measured, the best first."""
+    decision = (job.result or {}).get("plan") or {}
+    tried = [each for each in decision.get("tried", ()) if each["new_seconds"] is not None]
+    return tuple(sorted(tried, key=lambda t: t["new_seconds"] - t["old_seconds"])[:TRIED])
+
+
+def race_interval(job: JobView) -> tuple[float, float] | None:
+    """The interval of tuned / untuned of the whole model, raced on the device."""
+    verdict = (job.result or {}).get("end_to_end") or {}
+    comparison = verdict.get("comparison")
+    return (comparison["low"], comparison["high"]) if comparison else None

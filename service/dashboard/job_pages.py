@@ -1,0 +1,152 @@
+"""Jobs: the list, one of them with its curve and its tasks, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from db.job_states import JobState
+from db.storage import Storage
+from db.stores.jobs import Job
+from db.stores.tokens import Scope, Token
+from service.api.audit import AuditDep
+from service.api.deps import NotifierDep, Reader, StorageDep, Submitter
+from service.api.pages import PagesDep
+from service.api.routes import events as event_routes
+from service.api.routes import jobs as routes
+from service.dashboard.commands import job_commands
+from service.dashboard.job_figures import JobFigures, drawn_curve, frame
+from service.dashboard.pages import (
+    address_of,
+    first_page,
+    has_more,
+    next_link,
+    page,
+    server_of,
+)
+from service.dashboard.session import PageRoute
+
+router = APIRouter(route_class=PageRoute)
+
+ROWS = 50
+"""Tasks that are shown unless somebody wants more."""
+
+MOST_ROWS = 1000
+LOG_LINES = 30
+
+RowsQuery = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+
+
+@router.get("/jobs")
+def jobs(
+    request: Request,
+    response: Response,
+    storage: StorageDep,
+    token: Reader,
+    pages: PagesDep,
+    state: str = "",
+) -> Response:
+    chosen = next((each for each in JobState if each.value == state), None)
+    found = routes.list_jobs(storage, token, pages, chosen)
+    return page(
+        request,
+        "jobs.html",
+        jobs=found,
+        states=[each.value for each in JobState],
+        state="" if chosen is None else chosen.value,
+        live=any(not job.final for job in found),
+        here=address_of(request),
+        next=next_link(request, response),
+        server=server_of(request),
+    )
+
+
+@router.get("/jobs/{job_id}")
+def job(
+    request: Request, job_id: str, storage: StorageDep, token: Reader, rows: RowsQuery = ROWS
+) -> Response:
+    return page(request, "job.html", **_shown(request, job_id, storage, token, rows))
+
+
+@router.get("/jobs/{job_id}/parts")
+def job_parts(
+    request: Request, job_id: str, storage: StorageDep, token: Reader, rows: RowsQuery = ROWS
+) -> Response:
+    """What changes of a job's page while it is open."""
+    return page(request, "job_parts.html", **_shown(request, job_id, storage, token, rows))
+
+
+def _shown(
+    request: Request, job_id: str, storage: Storage, token: Token, rows: int
+) -> dict[str, Any]:
+    # the curve first: what comes meanwhile is sent behind it
+    found = storage.jobs.get(job_id)
+    curve = event_routes.get_job_curve(found, storage)
+    view = routes.get_job(job_id, storage, token)
+    pages, answer = first_page(request, MOST_ROWS)
+    tasks = routes.list_job_tasks(job_id, storage, token, pages)
+    log = event_routes.list_job_log(found, storage, first_page(request, LOG_LINES)[0])
+    return {
+        "job": view,
+        "curve": drawn_curve(curve),
+        "frame": frame(view),
+        "figures": JobFigures.of(view, tasks, more=has_more(answer)),
+        "rows": rows,
+        "log": log,
+        "may_act": token.allows(Scope.SUBMIT),
+        "commands": job_commands(view, server_of(request)),
+    }
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+async def job_events(
+    request: Request,
+    job: Annotated[Job, Depends(event_routes.existing_job)],
+    storage: StorageDep,
+    notifier: NotifierDep,
+    after: Annotated[int, Query(ge=0, le=event_routes.LAST_EVENT)] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """The events of REST, and one that says that no others come."""
+    last = request.headers.get("last-event-id")
+    async for event in event_routes.job_events(request, job, storage, notifier, last, after):
+        yield event
+    if (await run_in_threadpool(storage.jobs.get, job.id)).state.final:
+        yield ServerSentEvent(raw_data="{}", event="end")
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel(
+    request: Request, job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter
+) -> Response:
+    routes.cancel_job(job_id, storage, audit, token)
+    return _back(request, job_id)
+
+
+@router.post("/jobs/{job_id}/pause")
+def pause(
+    request: Request, job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter
+) -> Response:
+    routes.pause_job(job_id, storage, audit, token)
+    return _back(request, job_id)
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume(
+    request: Request, job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter
+) -> Response:
+    routes.resume_job(job_id, storage, audit, token)
+    return _back(request, job_id)
+
+
+@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse)
+def artifact(job_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
+    return routes.get_artifact(job_id, request, storage, token)
+
+
+def _back(request: Request, job_id: str) -> Response:
+    return RedirectResponse(f"{request.scope['root_path']}/jobs/{job_id}", 303)

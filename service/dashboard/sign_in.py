@@ -1,0 +1,52 @@
+"""Signing in and out, and where a visitor goes first."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from db.stores.tokens import Scope
+from service.api.errors import ApiProblem, invalid
+from service.dashboard.pages import page
+from service.dashboard.session import PageRoute, forget, keep, safe_next
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/")
+async def front(request: Request) -> Response:
+    return RedirectResponse(f"{request.scope['root_path']}/jobs", 303)
+
+
+@router.get("/sign-in")
+async def sign_in(request: Request, next: str = "") -> Response:
+    return page(request, "sign_in.html", next=next, refusal="")
+
+
+@router.post("/sign-in")
+async def signed_in(request: Request) -> Response:
+    """Take a token, if it is one that may look at things."""
+    try:
+        given = parse_qs((await request.body()).decode("latin-1"), max_num_fields=10)
+    except ValueError:
+        raise invalid("the form has fields that it should not have") from None
+    secret = given.get("token", [""])[0].strip()
+    back = given.get("next", [""])[0]
+    try:
+        bearer = b"Bearer " + secret.encode("latin-1", "replace")
+        headers = {b"authorization": bearer}
+        await request.app.state.gate.authenticate(headers, Scope.READ)
+    except ApiProblem as problem:
+        return page(request, "sign_in.html", problem.status, next=back, refusal=problem.detail)
+    response = RedirectResponse(safe_next(back, request.scope["root_path"]), 303)
+    keep(response, request, secret)
+    return response
+
+
+@router.post("/sign-out")
+async def signed_out(request: Request) -> Response:
+    response = RedirectResponse(f"{request.scope['root_path']}/sign-in", 303)
+    forget(response, request)
+    return response

@@ -1,0 +1,96 @@
+"""What the trials of a task say: each knob against the speed that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.api.schemas.resources import TrialView
+from service.sentences import one_sentence
+
+WIDTH, HEIGHT = 320.0, 120.0
+"""Of a plot, without the names of its values."""
+
+MOST_KNOBS = 8
+MOST_DOTS = 300
+MOST_NAMES = 10
+LONGEST_NAME = 12
+
+ALGORITHM = "algorithm"
+
+
+@dataclass(frozen=True, slots=True)
+class KnobPlot:
+    """A knob's values from left to right, and the speed of each trial (1: the fastest) upwards.
+
+    `matters` is how much faster the best trial of its best value is than that of its worst.
+    """
+
+    name: str
+    names: tuple[tuple[float, str], ...]
+    dots: tuple[tuple[float, float], ...]
+    best: str
+    matters: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigures:
+    """`fastest` are the trials that worked, the fastest first; `failed` is by kind of failure, with
+    the text of the newest one."""
+
+    fastest: tuple[TrialView, ...]
+    failed: tuple[tuple[str, int, str], ...]
+    knobs: tuple[KnobPlot, ...]
+
+    @classmethod
+    def of(cls, trials: Sequence[TrialView]) -> TaskFigures:
+        """Of trials, the newest first."""
+        worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
+        fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
+        kinds = Counter(trial.status for trial in trials if trial.status != "ok")
+        errors = {trial.status: trial.error for trial in reversed(trials)}
+        failed = tuple((kind, n, errors[kind]) for kind, n in kinds.most_common())
+        return cls(tuple(fastest), failed, _plots(fastest))
+
+
+def _plots(fastest: Sequence[TrialView]) -> tuple[KnobPlot, ...]:
+    """Those that tell most; knobs of which one value was tried tell nothing."""
+    values: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    order: dict[str, dict[str, Any]] = defaultdict(dict)
+    for trial in fastest:
+        speed = (fastest[0].run_seconds or 0.0) / (trial.run_seconds or 1.0)
+        choices = {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
+        for knob, value in choices.items():
+            values[knob].append((str(value), speed))
+            order[knob][str(value)] = value
+    plots = [
+        _plot(knob, found, order[knob]) for knob, found in values.items() if len(order[knob]) > 1
+    ]
+    return tuple(sorted(plots, key=lambda plot: (-plot.matters, plot.name))[:MOST_KNOBS])
+
+
+def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any]) -> KnobPlot:
+    """`found` are a value and a speed for each trial, the fastest first."""
+    ordered = sorted(values, key=lambda name: _rank(values[name]))
+    across = {name: WIDTH * (n + 0.5) / len(ordered) for n, name in enumerate(ordered)}
+    best: dict[str, float] = {}
+    for name, speed in found:
+        best.setdefault(name, speed)
+    worst = min(best.values())  # 0 beside a time that is absurd
+    step = -(-len(ordered) // MOST_NAMES)
+    return KnobPlot(
+        name=one_sentence(knob, 40),
+        names=tuple((across[n], one_sentence(n, LONGEST_NAME)) for n in ordered[::step]),
+        dots=tuple((across[name], HEIGHT * (1.0 - speed)) for name, speed in found[:MOST_DOTS]),
+        best=one_sentence(found[0][0], 40),
+        matters=max(best.values()) / worst if worst else math.inf,
+    )
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Numbers by size, before all others by name."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, str(value))

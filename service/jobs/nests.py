@@ -1,0 +1,27 @@
+"""The loop nest of a stored task, to be read. Nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.loops.text import print_nest
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, untuned_schedule
+from compiler.target import Target
+from compiler.workload import Workload
+
+
+def stored_nest(
+    text: str, schedule: Mapping[str, Any] | None, target: Target, threads: int, numerics: str
+) -> tuple[Schedule, str]:
+    """A schedule and what it makes of a workload's text; without a schedule, of the untuned one.
+
+    Raises CompilerError, for a workload or a schedule of another release, too.
+    """
+    workload = Workload.parse(text)
+    if schedule is None:
+        chosen = untuned_schedule(workload, target, threads, numerics)
+    else:
+        chosen = Schedule.from_json(dict(schedule))
+    return chosen, print_nest(lower_schedule(workload, chosen, target, threads).nest)

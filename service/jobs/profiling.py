@@ -1,0 +1,139 @@
+"""Where the time of a run goes, instruction by instruction, as a table and as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, assert_never
+
+from compiler.runtime.kernel import BufferRole, KernelSpec
+from compiler.runtime.program import (
+    Branch,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Program,
+    Refuse,
+    SizeBranch,
+)
+
+SAMPLES = 9
+"""Runs of the whole model; of each instruction the fastest counts."""
+
+
+class StepKind(StrEnum):
+    """What an instruction is. Of loops and branches the time is what they cost themselves."""
+
+    KERNEL = "kernel"
+    NATIVE = "native"
+    COPY = "copy"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileStep:
+    """One instruction of a program. `seconds` are those of all its runs in one run of the program,
+    0 if no run reached it."""
+
+    number: int  # from 1, in the order of the code
+    kind: StepKind
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """One run of a program. CPU time with one thread, else wall time."""
+
+    program: str
+    target: str
+    device: str
+    threads: int
+    steps: tuple[ProfileStep, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All instructions one after the other, each at its fastest."""
+        return sum(step.seconds for step in self.steps)
+
+    def by_name(self) -> list[tuple[str, StepKind, int, float]]:
+        """Name, kind, how many instructions and their seconds, the most expensive first."""
+        found: dict[tuple[str, StepKind], list[float]] = {}
+        for step in self.steps:
+            found.setdefault((step.name, step.kind), []).append(step.seconds)
+        rows = [(name, kind, len(each), sum(each)) for (name, kind), each in found.items()]
+        return sorted(rows, key=lambda row: -row[3])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`."""
+        return {**asdict(self), "seconds": self.seconds}
+
+
+def steps_of(
+    program: Program, seconds: Iterable[float], kernels: Sequence[str] = ()
+) -> list[ProfileStep]:
+    """The instructions of a program with their times.
+
+    Args:
+        program: what ran, at one size.
+        seconds: of each instruction of `program.walk()`.
+        kernels: names of the kernel calls in that order; without them they are named by what they
+            write.
+    """
+    given = iter(kernels)
+    return [
+        ProfileStep(number, *_named(instruction, program, given), float(each))
+        for number, (instruction, each) in enumerate(
+            zip(program.walk(), seconds, strict=True), start=1
+        )
+    ]
+
+
+def trace(profile: ModelProfile) -> dict[str, Any]:
+    """The run in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+    The steps follow each other without gaps, each as long as its fastest run took.
+    """
+    ended = 0.0
+    events: list[dict[str, Any]] = [_named_thread("process_name", profile.program)]
+    events.append(_named_thread("thread_name", f"{profile.target}, {profile.threads} threads"))
+    for step in profile.steps:
+        took = 1e6 * step.seconds
+        event = {"name": step.name, "cat": step.kind.value, "ph": "X", "ts": ended, "dur": took}
+        events.append({**event, "pid": 1, "tid": 1, "args": {"instruction": step.number}})
+        ended += took
+    about = {"device": profile.device, "target": profile.target, "threads": profile.threads}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _named_thread(kind: str, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 1, "tid": 1, "args": {"name": name}}
+
+
+def _named(
+    instruction: Instruction, program: Program, kernels: Iterator[str]
+) -> tuple[StepKind, str]:
+    match instruction:
+        case KernelCall(kernel, _, sizes):
+            return StepKind.KERNEL, next(kernels, "") or _written(program.kernels[kernel], sizes)
+        case NativeCall(function):
+            return StepKind.NATIVE, function
+        case Copy(_, _, size):
+            return StepKind.COPY, f"copy of {size} bytes"
+        case Loop() | Branch() | SizeBranch() | Refuse():
+            return StepKind.CONTROL, type(instruction).__name__.lower()
+        case _:
+            assert_never(instruction)
+
+
+def _written(spec: KernelSpec, sizes: tuple[int, ...]) -> str:
+    """`tw_76a99953c56c -> 16x16x16`: a kernel that nobody named, and its outputs' shapes."""
+    outputs = [
+        "x".join(str(spec.given(extent, sizes)) for extent in buffer.shape) or "1"
+        for buffer in spec.buffers
+        if buffer.role is BufferRole.OUTPUT
+    ]
+    return f"{spec.name[:15]} -> {', '.join(outputs)}"

@@ -1,0 +1,30 @@
+"""Times as people read them. What is no number, or no finite one, is not known: `-`.
+
+A store keeps infinities in JSON as text.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+
+def finite(value: object) -> float | None:
+    """The number that a value is; None of anything else."""
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+
+
+def milliseconds(seconds: float | None) -> str:
+    known = finite(seconds)
+    return "-" if known is None else f"{known * 1e3:.3f} ms"
+
+
+def microseconds(seconds: float | None) -> str:
+    known = finite(seconds)
+    return "-" if known is None else f"{known * 1e6:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Minutes and seconds."""
+    known = finite(seconds)
+    return "-" if known is None else f"{int(known) // 60}:{int(known) % 60:02d}"

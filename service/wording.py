@@ -1,0 +1,161 @@
+"""What is said of jobs, devices and their results, in plain words.
+
+The command line and the dashboard say the same. What others chose (names, reasons) is not escaped
+here for where it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from db.standing import Backing
+from service.api.schemas.workers import WorkerCondition
+from service.sentences import one_sentence
+from service.units import microseconds
+from tuner.events import Ended
+from tuner.forecast import Forecast
+
+
+def schedule_text(schedule: Mapping[str, Any] | None) -> str:
+    """The algorithm and its knobs on one line."""
+    if not schedule:
+        return "-"
+    choices = schedule.get("choices", {})
+    return " ".join([str(schedule["algorithm"]), *(f"{k}={v}" for k, v in choices.items())])
+
+
+def comparison_text(comparison: Mapping[str, Any] | None) -> str:
+    """The ratio to the incumbent with its interval; the incumbent itself has none."""
+    if comparison is None:
+        return "kept"
+    return f"{comparison['ratio']:.3f} ({comparison['low']:.3f}-{comparison['high']:.3f})"
+
+
+def condition_text(condition: WorkerCondition | None) -> str:
+    """`61 °C, load 3.2, clock 85 %, powersave`: what the system of a device says of it."""
+    if condition is None:
+        return "-"
+    parts = []
+    if condition.temperature_celsius is not None:
+        parts.append(f"{condition.temperature_celsius:.0f} °C")
+    if condition.load is not None:
+        parts.append(f"load {condition.load:.1f}")
+    if condition.clock_ratio is not None:
+        parts.append(f"clock {100 * condition.clock_ratio:.0f} %")
+    return one_sentence(", ".join([*parts, *filter(None, [condition.governor])])) or "-"
+
+
+def event_text(kind: str, data: Mapping[str, Any]) -> str:
+    """What an event of a job says: "running", "failed: no memory", "conv 3x3: tuned, 12.3 us"."""
+    if kind == "task":
+        seconds = microseconds(data.get("best_seconds"))
+        return f"{data.get('name', 'a task')}: {data.get('status', 'done')}, {seconds} us"
+    said = str(data.get("state", kind)).replace("_", " ")
+    why = data.get("error") or data.get("reason")
+    return f"{said}: {why}" if why else said
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """Trials that failed, by kind: "2 crash, 1 build error"; "none" where none did."""
+    kinds = (f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
+    return ", ".join(kinds) or "none"
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    """What is served, and how the tuned program did against the untuned one."""
+    served = {
+        "tuned": "the tuned schedules are served",
+        "partly": f"{len(verdict['dropped'])} tasks fall back to their defaults",
+        "default": "the defaults are served",
+    }[verdict["served"]]
+    comparison = verdict["comparison"]
+    if comparison is None:
+        return f"{served}; {verdict['reason']}"
+    backing = verdict.get("backing")
+    return (
+        f"{served}; tuned / untuned {comparison['ratio']:.3f} "
+        f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
+        + (f"; {verdict['reason']}" if verdict["reason"] else "")
+        + (f"; {Backing(backing).sentence}" if backing and Backing(backing).weak else "")
+    )
+
+
+def known_text(known: int, workloads: int, related: int) -> str:
+    """How many workloads have a record, of their own or of a relative."""
+    return f"{known} of {workloads} workloads known" + (
+        f", {related} by relatives" if related else ""
+    )
+
+
+def ending_text(
+    ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
+) -> str:
+    """Why a run ended, what going on was expected to gain, and how well forecasts came true."""
+    line = {
+        Ended.KNOWN: "everything was known",
+        Ended.TRIALS: "the trials are spent",
+        Ended.TIME: "the time is over",
+        Ended.GAIN: "little is left to gain",
+        Ended.TARGET: "the target is met",
+        Ended.SPACES: "there is nothing left to try",
+        Ended.DEVICE: "the device was lost",
+        Ended.CANCELLED: "cancelled",
+    }[Ended(ended)]
+    if forecast is not None:
+        line += f"; {Forecast(**forecast)}"
+    if error is not None:
+        line += (
+            f" (forecasts so far: {100 * error['expected']:.1f} % on average, "
+            f"{100 * error['gained']:.1f} % came)"
+        )
+    return line
+
+
+def decision_line(decision: Mapping[str, Any] | None) -> str:
+    """The plan and the reason for it, on one line."""
+    if decision is None:
+        return "plan: by rule; no job has compared it with others yet"
+    return f"plan: {decision['name']}; {decision['reason']}"
+
+
+def result_lines(result: Mapping[str, Any]) -> list[str]:
+    """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
+
+    They say how its plan was chosen at each size, why it ended and on which device, whether the
+    artifact was verified there, and what is served and why.
+    """
+    lines = []
+    for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
+        sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
+        lines.append(decision_line(each["plan"]) + (f" ({sizes})" if sizes else ""))
+    if "ended" in result:
+        ended = ending_text(result["ended"], result.get("forecast"), result.get("forecast_error"))
+        lines.append(ended)
+    device = result.get("device")
+    if device is not None:
+        model = (device["facts"] or {}).get("model", "")
+        lines.append(f"device: {device['name']}" + (f", {model}" if model else ""))
+    if result.get("not_verified"):
+        lines.append(f"not verified: {result['not_verified']}")
+    elif result.get("largest_error") is not None or result.get("unverified"):
+        lines.append(f"verified: {_certificate(result)}")
+    verdict = result.get("end_to_end")
+    if verdict is not None:
+        known = ""
+        if result.get("workloads") is not None:
+            related = result.get("workloads_related") or 0
+            known = known_text(result["workloads_known"], result["workloads"], related) + "; "
+        where = f" (on {verdict['device']})" if verdict.get("device") else ""
+        lines.append(f"end to end: {known}{verdict_text(verdict)}{where}")
+    # a worker chooses its name, and says what its device is
+    return [one_sentence(line) for line in lines]
+
+
+def _certificate(result: Mapping[str, Any]) -> str:
+    parts = []
+    if result.get("largest_error") is not None:
+        parts.append(f"largest error {result['largest_error']:.1e} of the largest output")
+    if result.get("unverified"):
+        parts.append(f"not these outputs: {', '.join(result['unverified'])}")
+    return "; ".join(parts)

@@ -1,0 +1,117 @@
+"""The dashboard in a browser: signing in, a job whose curve grows, cancelling it, and nothing from
+elsewhere.
+
+Chromium is Debian's, without its own sandbox, as it is run by root here. What a page shows of its
+state is in attributes: the policy of the pages forbids to evaluate what waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_kill import small_model
+from tests.devices.conftest import Service
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
+
+PATIENCE = 120_000.0
+"""Milliseconds that the page may take for a step, on a machine that others use."""
+
+MANY = 100_000
+"""Trials that no job makes before it is cancelled; the model has schedules enough."""
+
+pytestmark = [
+    pytest.mark.devices,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+]
+
+
+@pytest.fixture
+def worker(plain_service: Service, tmp_path: Path) -> Iterator[None]:
+    """One on this machine."""
+    command = [sys.executable, "-m", "service.worker", "--name", "here", "--server"]
+    command += [plain_service.url, "--token-file", str(tmp_path / "service/data/token")]
+    command += ["--spool", str(tmp_path / "spool")]
+    with (tmp_path / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    yield
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def page(plain_service: Service) -> Iterator[playwright.Page]:
+    """A page that complains of nothing and asks nobody else; checked at the end."""
+    troubles: list[str] = []
+
+    def asked(request: playwright.Request) -> None:
+        if not request.url.startswith(f"{plain_service.url}/"):
+            troubles.append(f"asked {request.url}")
+
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        shown = browser.new_page()
+        shown.set_default_timeout(PATIENCE)
+        shown.on("request", asked)
+        shown.on("pageerror", lambda error: troubles.append(str(error)))
+        shown.on(
+            "console",
+            lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        yield shown
+        browser.close()
+    assert not troubles
+
+
+def test_a_job_is_followed_and_cancelled(
+    plain_service: Service, worker: None, page: playwright.Page, tmp_path: Path
+) -> None:
+    model = tmp_path / "small.onnx"
+    small_model(model)
+    submit = ["submit", str(model), "--trials", str(MANY), "--stop-gain", "0", "--detach"]
+    (job,) = re.findall(r"^job (\w+)$", plain_service.run(*submit), re.MULTILINE)
+
+    page.goto(plain_service.url)
+    page.get_by_label("Token").fill(plain_service.token)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="small.onnx").click()
+
+    curve, trials = page.locator("#curve"), page.locator("#trials")
+    points = re.compile(r"^[1-9]\d*$")
+    expect = playwright.expect
+    expect(curve).to_have_attribute("data-points", points, timeout=PATIENCE)
+    drawn, done = curve.get_attribute("data-points"), trials.get_attribute("data-trials")
+    assert drawn is not None and done is not None
+    # without being loaded again: by the stream, and by the part that it makes the page ask for
+    expect(curve).not_to_have_attribute("data-points", drawn, timeout=PATIENCE)
+    expect(trials).not_to_have_attribute("data-trials", done, timeout=PATIENCE)
+    assert int(curve.get_attribute("data-points") or 0) > int(drawn)
+    expect(curve.locator("canvas")).to_be_visible()
+    page.get_by_label("over time").check()
+    expect(curve.locator(".u-legend")).to_contain_text("seconds")
+
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("h1 .state")).to_have_text("cancelled", timeout=PATIENCE)
+    expect(page.get_by_role("button", name="Pause")).to_have_count(0)
+    with plain_service.client() as client:
+        assert client.job(job).state == "cancelled"
+
+    for name in ("Devices", "Records", "Jobs"):
+        page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.goto(f"{plain_service.url}/dashboard/jobs/{job}")
+    expect(page.get_by_label("Token")).to_be_visible()

@@ -1,0 +1,49 @@
+"""A browser's side of the dashboard, and strangers who write what must be escaped."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+ORIGIN = {"Origin": "http://testserver"}
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def sign_in(client: TestClient, secret: str, back: str = "") -> Any:
+    client.headers.pop("Authorization", None)
+    form = {"token": secret, "next": back}
+    return client.post("/dashboard/sign-in", data=form, headers=ORIGIN, follow_redirects=False)
+
+
+def opened(client: TestClient, path: str) -> Elements:
+    """A page that must be there, and safe: nothing inline runs, and no stranger made an element."""
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    seen = Elements(answer.text)
+    assert not [a for _, a in seen.found if "onerror" in a or "style" in a or "onclick" in a]
+    assert all(script.get("src") for script in seen.named("script")), "no inline script"
+    assert not seen.named("style")
+    addresses = [a.get(name) or "" for _, a in seen.found for name in ("src", "href", "action")]
+    assert not [each for each in addresses if "//" in each], "nothing from elsewhere"
+    return seen

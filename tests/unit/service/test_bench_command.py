@@ -1,0 +1,102 @@
+"""`tilewright bench`: times beside another engine, of ranges, of artifacts, on a worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.jobs.comparison import Timing
+from tests.unit.service.command_line import data_folder, model, run
+
+__all__ = ["data_folder", "model"]  # fixtures
+
+
+def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--dim", "batch=2", "--rounds", "1", "--seconds", "0.01")
+    assert run("bench", model, "--against", "onnxruntime", *arguments) == 0
+    text = capsys.readouterr().out
+    assert "onnxruntime" in text
+    assert "largest error" in text
+
+
+def test_bench_times_ranges_at_stated_sizes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("--rounds", "1", "--seconds", "0.01")
+    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9")
+    assert run("bench", model, "--against", "onnxruntime", *stated, *quick) == 0
+    text = capsys.readouterr().out
+    lines = [line.split()[:2] for line in text.splitlines() if "batch=" in line]
+    assert lines == [[f"batch={n}", name] for n in (3, 9) for name in ("tilewright", "onnxruntime")]
+    assert "largest error" in text
+    folder = tmp_path / "a"
+    assert run("compile", model, "-o", folder, "--dim", "batch=1..9,4") == 0
+    capsys.readouterr()
+    assert run("bench", folder, *quick) == 0
+    assert "batch=4" in capsys.readouterr().out
+    refused = [
+        ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
+        ((model, "--dim", "batch=2", "--sizes", "batch=2"), "no range"),
+        ((model, "--dim", "batch=1..9", "--sizes", "batch=10"), "10"),
+        ((model, "--dim", "batch=1,2"), "one size or one range"),
+        ((model, "--on", "board", "--sizes", "batch=2"), "--sizes"),
+    ]
+    for arguments, said in refused:
+        assert run("bench", *arguments, *(quick if "--on" not in arguments else ())) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_bench_passes_its_options_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def race(runs: Any, **options: Any) -> list[Timing]:
+        given.append({"runs": list(runs), **options})
+        return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
+
+    monkeypatch.setattr("service.jobs.comparison.race", race)
+    assert run("bench", model, "--dim", "batch=2") == 0
+    options = ("--threads", 2, "--rounds", 7, "--seconds", 0.25)
+    assert run("bench", model, "--dim", "batch=2", *options) == 0
+    alone = {"runs": ["tilewright"], "threads": 1, "rounds": 5, "turn_seconds": 0.5}
+    assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--seconds"])
+def test_bench_on_a_worker_refuses_what_it_would_ignore(
+    model: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("service.cli.bench._bench_on", lambda *options: given.append(options))
+    assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
+    ((board, path, threads, *_, dims, as_json),) = given
+    assert not as_json
+    assert (board, path, threads, dims) == ("board", model, 2, {"batch": 3})
+    assert run("bench", model, "--on", "board", option, "1") == 1
+    assert option in capsys.readouterr().err
+
+
+def test_times_are_given_as_json(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def race(runs: Any, **options: Any) -> list[Timing]:
+        return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
+
+    monkeypatch.setattr("service.jobs.comparison.race", race)
+    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9", "--against", "onnxruntime", "--json")
+    assert run("bench", model, *stated) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["sizes"], row["engine"].split()[0]) for row in told["times"]] == [
+        (f"batch={n}", name) for n in (3, 9) for name in ("tilewright", "onnxruntime")
+    ]
+    assert told["times"][0]["median_seconds"] == 2.75e-3
+    assert told["times"][0]["ratio_of_medians"] == 1.0
+    assert told["largest_error"] < 1e-6
+    (served,) = told["served"]
+    assert (served["workloads"], served["workloads_known"]) == (2, 0)  # of one row, and of more

@@ -1,0 +1,138 @@
+"""What a job for a target of modules hands over, and what it refuses to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.c_library import ToolchainError
+from compiler.errors import InvalidArgumentError
+from compiler.target import Target, resolve_target
+from db.storage import Storage
+from service.api.model_check import check_job
+from service.jobs.device import Checked, DeviceError, Loadable
+from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.run_job import JobWatcher, Workshop, run_job
+from tests.integration.test_staged import chosen_rows
+from tests.unit.service.devices import FakeDevice
+from tests.unit.tuner.fakes import FakeQueue
+from tuner.cancel import CancelToken
+from tuner.measure.builder import ProcessBuilder
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ziglang") is None, reason="modules are linked by zig"
+)
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+# as docs/browser.md has it
+RUN = """\
+import {load} from "./artifact/model.mjs";
+
+const model = await load();
+const {y} = model.run({x: Float32Array.of(1, 0, 0, 2, 0, 1, 0, 0)}, {rows: 2});
+console.log(JSON.stringify(Array.from(y)));
+"""
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    made = ProcessBuilder(1)
+    yield made
+    made.close()
+
+
+def spec(**more: Any) -> JobSpec:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3])],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    given = {"sizes": {"rows": ("1..8",)}, "budget": JobBudget(4), **more}
+    return JobSpec(model.SerializeToString(), resolve_target("wasm32"), **given)
+
+
+@dataclass
+class Board(FakeDevice):
+    """Remembers the shapes of the first input that it was checked with."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+    def check(self, loadable: Loadable, *arguments: Any, **more: Any) -> Checked:
+        self.shapes.append(loadable.program.inputs[0].shape)
+        return super().check(loadable, *arguments, **more)
+
+
+def deliver(
+    wanted: JobSpec, storage: Storage, builder: ProcessBuilder, folder: Path, **more: Any
+) -> Board:
+    """The job's `artifact` in a folder, and the device that it was tuned on."""
+    board = Board([1.0] * 8, **{"runner": FakeQueue(lambda schedule: 1e-6), **more})
+    workshop, watcher = Workshop(storage, builder), JobWatcher()
+    given: Any = {"job_id": "j", "token": CancelToken(), "output": folder / "artifact"}
+    run_job(wanted, board, workshop, watcher, **given)
+    return board
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no node")
+def test_node_loads_what_a_job_hands_over(
+    storage: Storage, builder: ProcessBuilder, tmp_path: Path
+) -> None:
+    board = deliver(spec(), storage, builder, tmp_path)
+    assert {(1, 4), (8, 4)} < set(board.shapes), "both ends of the range, and sizes in between"
+    names = sorted(path.name for path in (tmp_path / "artifact").iterdir())
+    assert names == ["manifest.json", "model.d.mts", "model.mjs", "model.wasm"]
+    tmp_path.joinpath("run.mjs").write_text(RUN)
+    command = [str(NODE), str(tmp_path / "run.mjs")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    x = np.array([[1, 0, 0, 2], [0, 1, 0, 0]], np.float32)
+    assert json.loads(said) == (x @ WEIGHT).reshape(-1).tolist()
+
+
+def test_a_module_that_crashes_on_the_device_is_not_handed_over(
+    storage: Storage, builder: ProcessBuilder, tmp_path: Path
+) -> None:
+    crashed = DeviceError("the program crashed on board 'b'", ran=True)
+    with pytest.raises(DeviceError, match="crashed on board"):
+        deliver(spec(), storage, builder, tmp_path, error=crashed)
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"sizes": {"rows": (2, 4)}}, "one size or one range of each dimension, and 'rows' has"),
+        ({"pad": True}, "a module for 'wasm32' pads no inputs"),
+        ({"model": chosen_rows().SerializeToString(), "sizes": {}}, "runs in stages"),
+    ],
+    ids=["sizes", "pad", "stages"],
+)
+def test_what_no_module_holds_is_refused_when_it_is_sent(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        check_job(replace(spec(), **more))
+
+
+def test_a_tuner_without_zig_says_so_before_it_tunes(
+    storage: Storage, builder: ProcessBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(target: Target) -> None:
+        raise ToolchainError("install the package 'ziglang'")
+
+    monkeypatch.setattr("service.jobs.delivery.wasm_toolchain", absent)
+    queue = FakeQueue(lambda schedule: 1e-6)
+    with pytest.raises(ToolchainError, match="install"):
+        deliver(spec(), storage, builder, tmp_path, runner=queue)
+    assert not queue.submitted
