@@ -3,37 +3,46 @@
 Each model is compiled, untuned, for a processor of each family, and its artifact runs there once
 under qemu-user, on one thread. The error is the largest difference of an output to ONNX Runtime's
 on this machine, over the largest value of that output. Times of an emulator mean nothing, and none
-is taken. `benchmarks.web` compares WebAssembly, which needs no emulator. Results go to
-benchmarks/results/emulated.json and .md, one model after the other.
+is taken. The fifth family is WebAssembly, whose modules run in Node (`--node`, 24 or later for
+relaxed SIMD). Results go to benchmarks/results/emulated.json and .md, one cell after the other.
+With `--keep`, cells of an earlier run stay as they are, and only what is missing runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
 from benchmarks.models import build, case, feeds
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
 from compiler import driver
 from compiler.artifacts import save_artifact
-from compiler.program_builder import ProgramBuilder
+from compiler.c_library import write_wasm_module
+from compiler.plan import GraphPlan
+from compiler.program_builder import ProgramBuilder, build_program
 from compiler.runtime import verify
-from compiler.target import resolve_target
+from compiler.target import Target, resolve_target
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64
 
 NAME = "emulated"
 MACHINES = {each.name: each for each in (HASWELL, CORTEX_A72, CORTEX_A15, RISCV64)}
+ENGINES = ("wasm32", "wasm32-relaxed")
+"""Targets whose modules run in Node."""
+
 MODELS = (
     *("mobilenetv2", "squeezenet", "shufflenet", "resnet50", "inception-v1", "inception-v2"),
     *("densenet121", "alexnet", "zfnet512", "minilm-l6-128", "bert-base-128", "vgg19"),
@@ -49,6 +58,22 @@ inputs = dict(np.load(sys.argv[1] + "/inputs.npz"))
 np.savez(sys.argv[1] + "/outputs.npz", *load_artifact(sys.argv[1] + "/artifact").run(inputs))
 """
 
+NODE_SCRIPT = """
+import {readFileSync, writeFileSync} from "node:fs";
+const {load, inputs} = await import(`file://${process.argv[2]}/module/model.mjs`);
+const kinds = {float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array};
+const given = {};
+inputs.forEach(({name, type}, i) => {
+  const {buffer, byteOffset, length} = readFileSync(`${process.argv[2]}/input-${i}.bin`);
+  given[name] = new kinds[type](buffer.slice(byteOffset, byteOffset + length));
+});
+const found = Object.values((await load()).run(given));
+found.forEach((values, i) => writeFileSync(`${process.argv[2]}/output-${i}.bin`, values));
+"""
+
+Run = Callable[[Path, GraphPlan, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
+"""Compiles a plan into a folder and runs it once on inputs; all outputs, maybe flat."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -60,37 +85,82 @@ class Agreement:
     error: float | None
     limit: float
     reason: str = ""
+    commit: str = ""
 
 
-def agreement(model: str, proto: Any, emulated: Emulated) -> Agreement:
-    """Compile a model for a machine, run it there, and compare all outputs."""
-    machine, limit = emulated.machine, case(model).largest_error
+class FailedError(Exception):
+    """A program that did not end well; its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where code of a target runs."""
+
+    name: str
+    target: Target
+    run: Run
+
+
+def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Place) -> Agreement:
+    """Compile a model for a place, run it there, and compare all outputs."""
+    limit = case(model).largest_error
     limit = LARGEST_ERROR if limit == 1e-3 else limit  # what engines of float32 may differ by
-    given: dict[str, Any] = feeds(model, proto)
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    wanted = session.run(None, given)
-    target = resolve_target(machine.target)
+    found = partial(Agreement, model, place.name, place.target.name, limit=limit)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), place.target), place.target)
     with tempfile.TemporaryDirectory() as work:
-        folder = Path(work)
-        np.savez(folder / "inputs.npz", **given)
-        plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
+        try:
+            outputs = place.run(Path(work), plan, feeds(model, proto))
+        except FailedError as error:
+            return found(None, reason=str(error))
+    pairs = [
+        (each.reshape(other.shape), other) for each, other in zip(outputs, wanted, strict=True)
+    ]
+    return found(max(verify.compare(*pair) for pair in pairs))
+
+
+def emulated_place(emulated: Emulated) -> Place:
+    """A machine under qemu."""
+    target = resolve_target(emulated.machine.target)
+
+    def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        inputs: dict[str, Any] = dict(given)
+        np.savez(folder / "inputs.npz", **inputs)
         save_artifact({(): plan}, ProgramBuilder(None, target), folder / "artifact")
-        done = subprocess.run(
-            [*emulated.python, "-c", SCRIPT, str(folder)],
-            env={**os.environ, "PYTHONPATH": str(emulated.packages)},
-            cwd=emulated.packages,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            return Agreement(model, machine.name, target.name, None, limit, lines[-1])
+        environment = {**os.environ, "PYTHONPATH": str(emulated.packages)}
+        _call([*emulated.python, "-c", SCRIPT, str(folder)], emulated.packages, environment)
         with np.load(folder / "outputs.npz") as found:
-            error = max(map(verify.compare, [found[name] for name in found.files], wanted))
-    return Agreement(model, machine.name, target.name, error, limit)
+            return [found[name] for name in found.files]
+
+    return Place(emulated.machine.name, target, run)
+
+
+def node_place(name: str, node: str) -> Place:
+    """A target of WebAssembly, in Node."""
+    target = resolve_target(name)
+
+    def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        compiled = build_program(plan, None, target)
+        write_wasm_module(compiled, folder / "module", "model", "model.onnx")
+        for index, port in enumerate(compiled.program.inputs):
+            given[port.name].tofile(folder / f"input-{index}.bin")
+        folder.joinpath("run.mjs").write_text(NODE_SCRIPT)
+        _call([node, "run.mjs", str(folder)], folder, {**os.environ})
+        ports = compiled.program.outputs
+        return [
+            np.fromfile(folder / f"output-{index}.bin", port.dtype.numpy)
+            for index, port in enumerate(ports)
+        ]
+
+    return Place(name, target, run)
+
+
+def _call(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise FailedError(lines[-1])
 
 
 def page(origin: Origin, found: Sequence[Agreement]) -> str:
@@ -112,6 +182,8 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
     ran = {each.model for each in found}
     if absent := [model for model in origin.options["models"] if model not in ran]:
         said += f" The run was ended before {', '.join(absent)}."
+    if len(commits := dict.fromkeys(each.commit for each in found if each.commit)) > 1:
+        said += f" Cells are of the commits {', '.join(commits)}."
     lines += [said, ""]
     return "\n".join([*lines, markdown_table(["model", *machines], rows, text=1), ""])
 
@@ -119,23 +191,42 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare models, write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated", description=__doc__)
+    names = [*MACHINES, *ENGINES]
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--machines", nargs="+", default=[*MACHINES], choices=[*MACHINES])
+    parser.add_argument("--machines", nargs="+", default=names, choices=names)
+    parser.add_argument("--node", default="node", help="the command of Node")
+    parser.add_argument("--keep", action="store_true", help="rows of an earlier run")
     parser.add_argument("--name", default=NAME, help="of the result files")
     options = parser.parse_args(arguments)
     origin, found = Origin.of(options), list[Agreement]()
+    if options.keep:
+        rows = json.loads(RESULTS_FOLDER.joinpath(f"{options.name}.json").read_text())["rows"]
+        found = [Agreement(**row) for row in rows]
+    kept = {(each.model, each.machine) for each in found}
     with tempfile.TemporaryDirectory() as work:
-        machines = []
+        places = []
         for name in options.machines:
+            if name in ENGINES:
+                places.append(node_place(name, options.node))
+                continue
             Path(work, name).mkdir()
-            machines.append(emulate(MACHINES[name], Path(work, name)))
+            places.append(emulated_place(emulate(MACHINES[name], Path(work, name))))
         for model in options.models:
+            missing = [place for place in places if (model, place.name) not in kept]
+            if not missing:
+                continue
             proto = build(model)
-            for emulated in machines:
-                found.append(agreement(model, proto, emulated))
+            session = onnxruntime.InferenceSession(
+                proto.SerializeToString(), providers=["CPUExecutionProvider"]
+            )
+            wanted = session.run(None, feeds(model, proto))
+            for place in missing:
+                compared = agreement(model, proto, wanted, place)
+                found.append(replace(compared, commit=origin.commit))
                 print(found[-1], flush=True)
-            rows = [asdict(each) for each in found]
-            write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, page(origin, found))
+                rows = [asdict(each) for each in found]
+                text = page(origin, found)
+                write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, text)
 
 
 if __name__ == "__main__":
