@@ -28,6 +28,7 @@ class KeptFolder:
 
     Entries may hold machine code. A folder that others may write, or that is another user's, is
     not used. Neither is such an entry: it was put there while others could write into the folder.
+    Where the system does not say whose a folder is (Windows), none is used.
 
     Args:
         path: the folder, made when the first entry is kept.
@@ -144,7 +145,12 @@ class KeptFolder:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether it is this user's, and nobody else may write into it."""
+    """Whether it is this user's, and nobody else may write into it.
+
+    Windows tells neither by the status of a file: there nothing is known to be one's own.
+    """
+    if not hasattr(os, "getuid"):
+        return False
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -307,6 +307,6 @@ def _who_runs_this() -> str:
 
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        user = str(os.getuid())
+    except (KeyError, OSError, ImportError):  # a user without a name; Windows has no module `pwd`
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
     return f"{user}@{socket.gethostname()}"

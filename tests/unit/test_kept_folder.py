@@ -124,6 +124,15 @@ def test_a_folder_of_another_user_is_not_used(
     assert kept.keep(key("b"), writes("text")) is None
 
 
+def test_nothing_is_kept_where_no_folder_says_whose_it_is(
+    kept: KeptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.keep(key("a"), writes("text"))
+    monkeypatch.delattr(os, "getuid")
+    assert kept.find(key("a")) is None
+    assert kept.keep(key("b"), writes("text")) is None
+
+
 @pytest.mark.parametrize("planted", ["link", "writable", "file"])
 def test_what_others_put_into_the_folder_is_not_used(
     kept: KeptFolder, tmp_path: Path, planted: str

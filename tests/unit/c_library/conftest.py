@@ -11,12 +11,12 @@ import onnx
 import pytest
 
 from compiler import driver
-from compiler.c_library import WeightPlace, write_c_library
+from compiler.c_library import WeightPlace, write_c_library, write_wasm_module
 from compiler.c_library.header import Interface
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.ranges import parse_range
 from compiler.runtime.packing import aligned_empty
-from compiler.target import host_target
+from compiler.target import host_target, resolve_target
 
 MODELS = Path(__file__).parents[2] / "models"
 Arrays = Mapping[str, np.ndarray]
@@ -29,6 +29,25 @@ def compiled(model: str | Path | onnx.ModelProto, **dims: int | str) -> Compiled
     graph = driver.optimise(driver.load_graph(model, ranges), target)
     builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
     return builder.build(driver.make_plan(graph, target, in_place=False))
+
+
+def for_wasm(
+    model: Path | onnx.ModelProto, threads: int = 1, target: str = "wasm32", **dims: int | str
+) -> CompiledProgram:
+    ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
+    chosen = resolve_target(target)
+    graph = driver.optimise(driver.load_graph(model, ranges), chosen)
+    any_rows = any(isinstance(d, str) for d in dims.values())
+    builder = ProgramBuilder(None, chosen, threads, any_rows=any_rows)
+    return builder.build(driver.make_plan(graph, chosen, in_place=False))
+
+
+@pytest.fixture(scope="session")
+def threaded_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module for two threads, to copy: `vit`, of one to four images."""
+    folder = tmp_path_factory.mktemp("threaded") / "vit"
+    made = for_wasm(MODELS / "vit.onnx", threads=2, batch="1..4")
+    return write_wasm_module(made, folder, "vit", "a model", threads=2).folder
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -19,10 +18,8 @@ from compiler.c_library import ToolchainError, write_wasm_module
 from compiler.c_library.header import Interface
 from compiler.c_library.wasm import declarations
 from compiler.dtypes import DType
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.ranges import parse_range
-from compiler.target import resolve_target
-from tests.unit.c_library.conftest import MODELS
+from compiler.program_builder import CompiledProgram
+from tests.unit.c_library.conftest import MODELS, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
 
 VIT = MODELS / "vit.onnx"
@@ -48,17 +45,6 @@ for (const [number, {given, sizes}] of calls.entries()) {
   }
 }
 """
-
-
-def for_wasm(
-    model: Path | onnx.ModelProto, threads: int = 1, target: str = "wasm32", **dims: int | str
-) -> CompiledProgram:
-    ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
-    chosen = resolve_target(target)
-    graph = driver.optimise(driver.load_graph(model, ranges), chosen)
-    any_rows = any(isinstance(d, str) for d in dims.values())
-    builder = ProgramBuilder(None, chosen, threads, any_rows=any_rows)
-    return builder.build(driver.make_plan(graph, chosen, in_place=False))
 
 
 Call = tuple[dict[str, np.ndarray], dict[str, int]]

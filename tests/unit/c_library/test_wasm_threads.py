@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.c_library import write_wasm_module
 from compiler.c_library.library import INCLUDE
 from compiler.c_library.toolchain import wasm_toolchain
 from compiler.target import resolve_target
-from tests.unit.c_library.conftest import MODELS
-from tests.unit.c_library.test_wasm import for_wasm
 
 HERE = Path(__file__).parent
 THREAD = HERE.parents[2] / "compiler" / "c_library" / "module_thread.mjs"
@@ -128,9 +125,10 @@ def test_a_thread_that_cannot_begin_says_why(tmp_path: Path) -> None:
     assert said(tmp_path, REFUSED) == ["error"]
 
 
-def test_a_model_says_the_same_on_one_thread_and_on_several(tmp_path: Path) -> None:
-    made = for_wasm(MODELS / "vit.onnx", threads=2, batch="1..4")
-    write_wasm_module(made, tmp_path / "made", "vit", "a model", threads=2)
+def test_a_model_says_the_same_on_one_thread_and_on_several(
+    threaded_vit: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(threaded_vit, tmp_path / "made")
     assert {path.name for path in (tmp_path / "made").iterdir()} == {
         "manifest.json",
         "vit-thread.mjs",

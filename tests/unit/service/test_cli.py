@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import csv
+import getpass
 import json
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from compiler.driver import make_plan, optimise
 from db.stores.verdicts import VerdictKind
 from service import cli
 from service.api.schemas.jobs import TaskView
+from service.cli.common import _who_runs_this
 from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
 from service.jobs.known_plan import keep_choice, model_digest, plan_identity
@@ -494,6 +497,17 @@ def test_commands_import_what_they_need_when_they_run() -> None:
                 ours = node.module.split(".")[0] in ("compiler", "tuner", "db", "service")
                 light = node.module.startswith("service.cli") or node.module == "service.units"
                 assert not ours or light, (path.name, node.module)
+
+
+def test_a_user_without_a_name_or_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where nothing in the environment says who it is."""
+
+    def getuser() -> str:
+        raise ImportError("No module named 'pwd'")
+
+    monkeypatch.setattr(getpass, "getuser", getuser)
+    monkeypatch.delattr(os, "getuid")
+    assert _who_runs_this() == f"unknown@{platform.node()}"
 
 
 def test_compile_keeps_to_the_weight_limit(
