@@ -122,7 +122,7 @@ class ProgramBuilder:
         Raises:
             CompilerError: see `build_program`.
         """
-        needed = sum(_weight_capacity(plan, self._kernels(plan)) for plan in plans)
+        needed = sum(_weight_capacity(plan, self.kernels(plan)) for plan in plans)
         self._have_room(needed, spare)
 
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
@@ -133,7 +133,7 @@ class ProgramBuilder:
         Raises:
             CompilerError: see `build_program`.
         """
-        built = self._kernels(plan)
+        built = self.kernels(plan)
         weights = self._have_room(_weight_capacity(plan, built), spare)
         program = self._program(plan, built, weights)
         if self._limit is not None and weights.bytes > self._limit:
@@ -153,8 +153,12 @@ class ProgramBuilder:
             self._weights = WeightBlock(spare * needed)
         return self._weights
 
-    def _kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
-        """The kernels of each workload of a plan."""
+    def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
+        """The kernels of each workload of a plan, and which sizes each is for.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
         workloads = list(dict.fromkeys(step.workload for step in plan.kernels))
         if len(workloads) > KERNEL_LIMIT:
             raise InvalidModelError(

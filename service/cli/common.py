@@ -88,6 +88,14 @@ StatedOption = Annotated[
         help="Sizes of a range to measure at, with the share of runs that have each; repeatable",
     ),
 ]
+ShownOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        metavar="NAME=SIZE[,...]",
+        help="Sizes of a range to look at; typical and the largest ones if not given; repeatable",
+    ),
+]
 PadOption = Annotated[
     bool,
     typer.Option("--pad", help="Pad inputs with zeros up to the artifact's next sizes"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from compiler.codegen.statistics import InnerLoop
 from compiler.dtypes import DType
+from compiler.runtime.ports import sizes_text
 from service.cli.inspect_view import quantity, size
 from service.cli.view import make_table
 from service.jobs.explain import KernelReport, ModelReport
@@ -23,9 +24,12 @@ LEGEND = (
     "from: whether the schedule was tuned or is the default."
 )
 
+SERVES = " serves: the sizes that the kernel is for, of those of the range; all if none is said."
 
-def report_view(report: ModelReport) -> RenderableType:
-    """One line a kernel, the most expensive first."""
+
+def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
+    """One line a kernel, the most expensive first, and what the columns mean."""
+    cut = any(kernel.serves for kernel in report.kernels)
     rows = make_table(
         "#",
         "<kernel",
@@ -36,6 +40,7 @@ def report_view(report: ModelReport) -> RenderableType:
         "<roofline",
         "spills",
         "<from",
+        *(["<serves"] if cut else []),
         "<schedule",
     )
     order = sorted(report.kernels, key=lambda kernel: -(report.share(kernel) or 0.0))
@@ -51,21 +56,48 @@ def report_view(report: ModelReport) -> RenderableType:
             _roofline(kernel),
             str(kernel.spills),
             "tuning" if kernel.tuned else "default",
+            *([Text(_serves(kernel))] if cut else []),
             Text(str(kernel.schedule)),
         )
-    return Group(Text(_headline(report)), Text(), rows, Text(), Text(LEGEND, style="dim"))
+    explained = [Text(), Text(LEGEND + SERVES * cut, style="dim")] if legend else []
+    return Group(Text(_headline(report)), Text(), rows, *explained)
 
 
-def kernel_view(report: ModelReport, kernel: KernelReport) -> RenderableType:
-    """All facts of one kernel but its code."""
+def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
+    """All facts of one kernel but its code; what depends on sizes at those of each report."""
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column()
     facts.add_column()
-    share = report.share(kernel)
     lines = [
         ("schedule", f"{kernel.schedule}"),
         ("from", "the database" if kernel.tuned else "the untuned default"),
         ("workload", kernel.workload_key),
+    ]
+    if kernel.serves:
+        lines.append(("serves", _serves(kernel)))
+    for report in reports:
+        for one in report.kernels:
+            if one.number == kernel.number:
+                lines += _facts_at(report, one)
+    for name, value in lines:
+        facts.add_row(Text(name, style="bold"), Text(value))
+    loops = make_table("<innermost loop", "instructions", "FMAs", "spills")
+    for loop in kernel.loops:
+        loops.add_row(
+            f"{loop.function} {loop.label}",
+            str(len(loop.instructions)),
+            str(loop.fmas),
+            str(loop.spills),
+        )
+    title = Text(f"{kernel.number}: {kernel.name}", style="bold")
+    graph = Text(kernel.operators.rstrip())
+    return Group(title, facts, Text(), graph, Text(), loops if kernel.loops else Text("no loop"))
+
+
+def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:
+    """What there is to say of a kernel at the sizes of a report."""
+    share = report.share(kernel)
+    lines = [
         ("operations", _operations(kernel)),
         (
             "bytes",
@@ -87,19 +119,13 @@ def kernel_view(report: ModelReport, kernel: KernelReport) -> RenderableType:
                 f"{microseconds(kernel.bound.memory_seconds)} us of memory; {_roofline(kernel)}",
             ),
         ]
-    for name, value in lines:
-        facts.add_row(Text(name, style="bold"), Text(value))
-    loops = make_table("<innermost loop", "instructions", "FMAs", "spills")
-    for loop in kernel.loops:
-        loops.add_row(
-            f"{loop.function} {loop.label}",
-            str(len(loop.instructions)),
-            str(loop.fmas),
-            str(loop.spills),
-        )
-    title = Text(f"{kernel.number}: {kernel.name}", style="bold")
-    graph = Text(kernel.operators.rstrip())
-    return Group(title, facts, Text(), graph, Text(), loops if kernel.loops else Text("no loop"))
+    if report.sizes:
+        lines.insert(0, ("at", sizes_text(tuple(report.sizes.items()))))
+    return lines
+
+
+def _serves(kernel: KernelReport) -> str:
+    return ", ".join(f"{name} {sizes}" for name, sizes in kernel.serves.items())
 
 
 def assembly_text(kernel: KernelReport) -> str:
@@ -119,9 +145,10 @@ def _assembly(loop: InnerLoop) -> Iterator[str]:
 def _headline(report: ModelReport) -> str:
     runs = sum(kernel.count for kernel in report.kernels)
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
     precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
     text = (
-        f"{report.name}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
+        f"{report.name}{at}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
         f"{threads}, {report.numerics} numerics{precision}"
     )
     if report.seconds is None or report.speeds is None:

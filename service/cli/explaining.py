@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.common import (
-    DimsOption,
     DumpOption,
     JsonOption,
     ModelPath,
@@ -15,6 +15,8 @@ from service.cli.common import (
     NumericsOption,
     Precision,
     PrecisionOption,
+    RangesOption,
+    ShownOption,
     TargetOption,
     ThreadsOption,
     TimingsOption,
@@ -23,10 +25,14 @@ from service.cli.common import (
     dump_observer,
     existing_file,
     load_settings,
-    parse_dims,
+    parse_ranges,
+    parse_stated,
 )
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say, say_json
+
+if TYPE_CHECKING:
+    from service.jobs.explain import KernelReport, ModelReport
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,7 +58,8 @@ def explain(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
+    dim: RangesOption = None,
+    sizes: ShownOption = None,
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
@@ -61,21 +68,27 @@ def explain(
     """Every kernel of a model: operators, schedule, time against what the machine allows, code.
 
     Compiles with the schedules that the database knows, runs the model on seeded inputs and times
-    each kernel in its place.
+    each kernel in its place. Of ranges there is a table for each size of --sizes, or for typical
+    and the largest ones, with the kernels that serve it.
 
     Example: tilewright explain model.onnx --kernel 3 --nest --asm
     """
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
-    from service.cli.view import settled_line, timings_table
+    from service.cli.view import range_lines, settled_line, timings_table
     from service.jobs.explain import explain as explain_model
     from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
-    from service.jobs.planning import ModelRequest, plan_model
+    from service.jobs.planning import ModelRequest, plan_first_sizes
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)
+    if (model / "manifest.json").is_file():
+        raise UserError(
+            f"'{model}' is an artifact, which keeps kernels without their schedules: "
+            f"'tilewright profile {model}' times them"
+        )
     recorder = Timings()
     storage = open_storage(load_settings())
     try:
@@ -85,10 +98,13 @@ def explain(
                 compiled_for,
                 threads,
                 numerics.value,
-                parse_dims(dim),
                 precision=precision.value,
             )
-            planned = plan_model(request, dump_observer(dump_after), recorder)
+            dims = {name: (size,) for name, size in parse_ranges(dim).items()}
+            stated = parse_stated(sizes)
+            planned = plan_first_sizes(
+                request, dims, observer=dump_observer(dump_after), timings=recorder
+            )
             settled = settle([known_plan(planned, storage)], storage)
             (planned,) = settled.planned
             known = len(planned.workloads)
@@ -97,27 +113,35 @@ def explain(
                     raise UserError(
                         f"--kernel {number}: the kernels of this model are 1 to {known}"
                     )
-            report = explain_model(planned, settled.schedules, device, recorder)
+            reports = explain_model(planned, settled.schedules, device, recorder, stated)
     finally:
         storage.close()
+    chosen = _chosen(reports, kernel)
     if as_json:
-        data = {**report.to_json(), "end_to_end": settled.verdict.to_json()}
-        if kernel:
-            data["kernels"] = [data["kernels"][number - 1] for number in kernel]
+        told = [report.to_json() for report in reports]
+        for each in told:
+            each["kernels"] = [k for k in each["kernels"] if k["number"] in chosen]
+        data = told[0]
+        if planned.open is not None:
+            ranges = {d.name: d.range_text for d in planned.open.ranges}
+            data = {"ranges": ranges, "at_sizes": told}
+        data["end_to_end"] = settled.verdict.to_json()
         if timings:
             data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
         say_json(data)
         return
     out = console()
-    chosen = [report.kernels[number - 1] for number in kernel or ()]
-    if not chosen:
-        out.print(report_view(report))
-        out.print()
-        out.print(decision_view(report.decision))
+    if not kernel:
+        for line in range_lines([planned]):
+            out.print(line, soft_wrap=True, markup=False)
+        for report in reports:
+            out.print(report_view(report, legend=report is reports[-1]))
+            out.print()
+        out.print(decision_view(reports[0].decision))
         out.print(settled_line(settled), soft_wrap=True, markup=False)
-    for one in chosen or (report.kernels if nest or asm else ()):
+    for one in chosen.values() if kernel or nest or asm else ():
         out.print()
-        out.print(kernel_view(report, one))
+        out.print(kernel_view(reports, one))
         # as they are: the console would wrap long lines and read brackets as markup
         if nest:
             say(f"\n{one.nest}", end="")
@@ -126,3 +150,20 @@ def explain(
     if timings:
         out.print()
         out.print(timings_table(recorder.stages))
+
+
+def _chosen(
+    reports: Sequence[ModelReport], numbers: Sequence[int] | None
+) -> dict[int, KernelReport]:
+    """The kernels with these numbers, or all that run, in order. Raises UserError."""
+    from compiler.runtime.ports import sizes_text
+
+    found = {kernel.number: kernel for report in reports for kernel in reversed(report.kernels)}
+    for number in numbers or ():
+        if number not in found:
+            at = ", ".join(sizes_text(tuple(report.sizes.items())) for report in reports)
+            raise UserError(
+                f"--kernel {number}: it does not run at {at}, where the kernels "
+                f"{', '.join(map(str, sorted(found)))} do; --sizes chooses others"
+            )
+    return {number: found[number] for number in numbers or sorted(found)}

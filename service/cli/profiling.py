@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.common import (
-    DimsOption,
     JsonOption,
     Numerics,
     NumericsOption,
     Precision,
     PrecisionOption,
+    RangesOption,
+    ShownOption,
     ThreadsOption,
     UserError,
     existing_file,
     load_settings,
-    parse_dims,
+    parse_ranges,
+    parse_stated,
 )
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say_json
 from service.units import microseconds, milliseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.table import Table
 
+    from compiler.ranges import Shares
     from service.jobs.profiling import ModelProfile
 
 
@@ -44,20 +50,22 @@ def profile(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
+    dim: RangesOption = None,
+    sizes: ShownOption = None,
     on: OnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Where the time of a run goes: every kernel, copy and native function, in its place.
 
     The model runs on seeded inputs with the schedules that the database knows; `explain` says what
-    each kernel is.
+    each kernel is. Of ranges there is a table for each size of --sizes, or for typical and the
+    largest ones.
 
     Example: tilewright profile model.onnx --trace trace.json
     """
     import json
 
-    from service.jobs.profiling import trace as trace_of
+    from service.jobs.profiling import traces
 
     if trace is not None and not trace.parent.is_dir():
         raise UserError(f"--trace '{trace}': the folder '{trace.parent}' is not there")
@@ -66,85 +74,119 @@ def profile(
             raise UserError("--on profiles a model with what the database knows, not an artifact")
         if numerics is not Numerics.FAST or precision is not Precision.FLOAT32:
             raise UserError(f"the artifact '{model}' keeps its own numerics and precision")
-        found = _of_artifact(model, threads, parse_dims(dim))
+        found = _of_artifact(model, threads, parse_ranges(dim), parse_stated(sizes))
     else:
-        found = _of_model(model, threads, numerics, precision, parse_dims(dim), on)
+        compiled_for = (threads, numerics, precision)
+        found = _of_model(model, compiled_for, parse_ranges(dim), parse_stated(sizes), on)
     if trace is not None:
-        trace.write_text(json.dumps(trace_of(found)), encoding="utf-8")
+        trace.write_text(json.dumps(traces(found)), encoding="utf-8")
     if as_json:
-        say_json(found.to_json())
+        say_json(found[0].to_json() if not found[0].sizes else _as_json(found))
         return
     out = console()
-    kernels = sum(step.kind == "kernel" for step in found.steps)
-    out.print(
-        f"{found.program}: {milliseconds(found.seconds)} in {len(found.steps)} instructions, "
-        f"{kernels} of them kernels; {found.target}, "
-        f"{'1 thread' if found.threads == 1 else f'{found.threads} threads'}, {found.device}",
-        soft_wrap=True,
-        markup=False,
-    )
-    out.print()
-    out.print(_table(found))
+    for each in found:
+        kernels = sum(step.kind == "kernel" for step in each.steps)
+        out.print(
+            f"{each.title}: {milliseconds(each.seconds)} in {len(each.steps)} instructions, "
+            f"{kernels} of them kernels; {each.target}, "
+            f"{'1 thread' if each.threads == 1 else f'{each.threads} threads'}, {each.device}",
+            soft_wrap=True,
+            markup=False,
+        )
+        out.print()
+        out.print(_table(each))
     if trace is not None:
         out.print(f"trace: {trace}", soft_wrap=True, markup=False)
 
 
-def _of_artifact(folder: Path, threads: int, sizes: dict[str, int]) -> ModelProfile:
+def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
+    return {"at_sizes": [each.to_json() for each in found]}
+
+
+def _of_artifact(
+    folder: Path, threads: int, dims: Mapping[str, int | str], stated: Shares
+) -> list[ModelProfile]:
     from compiler.detection import named_device
     from compiler.runtime.artifact import load_artifact, read_artifact
     from compiler.runtime.executable import Executable
     from compiler.runtime.stages import StagedExecutable
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from service.jobs.shown_sizes import sizes_of_ranges
     from tuner.measure.model_runs import draw_inputs
 
-    loaded = load_artifact(folder, threads=threads, sizes=sizes or None)
+    given = {name: size for name, size in dims.items() if isinstance(size, int)}
+    for name in dims.keys() - given.keys():
+        raise UserError(f"--dim {name}={dims[name]}: the artifact '{folder}' keeps its ranges")
+    loaded = load_artifact(folder, threads=threads, sizes=given or None)
     if isinstance(loaded, StagedExecutable):
         raise UserError(f"the data decide sizes of '{folder}': drawn inputs would say little of it")
-    if not isinstance(loaded, Executable):
-        if missing := [name for name in loaded.open if name not in sizes]:
-            raise UserError(f"give dimension '{missing[0]}' a size with --dim")
-        loaded = loaded.executable(sizes)
-    fastest = loaded.profile(draw_inputs(loaded.inputs), SAMPLES).min(axis=0)
-    target = str(read_artifact(folder).target.get("name"))
-    steps = steps_of(loaded.program, fastest)
-    return ModelProfile(loaded.program.name, target, named_device().model, threads, tuple(steps))
+    programs: list[tuple[Mapping[str, int], Executable]] = []
+    if isinstance(loaded, Executable):
+        sizes_of_ranges((), stated)  # refuses what is stated of no range
+        programs.append(({}, loaded))
+    elif not (missing := [name for name in loaded.open if name not in given]):
+        sizes_of_ranges((), stated)
+        programs.append(({}, loaded.executable(given)))
+    elif loaded.ranged is None:
+        raise UserError(f"give dimension '{missing[0]}' a size with --dim")
+    else:
+        shown = sizes_of_ranges(loaded.ranged.dimensions, stated)
+        programs += [(sizes, loaded.executable(sizes)) for sizes in shown]
+    target, device = str(read_artifact(folder).target.get("name")), named_device().model
+    found = []
+    for sizes, executable in programs:
+        fastest = executable.profile(draw_inputs(executable.inputs), SAMPLES).min(axis=0)
+        program = executable.program
+        steps = tuple(steps_of(program, fastest))
+        found.append(ModelProfile(program.name, target, device, threads, steps, sizes))
+    return found
 
 
 def _of_model(
     model: Path,
-    threads: int,
-    numerics: Numerics,
-    precision: Precision,
-    dims: dict[str, int],
+    compiled_for: tuple[int, Numerics, Precision],
+    ranges: Mapping[str, int | str],
+    stated: Shares,
     on: str | None,
-) -> ModelProfile:
+) -> list[ModelProfile]:
     from compiler.program_builder import build_program
     from service.jobs.known_plan import known_plan
     from service.jobs.loadables import of_compiled
     from service.jobs.no_regret import settle
-    from service.jobs.planning import ModelRequest, plan_model, workload_name
+    from service.jobs.planning import ModelRequest, plan_first_sizes, workload_name
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from service.jobs.shown_sizes import shown_sizes
     from service.storage import open_storage
 
     existing_file(model)
+    threads, numerics, precision = compiled_for
+    dims = {name: (size,) for name, size in ranges.items()}
     storage = open_storage(load_settings())
+    found = []
     try:
         with device_for(on, "host", storage) as (device, target):
             request = ModelRequest(
-                model, target, threads, numerics.value, dims, precision=precision.value
+                model, target, threads, numerics.value, precision=precision.value
             )
-            settled = settle([known_plan(plan_model(request), storage)], storage)
+            planned = plan_first_sizes(request, dims)
+            settled = settle([known_plan(planned, storage)], storage)
             (planned,) = settled.planned
-            compiled = build_program(
-                planned.plan, settled.schedules, target, threads, planned.numerics
-            )
-            fastest = device.profile(of_compiled(compiled), threads, SAMPLES)
+            plan = planned.served_plan
+            every = shown_sizes(planned, stated)
+            compiled = build_program(plan, settled.schedules, target, threads, planned.numerics)
             where = device.name if device.facts is None else device.facts.model
+            for sizes in every:
+                fixed = plan.at(sizes) if sizes else plan
+                program = compiled.program.at(sizes) if sizes else compiled.program
+                at_sizes = replace(compiled, program=program)
+                fastest = device.profile(of_compiled(at_sizes), threads, SAMPLES)
+                names = [workload_name(step.workload) for step in fixed.kernels]
+                steps = tuple(steps_of(program, fastest, names))
+                name = plan.graph.name
+                found.append(ModelProfile(name, target.name, where, threads, steps, sizes))
     finally:
         storage.close()
-    names = [workload_name(step.workload) for step in planned.plan.kernels]
-    steps = steps_of(compiled.program, fastest, names)
-    return ModelProfile(planned.plan.graph.name, target.name, where, threads, tuple(steps))
+    return found
 
 
 def _table(found: ModelProfile) -> Table:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler import costs
 from compiler.build import LoweredKernel, lower_workload
 from compiler.codegen.statistics import InnerLoop, inner_loops
 from compiler.graph.text import print_graph
-from compiler.kernels import ScheduleSource
+from compiler.intervals import leaves
+from compiler.kernels import KernelTree, ScheduledKernel, ScheduleSource
 from compiler.loops.expr import Op, Operation, walk
 from compiler.loops.nest import LoopNest, dot_operands
 from compiler.loops.text import print_nest
-from compiler.program_builder import CompiledProgram, build_program
+from compiler.plan import GraphPlan, KernelStep
+from compiler.program_builder import CompiledProgram, ProgramBuilder
+from compiler.ranges import Shares
 from compiler.roofline import Speeds, TimeBound, bound
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import KernelCall
 from compiler.runtime.speeds import DOTS
 from compiler.schedule.schedule import Schedule
+from compiler.sizes import at
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 from service.jobs.device import Device
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned, executed_flops, workload_name
+from service.jobs.shown_sizes import shown_sizes
 
 SAMPLES = 9
 """Runs of the whole model; of each kernel the fastest counts."""
@@ -33,14 +39,15 @@ SAMPLES = 9
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One workload of a model, and the kernel that serves it.
+    """One kernel of a model, at one size of it.
 
     Attributes:
-        number: from 1, in the order of first use.
+        number: from 1, in the order of first use; a kernel has it at all sizes.
         name: for people.
         workload_key: what the database knows it by.
         operators: the graph that is one kernel, as text.
         count: how often a run of the model runs it.
+        serves: by dimension the sizes that it is for ("17..128"); those of no cut are left out.
         schedule: the choices that were made; `tuned` says whether they come from the database.
         nest: the loop nest, as text.
         loops: the innermost loops of its machine code.
@@ -56,6 +63,7 @@ class KernelReport:
     workload_key: str
     operators: str
     count: int
+    serves: Mapping[str, str]
     schedule: Schedule
     tuned: bool
     nest: str
@@ -82,13 +90,15 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """All kernels of a model. `seconds` is the time of all kernels in one run.
+    """The kernels that a run of a model needs at `sizes` of its open dimensions.
 
-    `decision` says how its plan was chosen among others; None if it is the rules' plan. `device` is
-    the CPU that it was timed on, "" if it was not timed.
+    `seconds` is the time of all kernels in one run. `decision` says how its plan was chosen among
+    others; None if it is the rules' plan. `device` is the CPU that it was timed on, "" if it was
+    not timed.
     """
 
     name: str
+    sizes: Mapping[str, int]
     target: str
     threads: int
     numerics: str
@@ -131,69 +141,174 @@ def explain(
     source: ScheduleSource | None,
     device: Device,
     timings: Timings | None = None,
-) -> ModelReport:
+    stated: Shares | None = None,
+) -> tuple[ModelReport, ...]:
     """Compile a model with the schedules that `source` knows, and look at every kernel.
 
     If the device runs the target, the model is run there on seeded inputs, and every kernel is
-    timed in its place.
+    timed in its place. With ranges there is a report for each size that is `stated`, or for those
+    of `shown_sizes`, with the kernels that serve it.
 
     Raises:
-        CompilerError: if a workload does not compile.
+        CompilerError: if a workload does not compile, or a stated size is not of a range.
         DeviceError: if the device does not answer, or cannot run it.
     """
     target, threads = planned.target, planned.threads
-    plan = planned.plan
-    compiled = build_program(plan, source, target, threads, planned.numerics, timings=timings)
-    seconds: Mapping[Workload, float] = {}
+    plan = planned.served_plan
+    each_sizes = shown_sizes(planned, stated)
+    builder = ProgramBuilder(source, target, threads, planned.numerics, timings=timings)
+    compiled = builder.build(plan)
+    trees = builder.kernels(plan)
     speeds = None
     where = ""
     if device.runs(target):
-        seconds = _measure(planned, compiled, device, timings)
         with timed(timings, "measure device"):
             speeds = device.speeds(target)
         where = "" if device.facts is None else device.facts.model
-    kernels = []
-    for number, (workload, count) in enumerate(planned.workloads, 1):
-        schedule = compiled.schedules[workload.key]
-        lowered = lower_workload(workload, schedule, target, threads)
-        with timed(timings, "assembly"):
-            loops = inner_loops(lowered.assembly(target), target)
-        executed = executed_flops(workload, schedule, lowered.nest)
-        weights, values = _bytes(lowered)
-        limit = None
+    kernels = [
+        _Kernel(number, workload, scheduled, compiled, threads, timings)
+        for number, (workload, scheduled) in enumerate(_scheduled(plan, trees), 1)
+    ]
+    reports = []
+    for sizes in each_sizes:
+        at_sizes = replace(compiled, program=compiled.program.at(sizes)) if sizes else compiled
+        calls: Sequence[float | None] = [None] * len(plan.kernels)
         if speeds is not None:
-            all_weights, dot = compiled.program.weight_bytes, products_in_groups(lowered.nest)
-            limit = bound(speeds, executed, weights, values, all_weights, threads, dot)
-        kernels.append(
-            KernelReport(
-                number=number,
-                name=workload_name(workload),
-                workload_key=workload.key,
-                operators=print_graph(workload.graph),
-                count=count,
-                schedule=schedule,
-                tuned=workload.key in compiled.tuned,
-                nest=print_nest(lowered.nest),
-                loops=loops,
-                flops=costs.flops(workload),
-                executed_flops=executed,
-                weight_bytes=weights,
-                value_bytes=values,
-                seconds=seconds.get(workload),
-                bound=limit,
+            with timed(timings, "measure kernels"):
+                calls = kernel_seconds(at_sizes, threads, device)
+        reports.append(
+            ModelReport(
+                plan.graph.name,
+                sizes,
+                target.name,
+                threads,
+                planned.numerics,
+                planned.precision,
+                tuple(u.kernel.report(u, speeds) for u in _uses(plan, kernels, sizes, calls)),
+                speeds,
+                planned.decision,
+                where,
             )
         )
-    return ModelReport(
-        plan.graph.name,
-        target.name,
-        threads,
-        planned.numerics,
-        planned.precision,
-        tuple(kernels),
-        speeds,
-        planned.decision,
-        where,
-    )
+    return tuple(reports)
+
+
+def _scheduled(
+    plan: GraphPlan, trees: Mapping[Workload, KernelTree]
+) -> Iterator[tuple[Workload, ScheduledKernel]]:
+    """The kernels of a plan in the order of first use, smallest sizes first, with workloads."""
+    for workload in dict.fromkeys(step.workload for step in plan.kernels):
+        yield from ((workload, kernel) for kernel in leaves(trees[workload]))
+
+
+@dataclass(slots=True)
+class _Use:
+    """How runs of a model at some sizes use a kernel: for a workload of `fixed` sizes, `values` are
+    those of the open workload, by its own names. `seconds` are None if nothing was timed."""
+
+    kernel: _Kernel
+    step: KernelStep
+    fixed: Workload
+    values: Mapping[str, int]
+    count: int = 0
+    seconds: float | None = None
+
+
+def _uses(
+    plan: GraphPlan,
+    kernels: Sequence[_Kernel],
+    sizes: Mapping[str, int],
+    calls: Sequence[float | None],
+) -> list[_Use]:
+    """What serves the steps of a plan at sizes of its dimensions, in the order of first use.
+
+    `calls` are the seconds of each step. A branch that these inputs do not choose takes no time.
+    """
+    of_workload: dict[Workload, list[_Kernel]] = {}
+    for kernel in kernels:
+        of_workload.setdefault(kernel.workload, []).append(kernel)
+    found: dict[tuple[int, Workload], _Use] = {}
+    steps = [(step, count) for step, count in plan.walk() if isinstance(step, KernelStep)]
+    for (step, count), seconds in zip(steps, calls, strict=True):
+        own = step.workload.dimensions
+        # nobody keeps room in a buffer here
+        given = [sizes.get(name, 0) for name in step.sizes]
+        values = {d.name: size for d, size in zip(own, given, strict=True)}
+        kernel = next(k for k in of_workload[step.workload] if k.holds(given))
+        fixed = step.workload.at(values) if values else step.workload
+        use = found.setdefault((kernel.number, fixed), _Use(kernel, step, fixed, values))
+        use.count += count
+        if seconds is not None:
+            use.seconds = (use.seconds or 0.0) + seconds
+    return list(found.values())
+
+
+class _Kernel:
+    """A kernel with what does not depend on the sizes that it is run at."""
+
+    def __init__(
+        self,
+        number: int,
+        workload: Workload,
+        scheduled: ScheduledKernel,
+        compiled: CompiledProgram,
+        threads: int,
+        timings: Timings | None,
+    ) -> None:
+        self.number = number
+        self.workload = workload
+        self._scheduled = scheduled
+        self._threads = threads
+        self._tuned = any(key in compiled.tuned for key in scheduled.keys)
+        self._all_weights = compiled.program.weight_bytes
+        part, target = scheduled.piece.workload, compiled.target
+        self._lowered = lower_workload(part, scheduled.schedule, target, threads)
+        with timed(timings, "assembly"):
+            self._loops = inner_loops(self._lowered.assembly(target), target)
+
+    def holds(self, given: Sequence[int]) -> bool:
+        """Whether it is for these sizes of its workload's dimensions, in order."""
+        box = self._scheduled.piece.box
+        return all(size in own for own, size in zip(box, given, strict=True))
+
+    def report(self, use: _Use, speeds: Speeds | None) -> KernelReport:
+        """What there is to say of it at some sizes."""
+        scheduled, lowered, workload = self._scheduled, self._lowered, use.fixed
+        whole, piece = self.workload.dimensions, scheduled.piece
+        own = {
+            d.name: use.values[whole[position].name]
+            for d, position in zip(piece.workload.dimensions, piece.positions, strict=True)
+        }
+        serves = {
+            name: part.range_text
+            for name, part, every in zip(use.step.sizes, piece.box, whole, strict=True)
+            if (part.low, part.high) != (every.low, every.high)
+        }
+        nest = lowered.nest.at(own) if own else lowered.nest
+        executed = executed_flops(workload, scheduled.schedule, nest)
+        weights, values = _bytes(lowered, own)
+        limit = None
+        if speeds is not None:
+            dot = products_in_groups(lowered.nest)
+            limit = bound(speeds, executed, weights, values, self._all_weights, self._threads, dot)
+        return KernelReport(
+            number=self.number,
+            name=workload_name(workload),
+            workload_key=piece.workload.key,
+            operators=print_graph(workload.graph),
+            count=use.count,
+            serves=serves,
+            schedule=scheduled.schedule,
+            tuned=self._tuned,
+            nest=print_nest(lowered.nest),
+            loops=self._loops,
+            flops=costs.flops(workload),
+            executed_flops=executed,
+            weight_bytes=weights,
+            value_bytes=values,
+            seconds=None if use.seconds is None else use.seconds / use.count,
+            bound=limit,
+        )
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
@@ -226,23 +341,12 @@ def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> l
     ]
 
 
-def _measure(
-    planned: Planned, compiled: CompiledProgram, device: Device, timings: Timings | None
-) -> dict[Workload, float]:
-    """Seconds of each workload's kernel: the fastest sample, averaged over how often it is expected
-    to run; a branch that these inputs do not choose takes no time."""
-    with timed(timings, "measure kernels"):
-        calls = kernel_seconds(compiled, planned.threads, device)
-    found: dict[Workload, float] = {}
-    for step, seconds in zip(planned.plan.kernels, calls, strict=True):
-        found[step.workload] = found.get(step.workload, 0.0) + seconds
-    return {workload: found[workload] / count for workload, count in planned.workloads}
-
-
-def _bytes(lowered: LoweredKernel) -> tuple[int, int]:
-    """Bytes of packed weights that a kernel reads, and bytes that it reads and writes besides."""
-    weights = sum(b.bytes for b in lowered.spec.buffers if b.role is BufferRole.WEIGHT)
-    values = sum(
-        b.bytes for b in lowered.spec.buffers if b.role in (BufferRole.INPUT, BufferRole.OUTPUT)
-    )
-    return weights, values
+def _bytes(lowered: LoweredKernel, values: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes of packed weights that a kernel reads, and bytes that it reads and writes besides, with
+    these values of its dimensions."""
+    spec = lowered.spec
+    found: Counter[bool] = Counter()
+    for buffer in spec.buffers:
+        if buffer.role is not BufferRole.SHARED:
+            found[buffer.role is BufferRole.WEIGHT] += at(buffer.bytes, values)
+    return found[True], found[False]

@@ -192,9 +192,11 @@ def plan_first_sizes(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     shares: Shares | None = None,
+    observer: Observer | None = None,
+    timings: Timings | None = None,
 ) -> Planned:
     """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
-    return next(_plan_each(request, dims, shares=shares))
+    return next(_plan_each(request, dims, observer, timings, shares))
 
 
 def _plan_each(

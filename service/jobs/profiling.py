@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, assert_never
 
 from compiler.runtime.kernel import BufferRole, KernelSpec
+from compiler.runtime.ports import sizes_text
 from compiler.runtime.program import (
     Branch,
     Copy,
@@ -46,13 +47,22 @@ class ProfileStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One run of a program. CPU time with one thread, else wall time."""
+    """One run of a program, at `sizes` of its open dimensions. CPU time with one thread, else wall
+    time."""
 
     program: str
     target: str
     device: str
     threads: int
     steps: tuple[ProfileStep, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The program's name, with the sizes that it ran at."""
+        if not self.sizes:
+            return self.program
+        return f"{self.program} at {sizes_text(tuple(self.sizes.items()))}"
 
     @property
     def seconds(self) -> float:
@@ -92,25 +102,30 @@ def steps_of(
     ]
 
 
-def trace(profile: ModelProfile) -> dict[str, Any]:
-    """The run in the Trace Event Format, which Perfetto and chrome://tracing open.
+def traces(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
+    """Runs in the Trace Event Format, which Perfetto and chrome://tracing open: a process each.
 
     The steps follow each other without gaps, each as long as its fastest run took.
     """
-    ended = 0.0
-    events: list[dict[str, Any]] = [_named_thread("process_name", profile.program)]
-    events.append(_named_thread("thread_name", f"{profile.target}, {profile.threads} threads"))
-    for step in profile.steps:
-        took = 1e6 * step.seconds
-        event = {"name": step.name, "cat": step.kind.value, "ph": "X", "ts": ended, "dur": took}
-        events.append({**event, "pid": 1, "tid": 1, "args": {"instruction": step.number}})
-        ended += took
-    about = {"device": profile.device, "target": profile.target, "threads": profile.threads}
+    events: list[dict[str, Any]] = []
+    for process, profile in enumerate(profiles, 1):
+        ended = 0.0
+        thread = f"{profile.target}, {profile.threads} threads"
+        events.append(_named_thread(process, "process_name", profile.title))
+        events.append(_named_thread(process, "thread_name", thread))
+        for step in profile.steps:
+            took = 1e6 * step.seconds
+            event = {"name": step.name, "cat": step.kind.value, "ph": "X", "ts": ended, "dur": took}
+            about = {"pid": process, "tid": 1, "args": {"instruction": step.number}}
+            events.append({**event, **about})
+            ended += took
+    first = profiles[0]
+    about = {"device": first.device, "target": first.target, "threads": first.threads}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
-def _named_thread(kind: str, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": 1, "tid": 1, "args": {"name": name}}
+def _named_thread(process: int, kind: str, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": 1, "args": {"name": name}}
 
 
 def _named(

@@ -6,14 +6,14 @@ sizes are taken nearer to those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isqrt
 from random import Random
 
 from compiler import costs
 from compiler.sizes import Dimension, open_size, typical
-from service.jobs.planning import OpenPlan, Planned
+from service.jobs.planning import Planned
 
 DRAWN = 2
 """Size vectors beside the ends and the typical one."""
@@ -31,14 +31,18 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     if found is None:
         return (planned,)
     known = {d.name: d for d in found.ranges}
+
+    def operations(sizes: Mapping[str, int]) -> int:
+        return sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
+
     first = {name: typical(open_size(d)) for name, d in known.items()}
-    most = max(MOST * _operations(found, first), FEW)
+    most = max(MOST * operations(first), FEW)
     draw = Random(0)
-    ends = ({n: _end(d, last) for n, d in known.items()} for last in (False, True))
+    ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
     drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
     vectors = [first]
     for wanted in (*ends, *drawn):
-        near = _affordable(found, known, wanted, first, most)
+        near = affordable(known, wanted, first, most, operations)
         if near not in vectors:
             vectors.append(near)
     return tuple(
@@ -52,11 +56,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     )
 
 
-def _operations(found: OpenPlan, sizes: Mapping[str, int]) -> int:
-    return sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
-
-
-def _end(dimension: Dimension, last: bool) -> int:
+def end_of(dimension: Dimension, *, last: bool) -> int:
     """One end of a range; of one without an end a size some way off."""
     if not last:
         return dimension.low * dimension.multiple
@@ -67,21 +67,21 @@ def _end(dimension: Dimension, last: bool) -> int:
 
 def _drawn(dimension: Dimension, draw: Random) -> int:
     """A size of a range, whose orders of magnitude are alike."""
-    low, high = dimension.low, _end(dimension, True) // dimension.multiple
+    low, high = dimension.low, end_of(dimension, last=True) // dimension.multiple
     share = draw.random()
     number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
     return min(max(number, low), high) * dimension.multiple
 
 
-def _affordable(
-    found: OpenPlan,
+def affordable(
     known: Mapping[str, Dimension],
     wanted: dict[str, int],
     near: Mapping[str, int],
     most: int,
+    cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """The sizes, taken nearer to others until the model does at most so many operations."""
-    while wanted != near and _operations(found, wanted) > most:
+    """The sizes, taken nearer to others until the model has at most this cost."""
+    while wanted != near and cost(wanted) > most:
         wanted = {
             name: size
             if size <= near[name]

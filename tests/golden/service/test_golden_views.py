@@ -51,6 +51,7 @@ DEAR = KernelReport(
     workload_key="a" * 64,
     operators="y = matmul(a, b)\n",
     count=3,
+    serves={},
     schedule=Schedule.of("gemm", tile=4),
     tuned=True,
     nest="for i in 4\n",
@@ -76,7 +77,12 @@ CHEAP = replace(
 )
 UNTIMED = replace(CHEAP, seconds=None, bound=None)
 SPEEDS = Speeds(1.234e11, (Level("L1", 1 << 15, 4.5e11), Level("memory", 0, 1.25e10)))
-REPORT = ModelReport("net", "x86-64-v3", 2, "fast", "float32", (CHEAP, DEAR), SPEEDS, None, "a CPU")
+REPORT = ModelReport(
+    "net", {}, "x86-64-v3", 2, "fast", "float32", (CHEAP, DEAR), SPEEDS, None, "a CPU"
+)
+OF_RANGE = replace(
+    REPORT, sizes={"rows": 200}, kernels=(CHEAP, replace(DEAR, serves={"rows": "129..512"}))
+)
 ABROAD = replace(REPORT, threads=1, precision="bfloat16", kernels=(UNTIMED,), speeds=None)
 
 TRIED = {"new_seconds": 3e-4, "old_seconds": 2e-4, "kernels": 4, "ratio": None, "outcome": ""}
@@ -290,9 +296,11 @@ def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **tol
 VIEWS: dict[str, Callable[[], RenderableType]] = {
     "explain": lambda: report_view(REPORT),
     "explain, not run here": lambda: report_view(ABROAD),
-    "kernel": lambda: kernel_view(REPORT, DEAR),
-    "kernel without a loop": lambda: kernel_view(REPORT, CHEAP),
-    "kernel that was not timed": lambda: kernel_view(ABROAD, UNTIMED),
+    "explain, of a range": lambda: report_view(OF_RANGE),
+    "kernel of a range": lambda: kernel_view([OF_RANGE], OF_RANGE.kernels[1]),
+    "kernel": lambda: kernel_view([REPORT], DEAR),
+    "kernel without a loop": lambda: kernel_view([REPORT], CHEAP),
+    "kernel that was not timed": lambda: kernel_view([ABROAD], UNTIMED),
     "assembly": lambda: assembly_text(DEAR),
     "inspect": lambda: summary_view(SUMMARY, {"a" * 64: "the [dear] one"}),
     "inspect, with control flow": lambda: summary_view(replace(SUMMARY, natives=2, controls=3), {}),

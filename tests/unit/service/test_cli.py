@@ -181,6 +181,33 @@ def test_explain_gives_all_its_facts_as_json(
     assert report["timings"]["import"] > 0
 
 
+def test_explain_shows_ranges_at_several_sizes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("explain", model) == 0
+    text = capsys.readouterr().out
+    assert "nobody gave a range: 'batch' may be 1..4096" in text
+    assert "tiny at batch=64: " in text and "tiny at batch=4096: " in text
+    ranged = ("explain", model, "--dim", "batch=1..40", "--sizes", "batch=3,17")
+    assert run(*ranged, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ranges"] == {"batch": "1..40"} and told["end_to_end"]
+    assert [each["sizes"] for each in told["at_sizes"]] == [{"batch": 3}, {"batch": 17}]
+    assert [each["kernels"][0]["flops"] for each in told["at_sizes"]] == [3 * 36, 17 * 36]
+    assert run(*ranged, "--kernel", 1) == 0
+    text = capsys.readouterr().out
+    assert text.count("the untuned default") == 1 and "batch=3" in text and "batch=17" in text
+    assert run(*ranged, "--kernel", 2) == 1
+    assert "--kernel 2: it does not run at batch=3, batch=17" in capsys.readouterr().err
+    assert run("explain", model, "--dim", "batch=1..40", "--sizes", "batch=41") == 1
+    assert "batch is 41, not of 1..40" in capsys.readouterr().err
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "manifest.json").touch()
+    assert run("explain", folder) == 1
+    assert "an artifact, which keeps kernels without their schedules" in capsys.readouterr().err
+
+
 def test_json_is_of_the_chosen_kernels_and_nothing_else(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compiler.runtime.program import KernelCall
-from service.jobs.profiling import ModelProfile, ProfileStep, StepKind, steps_of, trace
+from service.jobs.profiling import ModelProfile, ProfileStep, StepKind, steps_of, traces
 from tests.unit.runtime.open_programs import open_program
 from tests.unit.service.command_line import data_folder, model, run
 
@@ -30,7 +30,7 @@ def test_what_runs_often_is_one_row_and_the_dearest_comes_first() -> None:
 
 
 def test_a_trace_lays_the_steps_end_to_end_in_microseconds() -> None:
-    made = json.loads(json.dumps(trace(PROFILE)))
+    made = json.loads(json.dumps(traces([PROFILE])))
     spans = [event for event in made["traceEvents"] if event["ph"] == "X"]
     assert [event["ts"] for event in spans] == pytest.approx([0.0, 3.0, 4.0])
     assert [event["dur"] for event in spans] == pytest.approx([3.0, 1.0, 2.0])
@@ -67,7 +67,9 @@ def test_a_model_and_its_artifact(
     kernels = [step for step in told["steps"] if step["kind"] == "kernel"]
     assert kernels[0]["name"].endswith("-> 3x4") and told["seconds"] > 0
     refused = [
-        ((folder,), "give dimension 'batch' a size"),
+        ((folder, "--sizes", "rows=3"), "'rows', which has no range"),
+        ((folder, "--dim", "batch=3", "--sizes", "batch=3"), "'batch', which has no range"),
+        ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
         ((folder, "--dim", "batch=9"), "9"),
         ((folder, "--on", "board"), "--on"),
         ((folder, "--numerics", "strict"), "keeps its own"),
@@ -76,3 +78,22 @@ def test_a_model_and_its_artifact(
     for arguments, said in refused:
         assert run("profile", *arguments) == 1
         assert said in capsys.readouterr().err
+
+
+def test_ranges_have_a_table_for_each_size(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, folder = tmp_path / "trace.json", tmp_path / "a"
+    assert run("profile", model, "--dim", "batch=1..40", "--trace", out) == 0
+    text = capsys.readouterr().out
+    assert "tiny at batch=6: " in text and "tiny at batch=40: " in text
+    spans = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {span["pid"] for span in spans} == {1, 2}
+    assert run("compile", model, "--dim", "batch=1..40", "-o", folder) == 0
+    capsys.readouterr()
+    for what in (model, folder):
+        given = ("--dim", "batch=1..40") if what is model else ()
+        assert run("profile", what, *given, "--sizes", "batch=3,17", "--json") == 0
+        told = json.loads(capsys.readouterr().out)["at_sizes"]
+        assert [each["sizes"] for each in told] == [{"batch": 3}, {"batch": 17}]
+        assert all(each["seconds"] > 0 for each in told)
