@@ -67,6 +67,10 @@ class Timings:
         """Every stage, in the order in which they first ended."""
         return tuple(StageTime(name, *value) for name, value in self._stages.items())
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage, in the same order."""
+        return {each.stage: each.seconds for each in self.stages}
+
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
     """The context of a stage; does nothing where nobody asks for timings."""

@@ -1,4 +1,4 @@
-"""Times as people read them. What is no number, or no finite one, is not known: `-`.
+"""Times and counts as people read them. What is no number, or no finite one, is not known: `-`.
 
 A store keeps infinities in JSON as text.
 """
@@ -22,6 +22,10 @@ def milliseconds(seconds: float | None) -> str:
 def microseconds(seconds: float | None) -> str:
     known = finite(seconds)
     return "-" if known is None else f"{known * 1e6:,.1f}"
+
+
+def threads_text(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def duration(seconds: float | None) -> str:

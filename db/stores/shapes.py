@@ -59,8 +59,9 @@ class ShapeStore:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
-    def index(self, shape_of: ShapeOf) -> int:
-        """Find the structure of workloads that came since the last time; how many."""
+    def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
+        """Find the structure of workloads that came since the last time, `most` at most; how
+        many."""
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)
             .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
@@ -68,11 +69,11 @@ class ShapeStore:
             .limit(INDEXED_AT_ONCE)
         )
         count = 0
-        while True:
+        while most is None or count < most:
             with reading(self._engine) as connection:
                 found = connection.execute(missing).all()
             if not found:
-                return count
+                break
             rows = []
             for row in found:
                 shape = shape_of(row.text)
@@ -82,6 +83,7 @@ class ShapeStore:
             with writing(self._engine) as connection:
                 insert_new(connection, _shapes, rows)
             count += len(rows)
+        return count
 
     def names(self, workload_keys: Collection[str]) -> Mapping[str, str]:
         """Key -> name of the workloads that have one."""

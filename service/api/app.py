@@ -22,7 +22,7 @@ from service.api.answers import KnownAnswers
 from service.api.description import describe
 from service.api.freshness import Freshness
 from service.api.gate import Gate, GatedRoute, TokenCache
-from service.api.housekeeping import keep_house
+from service.api.housekeeping import keep_house, name_all
 from service.api.idempotency import AnswerAtOnceError
 from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
@@ -79,6 +79,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         await notifier.start()
         tasks = [
             asyncio.create_task(keep_house(opened, settings, app.state.metrics)),
+            asyncio.create_task(name_all(opened)),
             asyncio.create_task(tokens.follow(notifier)),
         ]
         try:

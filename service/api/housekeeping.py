@@ -23,6 +23,7 @@ from db.storage import Storage
 from db.stores.retention import Retention
 from db.stores.sweeps import TERM_SECONDS
 from service.api.metrics import Metrics
+from service.jobs.families import name_workloads
 from service.jobs.leftovers import store_leftovers
 from service.settings import Settings
 
@@ -104,6 +105,12 @@ def sweep(
         metrics.leases_over.inc(expiry.count)
     storage.leases.wake()
     return True
+
+
+async def name_all(storage: Storage) -> None:
+    """Find the names of all workloads, which a migration may have left without, by and by."""
+    while await run_in_threadpool(name_workloads, storage):
+        pass
 
 
 async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> None:

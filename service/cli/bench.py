@@ -241,8 +241,7 @@ def _bench_on(
     as_json: bool,
 ) -> None:
     from service.cli.view import settled_line
-    from service.jobs.known_plan import known_plan
-    from service.jobs.no_regret import settle
+    from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest, plan_model
     from service.jobs.timing import time_model
     from service.storage import open_storage
@@ -256,7 +255,7 @@ def _bench_on(
                     model, target, threads, numerics.value, dims, precision=precision.value
                 )
             )
-            settled = settle([known_plan(planned, storage)], storage)
+            settled = settle_known([planned], storage)
             (served,) = settled.planned
             timing = time_model(served, settled.schedules, device)
             where = "" if device.facts is None else f" ({device.facts.model})"

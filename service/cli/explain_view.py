@@ -14,7 +14,7 @@ from compiler.runtime.ports import sizes_text
 from service.cli.inspect_view import quantity, size
 from service.cli.view import make_table
 from service.jobs.explain import KernelReport, ModelReport
-from service.units import microseconds
+from service.units import microseconds, threads_text
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "
@@ -144,12 +144,11 @@ def _assembly(loop: InnerLoop) -> Iterator[str]:
 
 def _headline(report: ModelReport) -> str:
     runs = sum(kernel.count for kernel in report.kernels)
-    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
     precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
     text = (
         f"{report.name}{at}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
-        f"{threads}, {report.numerics} numerics{precision}"
+        f"{threads_text(report.threads)}, {report.numerics} numerics{precision}"
     )
     if report.seconds is None or report.speeds is None:
         return f"{text}. The device does not run its code: nothing is timed."

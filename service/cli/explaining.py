@@ -78,8 +78,7 @@ def explain(
     from service.cli.plan_view import decision_view
     from service.cli.view import range_lines, settled_line, timings_table
     from service.jobs.explain import explain as explain_model
-    from service.jobs.known_plan import known_plan
-    from service.jobs.no_regret import settle
+    from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest, plan_first_sizes
     from service.storage import open_storage
 
@@ -105,7 +104,7 @@ def explain(
             planned = plan_first_sizes(
                 request, dims, observer=dump_observer(dump_after), timings=recorder
             )
-            settled = settle([known_plan(planned, storage)], storage)
+            settled = settle_known([planned], storage)
             (planned,) = settled.planned
             known = len(planned.workloads)
             for number in kernel or ():
@@ -127,7 +126,7 @@ def explain(
             data = {"ranges": ranges, "at_sizes": told}
         data["end_to_end"] = settled.verdict.to_json()
         if timings:
-            data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
+            data["timings"] = recorder.seconds()
         say_json(data)
         return
     out = console()

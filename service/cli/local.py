@@ -179,8 +179,7 @@ def compile_(
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import range_lines, settled_line, timings_table
-    from service.jobs.known_plan import known_plan
-    from service.jobs.no_regret import settle
+    from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
     from service.jobs.stage_planning import plan_programs
     from service.jobs.tuning import build_artifact, build_for_c
@@ -222,8 +221,7 @@ def compile_(
         )
     storage = open_storage(load_settings())
     try:
-        plans = tuple(known_plan(planned, storage) for planned in plans)
-        settled = settle(plans, storage)
+        settled = settle_known(plans, storage)
     finally:
         storage.close()
     plans = settled.planned
@@ -256,7 +254,7 @@ def compile_(
             **served_facts(settled),
         }
         if timings:
-            told["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
+            told["timings"] = recorder.seconds()
         say_json(told)
         return
     out = console()

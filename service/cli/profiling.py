@@ -25,7 +25,7 @@ from service.cli.common import (
 )
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say_json
-from service.units import microseconds, milliseconds
+from service.units import microseconds, milliseconds, threads_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def profile(
         out.print(
             f"{each.title}: {milliseconds(each.seconds)} in {len(each.steps)} instructions, "
             f"{kernels} of them kernels; {each.target}, "
-            f"{'1 thread' if each.threads == 1 else f'{each.threads} threads'}, {each.device}",
+            f"{threads_text(each.threads)}, {each.device}",
             soft_wrap=True,
             markup=False,
         )
@@ -150,9 +150,8 @@ def _of_model(
     on: str | None,
 ) -> list[ModelProfile]:
     from compiler.program_builder import build_program
-    from service.jobs.known_plan import known_plan
     from service.jobs.loadables import of_compiled
-    from service.jobs.no_regret import settle
+    from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest, plan_first_sizes, workload_name
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from service.jobs.shown_sizes import shown_sizes
@@ -169,7 +168,7 @@ def _of_model(
                 model, target, threads, numerics.value, precision=precision.value
             )
             planned = plan_first_sizes(request, dims)
-            settled = settle([known_plan(planned, storage)], storage)
+            settled = settle_known([planned], storage)
             (planned,) = settled.planned
             plan = planned.served_plan
             every = shown_sizes(planned, stated)

@@ -97,8 +97,7 @@ def quantize(
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
     from service.cli.quantize_view import report_view, telling
-    from service.jobs.known_plan import known_plan
-    from service.jobs.no_regret import settle
+    from service.jobs.no_regret import settle_known
     from service.jobs.planning import Planned
     from service.quantize.limit import parse_limit
     from service.quantize.methods import check_installed
@@ -125,7 +124,7 @@ def quantize(
     storage = open_storage(load_settings())
 
     def serve(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-        settled = settle([known_plan(planned, storage)], storage)
+        settled = settle_known([planned], storage)
         return settled.planned[0], settled.schedules
 
     try:

@@ -86,7 +86,8 @@ def list_records(
             from service.api.record_views import stored_record_view
             from service.jobs.families import name_workloads
 
-            name_workloads(storage)
+            while name_workloads(storage):
+                pass
             keys = {one.id: one.record.key.workload_key for one in found[:limit]}
             called = storage.shapes.names(keys.values())
             say_json(

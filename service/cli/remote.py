@@ -138,6 +138,8 @@ def submit(
             return
         job = _follow(client, job, out)
         if job.state not in ("succeeded", "incomplete"):
+            if as_json:
+                say_json({**job.model_dump(mode="json"), "tasks": client.tasks(job.id)})
             raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
         from service.cli.view import origins_line, task_table
 

@@ -131,9 +131,6 @@ def tune(
                     deliver_cancelled=True,
                 )
             tell(out, outcome, output)
-            if as_json:
-                rows = [task_view(row) for row in outcome.tracker.rows.values()]
-                say_json({"run": job_id, **outcome.report(), "tasks": rows})
             reason = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
     finally:
         builder.close()
@@ -148,6 +145,19 @@ def tune(
         title = "Beside it: builders, all together, and the device"
         out.print(timings_table(workshop.beside.stages, title))
         out.print(rate_line(outcome.finished))
+    if as_json:
+        told = {
+            "run": job_id,
+            **outcome.report(),
+            "tasks": [task_view(row) for row in outcome.tracker.rows.values()],
+        }
+        if timings:
+            told["timings"] = {
+                "stages": workshop.timings.seconds(),
+                "loop": workshop.loop.seconds(),
+                "beside": workshop.beside.seconds(),
+            }
+        say_json(told)
     if outcome.cancelled:
         raise typer.Exit(130)
     if reason is not None:

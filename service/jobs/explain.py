@@ -31,10 +31,8 @@ from compiler.workload import Workload
 from service.jobs.device import Device
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned, executed_flops, workload_name
+from service.jobs.profiling import SAMPLES
 from service.jobs.shown_sizes import shown_sizes
-
-SAMPLES = 9
-"""Runs of the whole model; of each kernel the fastest counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from compiler.workload import Workload
 from db.errors import StorageError
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
-from db.stores.shapes import WorkloadShape
+from db.stores.shapes import INDEXED_AT_ONCE, WorkloadShape
 from service.jobs.planning import workload_name
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.tasks import Task
@@ -75,14 +75,19 @@ def records_of_relatives(tasks: Sequence[Task], storage: Storage) -> dict[Record
     }
 
 
-def name_workloads(storage: Storage) -> None:
-    """Find the names of workloads that came since the last time, for those who list some."""
+def name_workloads(storage: Storage) -> int:
+    """Find the names of workloads that came since the last time, for those who list some.
+
+    It is a batch of them, so that no request waits for the names of all that a database holds; how
+    many. The api finds those of all when it starts.
+    """
     try:
-        storage.shapes.index(shape_of)
+        return storage.shapes.index(shape_of, INDEXED_AT_ONCE)
     except StorageError as error:  # who may only read must not be stopped by a full disk
         import structlog  # with it comes asyncio
 
         structlog.get_logger("tilewright.web").warning("workloads not named", error=str(error))
+        return 0
 
 
 def shape_of(text: str) -> WorkloadShape:

@@ -10,7 +10,7 @@ What a worker raced is raced again before other jobs are served by it (`second_o
 contradict each other nothing is shown, and the defaults are served.
 
 `settle` is the one way from records to what is served. All code that compiles a model with records
-of the database calls it.
+of the database calls it, or `settle_known` where nothing is run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from db.stores.records import record_id
 from db.stores.verdicts import VerdictKind
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.families import related_records
-from service.jobs.known_plan import planner_of
+from service.jobs.known_plan import known_plan, planner_of
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
 from service.jobs.second_opinion import race_again
@@ -175,6 +175,11 @@ def settle(
     )
     schedules = FixedSchedules(kept)
     return Settled(plans, schedules, verdict, len(own), len(workloads), used, len(related))
+
+
+def settle_known(planned: Sequence[Planned], storage: Storage) -> Settled:
+    """`settle` without a device, for the plans that jobs chose where some did."""
+    return settle([known_plan(each, storage) for each in planned], storage)
 
 
 def _verdict(

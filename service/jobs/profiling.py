@@ -20,6 +20,7 @@ from compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
+from service.units import threads_text
 
 SAMPLES = 9
 """Runs of the whole model; of each instruction the fastest counts."""
@@ -110,7 +111,7 @@ def traces(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for process, profile in enumerate(profiles, 1):
         ended = 0.0
-        thread = f"{profile.target}, {profile.threads} threads"
+        thread = f"{profile.target}, {threads_text(profile.threads)}"
         events.append(_named_thread(process, "process_name", profile.title))
         events.append(_named_thread(process, "thread_name", thread))
         for step in profile.steps:

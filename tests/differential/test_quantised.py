@@ -30,7 +30,7 @@ DRAWS = 6
 OPSET = 21
 ENDS = {np.uint8: (0, 255, 128, 7), np.int8: (-128, 127, 0, -5)}
 BYTES = (np.uint8, np.int8)
-MOST_TIES = 0.01
+MOST_TIES = 0.001
 BYTES_TARGET = resolve_target("cascadelake")
 
 
@@ -437,7 +437,7 @@ def test_quantised_models(kind: str, number: int) -> None:
     if expected.dtype == np.int32:
         assert not apart.any()
     assert apart.max() <= 1
-    assert (apart > 0).mean() <= MOST_TIES
+    assert (apart > 0).sum() <= max(1, MOST_TIES * apart.size)
 
 
 def test_ties_round_to_even_and_all_bytes_are_reached() -> None:

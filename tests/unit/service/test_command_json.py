@@ -30,12 +30,14 @@ def test_a_run_is_tuned_listed_and_repeated(
     model: Path, tmp_path: Path, told: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    tuning = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a", "--json")
-    assert run(*tuning) == 0
+    tuning = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a")
+    assert run(*tuning, "--timings", "--json") == 0
     printed = capsys.readouterr()
     tuned = json.loads(printed.out)
     assert "trials 0/6" in printed.err and "largest error" in printed.err
     assert tuned["workloads_known"] == 1 and tuned["verified"]
+    assert tuned["timings"]["stages"]["tune"] > 0
+    assert set(tuned["timings"]) == {"stages", "loop", "beside"}
     ((name, trials),) = [(task["name"], task["trials"]) for task in tuned["tasks"]]
     assert name.startswith("matmul") and trials == tuned["trials"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +122,17 @@ def test_a_job_that_fails_says_why(
     assert f"job {job.id} failed: the board burnt down" in told.err
     assert run_cli(["jobs", job.id]) == 0
     assert "error: the board burnt down" in capsys.readouterr().out
+
+
+def test_a_job_that_fails_is_json_all_the_same(
+    storage: Storage, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tuner(storage, tmp_path, "the board burnt down"):
+        assert run_cli(["submit", str(model), *TARGET, "--dim", "batch=1", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (job,) = storage.jobs.list()
+    assert (told["id"], told["state"]) == (job.id, "failed")
+    assert told["error"] == "the board burnt down" and told["tasks"] == []
 
 
 def test_events_go_on_after_a_stream_that_broke(

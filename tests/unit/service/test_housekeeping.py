@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from db.job_states import JobState
 from db.models import RequestRow
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
+from db.stores.shapes import INDEXED_AT_ONCE
 from db.stores.statements import table_of
 from service.api.app import create_app
-from service.api.housekeeping import Tidied, sweep, tidy
+from service.api.housekeeping import Tidied, name_all, sweep, tidy
 from service.api.metrics import Metrics
+from service.jobs.families import name_workloads, shape_of
 from service.jobs.remote_runner import RemoteRunner
 from service.settings import Settings
 from service.storage import open_storage
@@ -277,3 +280,11 @@ def test_the_settings_say_what_is_forgotten_by_age(
     assert (removed.models, removed.jobs) == (1, 0)
     assert removed.blob_bytes == len(b"never used")
     assert model not in storage.blobs and str(job.artifact_digest) in storage.blobs
+
+
+def test_names_are_found_by_and_by(storage: Storage) -> None:
+    """A request finds a batch of them; the api the rest, when it starts."""
+    storage.workloads.put_workloads({f"{number:064x}": f"text {number}" for number in range(1200)})
+    assert name_workloads(storage) == INDEXED_AT_ONCE < 1200 - INDEXED_AT_ONCE
+    asyncio.run(name_all(storage))
+    assert storage.shapes.index(shape_of) == 0
