@@ -279,12 +279,15 @@ def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
 
     A size in the constant is part of it.
     """
-    address = emitter.offset(base, offset.constant - static_part(offset.constant))
+    size = offset.constant - static_part(offset.constant)
+    address = emitter.offset(base, size)
     runtime = sorted(offset.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
         bytes_ = emitter.multiple(variable.value, coefficient)
         address = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", address, bytes_)
+    if all(always_less(-1, added) for added in (size, *(c for _, c in runtime))):
+        emitter.forward.add(address.name)
     return address
 
 

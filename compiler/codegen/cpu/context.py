@@ -62,7 +62,9 @@ class Context:
             return self.emitter.offset(Value("%scratch", None), self.scratch[tensor.name])
         slot = self.emitter.offset(Value("%buffers", None), self.slots[tensor.name])
         aligned = self.emitter.target.family.pointer_bytes
-        return self.emitter.emit(None, 1, f"load ptr, ptr %s, align {aligned}", slot)
+        base = self.emitter.emit(None, 1, f"load ptr, ptr %s, align {aligned}", slot)
+        self.emitter.forward.add(base.name)
+        return base
 
 
 @dataclass(slots=True)

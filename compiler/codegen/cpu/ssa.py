@@ -111,6 +111,8 @@ class Emitter:
         self._splats: dict[tuple[str, int, int], Value] = {}
         self.masks: dict[str, int] = {}
         """Values by name -> the bits that may be set in each of their integers, where known."""
+        self.forward = {"%buffers", "%scratch"}
+        """Pointers that nothing negative was added to: none lies in front of its buffer."""
         self.parts: dict[str, tuple[Value, ...]] = {}
         """Groups by name -> their elements, where these are loaded one by one."""
 
@@ -280,7 +282,14 @@ class Emitter:
             return self.offset(moved, bytes_.constant, depth)
         if not bytes_:
             return pointer
-        return self.emit(None, 1, f"getelementptr i8, ptr %s, i64 {bytes_}", pointer, depth=depth)
+        if bytes_ < 0 or not self.target.family.modules or pointer.name not in self.forward:
+            where = f"getelementptr i8, ptr %s, i64 {bytes_}"
+            return self.emit(None, 1, where, pointer, depth=depth)
+        # WebAssembly adds an offset without wrapping: part of a load only if that is said to hold.
+        where = f"getelementptr nuw i8, ptr %s, i64 {bytes_}"
+        moved = self.emit(None, 1, where, pointer, depth=depth)
+        self.forward.add(moved.name)
+        return moved
 
     def multiple(self, value: Value, factor: int) -> Value:
         """An i64 times a constant or a size, as addresses take it.

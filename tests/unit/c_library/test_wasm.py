@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,11 +15,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler import driver
+from compiler.build import lower_workload
 from compiler.c_library import ToolchainError, write_wasm_module
 from compiler.c_library.header import Interface
 from compiler.c_library.wasm import declarations
 from compiler.dtypes import DType
+from compiler.plan import KernelStep
 from compiler.program_builder import CompiledProgram
+from compiler.schedule.schedule import Schedule
+from compiler.target import resolve_target
 from tests.unit.c_library.conftest import MODELS, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
 
@@ -132,6 +137,50 @@ def test_counted_outputs(answers: Callable[..., list[dict[str, object]]]) -> Non
         np.array(np.nonzero(x)).reshape(-1).tolist(),
         (-x).reshape(-1).tolist(),
     ]
+
+
+@node
+def test_what_is_read_backwards_begins_behind_address_0(
+    answers: Callable[..., list[dict[str, object]]],
+) -> None:
+    """Of a large array, its address less the bytes to the last element is negative."""
+    size = 400_000
+    bounds = [numpy_helper.from_array(np.array([v]), n) for n, v in (("a", -1), ("b", -size - 1))]
+    bounds += [numpy_helper.from_array(np.array([v]), n) for n, v in (("axis", 0), ("step", -1))]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Slice", ["x", "a", "b", "axis", "step"], ["turned"]),
+            helper.make_node("Neg", ["turned"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (size,))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (size,))],
+        bounds,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    x = np.arange(size, dtype=np.float32) % 7
+    (answer,) = answers(for_wasm(model), [({"x": x}, {})])
+    assert answer["results"] == [(-x[::-1]).tolist()]
+
+
+def test_offsets_are_part_of_loads_and_stores() -> None:
+    """In a register tile, no address is computed by an addition of its own but for the counters."""
+    weights = numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (30, 64))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (30, 64))],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    target = resolve_target("wasm32")
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+    (step,) = (step for step in plan.steps if isinstance(step, KernelStep))
+    schedule = Schedule.of("gemm", order="lanes-outer", prefetch=0, tile=5, unroll=1, vectors=2)
+    assembly = lower_workload(step.workload, schedule, target).assembly(target)
+    loads = re.findall(r"v128\.load(?:32_splat)?\s+(\d+)", assembly)
+    assert sorted(map(int, loads)) == [0, 0, 16, *(256 * row for row in range(1, 5))]
 
 
 def test_types_name_what_a_model_takes_and_gives() -> None:
