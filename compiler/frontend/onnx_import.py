@@ -7,7 +7,7 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from compiler.ops.check import verify
 from compiler.ops.labels import labels_text
 from compiler.ranges import SizeRange
 from compiler.runtime.memory import check_memory
+from compiler.runtime.ports import element_name
 from compiler.sizes import (
     Dimension,
     SizesDifferError,
@@ -236,21 +237,20 @@ class ModelImport:
     ) -> list[tuple[str, str]]:
         """Values and names of the outputs; of a list, those of its elements (`boxes[0]`)."""
         outputs: list[tuple[str, str]] = []
-        listed: set[str] = set()
+        names: set[str] = set()
+        for info in wanted:
+            if info.name in names:
+                raise InvalidModelError(f"output '{info.name}' is listed twice")
+            names.add(info.name)
         for info in wanted:
             value = self._values.get(info.name)
             if value is None:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
             elements = self._builder.sequences.get(value)
             if elements is None:
-                made = [(self._output(value, info, nodes), info.name)]
+                outputs.append((self._output(value, info, nodes), info.name))
             else:
-                made = self._elements(elements, info)
-            for _, name in made:
-                if name in listed:
-                    raise InvalidModelError(f"output '{name}' is listed twice")
-                listed.add(name)
-            outputs += made
+                outputs += self._elements(elements, info, names)
         if not self._graph.output:
             raise InvalidModelError("the model has no outputs")
         return outputs
@@ -268,13 +268,15 @@ class ModelImport:
         self._check_texts(labels, info)
         return self._standing_for(value, info.name, {"labels": labels_text(labels)})
 
-    def _elements(self, elements: Sequence[str], info: ValueInfoProto) -> list[tuple[str, str]]:
+    def _elements(
+        self, elements: Sequence[str], info: ValueInfoProto, outputs: Collection[str]
+    ) -> list[tuple[str, str]]:
         """An output that is a list of tensors: each is an output, and says of which list."""
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")
         made = []
         for number, value in enumerate(elements):
-            name, attrs = f"{info.name}[{number}]", {"list": info.name}
+            name, attrs = element_name(info.name, number, outputs), {"list": info.name}
             labels = self._builder.labels.get(value)
             if labels is None:
                 _check_type(info, self._builder.types[value])

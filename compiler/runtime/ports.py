@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -130,6 +130,15 @@ def ranges_text(dimensions: Iterable[Dimension]) -> str:
 def dims_text(dims: Dims) -> str:
     """`(batch, 3, 224, 224)`."""
     return f"({', '.join(map(str, dims))})"
+
+
+def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
+    """An element of a list as an output of its own: `boxes[0]`, primed where one of the model's
+    outputs has this name."""
+    name = f"{listed}[{number}]"
+    while name in outputs:
+        name += "'"
+    return name
 
 
 def open_dims(shape: tuple[int, ...]) -> Dims:

@@ -62,7 +62,7 @@ class Session:
     ) -> None:
         taken = bound_states(tuple(inputs), outputs, states, initial)
         order = tuple(inputs)
-        self._outputs = len(outputs)
+        self._outputs = tuple(outputs)
         self._fitting = fitting
         self._states: list[SessionState] = [
             SessionState(name, order.index(name), outputs.index(output), inputs[name])
@@ -148,7 +148,7 @@ class Session:
             InvalidInputError: if a first value has another dtype.
         """
         rooms = executable.program.rooms
-        if len(executable.outputs) != self._outputs:
+        if tuple([port.name for port in executable.outputs]) != self._outputs:
             raise InvalidArgumentError(
                 "a model whose output is a list has no sessions where it is made for each size"
             )

@@ -37,7 +37,7 @@ from service.cli.common import (
 from service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from compiler.program_builder import CompiledProgram
     from compiler.runtime.executable import Executable
@@ -329,8 +329,9 @@ def run(
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
     with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
-        found = zip(executable.output_names, executable.run(arrays), strict=True)
-        results = dict(pair for name, array in found for pair in _storable(name, array))
+        names = executable.output_names
+        found = zip(names, executable.run(arrays), strict=True)
+        results = dict(pair for name, array in found for pair in _storable(name, array, names))
     save_arrays(outputs, results.items())
     if as_json:
         shapes = {n: {"type": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
@@ -342,13 +343,18 @@ def run(
     tell_served(known)
 
 
-def _storable(name: str, output: Any) -> list[tuple[str, Any]]:
+def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str, Any]]:
     """An output as .npz holds it without pickle: of dictionaries their values, in columns; of a
-    list its elements, one by one."""
+    list its elements, one by one, under names that none of the outputs has."""
     import numpy as np
 
+    from compiler.runtime.ports import element_name
+
     if isinstance(output, list):
-        each = (_storable(f"{name}[{number}]", array) for number, array in enumerate(output))
+        each = (
+            _storable(element_name(name, number, names), array, names)
+            for number, array in enumerate(output)
+        )
         return [pair for pairs in each for pair in pairs]
     if output.dtype == object:
         output = np.array([list(row.values()) for row in output])

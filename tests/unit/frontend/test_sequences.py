@@ -14,7 +14,12 @@ from typer.testing import CliRunner
 
 import compiler
 import compiler.ort as ort
-from compiler.errors import InvalidInputError, InvalidModelError, UnsupportedOperatorError
+from compiler.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.text import parse_graph, print_graph
 from compiler.runtime.artifact import load_artifact
@@ -320,3 +325,58 @@ def test_parts_whose_number_a_run_decides_are_a_list() -> None:
     ((places,), (others,)) = (staged.run({"x": x}) for x in (X, np.eye(4, 3, dtype=np.float32)))
     assert [len(places), len(others)] == [11, 3]
     assert [each.tolist() for each in others] == [[[k], [k]] for k in range(3)]
+
+
+def one_beside() -> ModelProto:
+    """A list `p`, and another output that is called as its first element."""
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    outputs = [
+        helper.make_value_info("p", helper.make_sequence_type_proto(tensor)),
+        helper.make_tensor_value_info("p[0]", TensorProto.FLOAT, ["rows", 3]),
+    ]
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Neg", "x", "p[0]"),
+        node("SequenceConstruct", "r x", "p"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3])
+    graph = helper.make_graph(nodes, "beside", [x], outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_an_output_may_be_called_as_an_element_of_a_list(tmp_path: Path) -> None:
+    model = one_beside()
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (relu, same), negated = session.run(None, {"x": ROWS})
+    compiled = compiler.compile_model(model)
+    assert compiled.output_names == ("p", "p[0]")
+    (ours, also), other = compiled.run({"x": ROWS})
+    for found, expected in ((ours, relu), (also, same), (other, negated)):
+        np.testing.assert_array_equal(found, expected)
+    fixed = compiler.compile_model(model, dims={"rows": 3})
+    assert [port.name for port in fixed.outputs] == ["p[0]'", "p[1]", "p[0]"]
+
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    np.savez(tmp_path / "in.npz", x=ROWS)
+    command = ["run", str(tmp_path / "m.onnx"), "--inputs", str(tmp_path / "in.npz")]
+    done = CliRunner().invoke(app, [*command, "--outputs", str(tmp_path / "out.npz")])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "out.npz") as stored:
+        found = {name: stored[name].tolist() for name in stored}
+    assert found == {"p[0]'": relu.tolist(), "p[1]": same.tolist(), "p[0]": negated.tolist()}
+
+
+def test_a_model_made_for_each_size_has_no_session_with_a_list_of_any_length() -> None:
+    nodes = [node("SplitToSequence", "x", "s", axis=0, keepdims=0), node("Neg", "x", "n")]
+    proto = model(nodes, "s")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    proto.graph.output[0].type.CopyFrom(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    proto.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, ["rows", 3]))
+    compiled = compiler.compile_model(proto)
+    for rows in (1, 2):
+        session = compiled.bind({"n": "x"}, {"x": X[:rows]})
+        with pytest.raises(InvalidArgumentError, match="a list has no sessions"):
+            session.run()
+        np.testing.assert_array_equal(session.state("x"), X[:rows])
