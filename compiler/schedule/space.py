@@ -50,6 +50,7 @@ class SubSpace:
     every assignment of a tiny workload. `any_rows`, where there is one, is for a number of rows
     that changes between uses: tiles and packed weights are those of many rows, whatever their
     number, and the rows are the outermost loop: kernels differ only in the rows that are left over.
+    `open_rows` is for one kernel that takes any number of rows.
     """
 
     algorithm: str
@@ -58,19 +59,7 @@ class SubSpace:
     default: Schedule
     machine: Constraint = anything
     any_rows: Schedule | None = None
-
-    @property
-    def open_rows(self) -> Schedule | None:
-        """`any_rows` in the default's order of loops, for one kernel that takes any number of rows.
-
-        Rows outermost read all weights again for each tile; it is kernels of fixed sizes that are
-        equal so.
-        """
-        if self.any_rows is None:
-            return None
-        known = dict(self.any_rows.choices)
-        orders = {name: value for name, value in self.default.choices if name == "order"}
-        return Schedule.of(self.any_rows.algorithm, **(known | orders))
+    open_rows: Schedule | None = None
 
     def unconstrained(self) -> SubSpace:
         """The space without what is known of the machine."""

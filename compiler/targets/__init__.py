@@ -52,6 +52,8 @@ class CoreModel:
         level2_ways: lines that a set of the second level holds.
         prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
             hardware, also where nobody measured it.
+        prefetch_rows: rows of a tile that gains from asking, where no other tile reads the same
+            weights. With fewer, weights are read as fast as the memory gives them.
     """
 
     fma_units: float
@@ -80,6 +82,7 @@ class CoreModel:
     translated_pages: int = 2048
     level2_ways: int = 16
     prefetch_bytes: int = 0
+    prefetch_rows: int = 2
 
     def narrowed(self, vector_bits: int) -> CoreModel:
         """The same core running code for vectors of so many bits: pipes that are wider have no more

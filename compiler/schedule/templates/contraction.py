@@ -56,7 +56,9 @@ class _Template:
         algorithm = "direct" if found.window else "gemm" if found.tile else "gemv"
         default = default_schedule(found, target, algorithm, knobs, threads)
         any_rows = rows_schedule(found, target, algorithm, threads)
-        return SubSpace(algorithm, knobs, form, default, machine, any_rows)
+        # Rows outermost read all weights again for each tile of a range.
+        open_rows = rows_schedule(found, target, algorithm, threads, default["order"])
+        return SubSpace(algorithm, knobs, form, default, machine, any_rows, open_rows)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

@@ -62,6 +62,9 @@ by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outerm
 _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
 """Orders in which all tiles pass over one panel before the next."""
 
+_FEWEST = 2
+"""Rows that there may be of any number."""
+
 _MOST_PASSES = 64
 """Of 512 rows in tiles of 8, the first pass over a panel takes a per cent longer."""
 
@@ -252,10 +255,8 @@ def default_schedule(
         if "split" in values:
             choice["split"] = split
         if "prefetch" in values:
-            choice["prefetch"] = default_prefetch(found, target.core)
             rows = extent * prod(axis.extent for axis in found.outer)
-            if asks_ahead(found, target, choice, rows):
-                choice["prefetch"] = NEXT_PANEL
+            choice["prefetch"] = default_prefetch(found, target, choice, rows)
         panel = found.panel_bytes(target, int(vectors))
         score = _tile_score(
             target, int(tile), int(vectors), extent, whole, panel <= near, found.operations(target)
@@ -284,25 +285,12 @@ def default_schedule(
     return best[1]
 
 
-def asks_ahead(found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int) -> bool:
-    """Whether tiles ask for the next panel while they pass over one with so many `rows`.
-
-    The core is known to gain from asking, the second cache holds both, and passes are so few that
-    the first one, which waits for the memory, counts.
-    """
-    if choice["order"] not in _ONE_PANEL or int(choice.get("split", 1)) > 1:
-        return False
-    passes = -(-rows // int(choice["tile"]))
-    panel = found.pass_bytes(target, int(choice["vectors"]))
-    fits_twice = 2 * panel <= target.core.cache_bytes[1]
-    return target.core.prefetch_bytes > 0 and 1 < passes <= _MOST_PASSES and fits_twice
-
-
 def rows_schedule(
-    found: Contraction, target: Target, algorithm: str, threads: int
+    found: Contraction, target: Target, algorithm: str, threads: int, order: Choice | None = None
 ) -> Schedule | None:
     """The schedule of a product of weights with any number of rows; None of other contractions.
 
+    Threads share the rows if there are enough of them, else the panels, unless an order is given.
     Tile and panels are chosen as for endless rows. A schedule for a known number of rows is up to a
     tenth faster: it wastes less in the last tile, and its panels stay in a nearer cache.
     """
@@ -323,7 +311,7 @@ def rows_schedule(
         tile, vectors = max(
             pairs, key=lambda p: _matrix_score(found, target, p[0], p[1], p[0], whole)
         )
-        order = _order_of_rows(rows, tile, threads)
+        order = order or _order_of_rows(rows, tile, threads)
         return Schedule.of(
             algorithm, tile=tile, vectors=vectors, order=order, unroll=1, prefetch=0, products=TILES
         )
@@ -343,17 +331,16 @@ def rows_schedule(
     choice: dict[str, Choice] = {
         "tile": tile,
         "vectors": vectors,
-        "order": _order_of_rows(rows, tile, threads),
+        "order": order or _order_of_rows(rows, tile, threads),
         "unroll": _default_unroll(found, target, unrolls or (1,), tile, vectors, spare),
-        "prefetch": default_prefetch(found, target.core),
     }
+    choice["prefetch"] = default_prefetch(found, target, choice, None)
     if wide is not None:
         choice["products"] = products
     return Schedule.of(algorithm, **choice)
 
 
 def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
-    """Threads share the rows if there are enough of them, else the panels."""
     balance = parallel_balance([LoopSpec(rows, tile)], threads)
     return "lanes-inner" if balance >= _BALANCED else "lanes-outer"
 
@@ -375,12 +362,30 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     )
 
 
-def default_prefetch(found: Contraction, core: CoreModel) -> int:
-    """How many bytes ahead weights are asked for. One row reads nothing but a stream of them, at
-    the speed of the memory."""
+def default_prefetch(
+    found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int | None
+) -> Choice:
+    """How tiles ask for weights ahead, where they have so many `rows`; of None it is not known.
+
+    For the next panel if several of them pass over one, but so few that the first one, which waits
+    for the memory, counts, and the second cache holds both panels. Else a distance in bytes: one
+    row reads nothing but a stream of weights, at the speed of the memory.
+    """
+    core = target.core
+    passes = None if rows is None else -(-rows // int(choice["tile"]))
+    panel = found.pass_bytes(target, int(choice["vectors"]))
+    if (
+        core.prefetch_bytes > 0
+        and choice["order"] in _ONE_PANEL
+        and int(choice.get("split", 1)) == 1
+        and (passes is None or 1 < passes <= _MOST_PASSES)
+        and 2 * panel <= core.cache_bytes[1]
+    ):
+        return NEXT_PANEL
     if found.window:
         return _WINDOW_PREFETCH
-    return core.prefetch_bytes if found.tile is not None else 0
+    gains = found.tile is not None and (rows or _FEWEST) >= core.prefetch_rows
+    return core.prefetch_bytes if gains else 0
 
 
 def _default_unroll(

@@ -35,12 +35,10 @@ from compiler.schedule.structure import (
     with_halo,
 )
 from compiler.schedule.templates.contraction_lowering import (
-    NEXT_PANEL,
     asked_ahead,
     reduction_tiles,
 )
 from compiler.schedule.templates.contraction_space import (
-    asks_ahead,
     default_prefetch,
     default_schedule,
     fits,
@@ -139,8 +137,7 @@ class _Template:
         rows = found.row_count // 2
         if order == _BLOCKS:
             rows = _block(found, target, plain.integer("tile"), threads) * _beside(found)
-        ahead = asks_ahead(quarter, target, choices, rows)
-        choices["prefetch"] = NEXT_PANEL if ahead else default_prefetch(quarter, target.core)
+        choices["prefetch"] = default_prefetch(quarter, target, choices, rows)
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
     def lower(

@@ -43,10 +43,14 @@ def channels_last(workload: Workload) -> Workload:
     )
 
 
-def asked(workload: Workload, schedule: Schedule, *sizes: int) -> Array:
+def asked(workload: Workload, schedule: Schedule, *sizes: int, rows_that_gain: int = 2) -> Array:
     """How often each line of the weights is asked for, and of as many bytes behind them."""
     nest = lower_schedule(workload, schedule, HOST, 1).nest
-    text = QUESTION.sub(r"atomicrmw add ptr \1, i8 1 monotonic", lower_nest(nest, HOST))
+    core = replace(HOST.core, prefetch_bytes=8192, prefetch_rows=rows_that_gain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compiler.target._core", lambda target: core)
+        text = lower_nest(nest, HOST)
+    text = QUESTION.sub(r"atomicrmw add ptr \1, i8 1 monotonic", text)
     library = backend_of(HOST).load([emit_object(text, HOST)])
     known = dict(zip((dimension.name for dimension in nest.sizes), sizes, strict=True))
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
@@ -102,15 +106,56 @@ def test_passes_are_those_over_a_block_of_rows() -> None:
     assert counts[8 * panel + panel // 4 :].max() == 0
 
 
-def test_no_number_of_rows_asks_for_what_comes_much_later() -> None:
-    """If they are open, there may be more passes than were counted on."""
-    rows = Dimension("s0", 1, 4096)
-    workload = matmul(open_size(rows), 3 * WIDTH, 64)
+ROWS = Dimension("s0", 0, 4096)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_pass_alone_asks_for_its_own_panel(rows: int) -> None:
+    """8 KiB ahead, whether it is known that there is one pass or not."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
-    for number in (1, 1000):
-        counts = asked(workload, schedule, number)
-        assert counts[4 * 64 * WIDTH * 4 // LINE + 8 :].max() == 0
-    check(asked(workload, schedule, 64), 64, 2)
+    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, rows)
+    np.testing.assert_array_equal(counts, asked(matmul(rows, 3 * WIDTH, 256), schedule))
+    near, all_panels = 8192 // LINE, 3 * 256 * WIDTH * DType.FLOAT32.bytes // LINE
+    assert near < all_panels // 3
+    assert set(counts[:near]) == set(counts[all_panels + near :]) == {0}
+    assert set(counts[near : all_panels + near]) == {1}
+
+
+@pytest.mark.parametrize("rows", [9, 16, 64, 100, 4096])
+def test_passes_share_a_panel_whatever_their_number(rows: int) -> None:
+    """Each step has instructions for a pass alone: with more, a line is asked for in as many more
+    steps as a share is smaller than that."""
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 64), schedule, rows)
+    check(counts, 64, 4 * -(-rows // 8))
+
+
+def test_few_rows_alone_ask_for_nothing_ahead() -> None:
+    """Where the core reads them at the speed of the memory: what they ask for, they read."""
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    known = asked(matmul(2, 3 * WIDTH, 256), schedule, rows_that_gain=4)
+    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, 2, rows_that_gain=4)
+    np.testing.assert_array_equal(counts, known)
+    assert counts[: len(counts) // 2].min() == 1 and counts[len(counts) // 2 :].max() == 0
+
+
+def test_no_rows_ask_for_nothing() -> None:
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    assert asked(matmul(open_size(ROWS), 3 * WIDTH, 64), schedule, 0).max() == 0
+
+
+@pytest.mark.parametrize("rows", [16, 22, 61])
+def test_the_last_pass_overlaps_the_one_before(rows: int) -> None:
+    """Where there are always enough rows the last tile ends with them; it is a pass of its own."""
+    workload = matmul(open_size(Dimension("s0", 16, 4096)), 3 * WIDTH, 64)
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    check(asked(workload, schedule, rows), 64, 4 * -(-rows // 8))
+
+
+def test_open_rows_of_strassens_products_share_panels() -> None:
+    workload = matmul(open_size(Dimension("s0", 16, 4096)), 2 * WIDTH, 128)
+    schedule = Schedule.of("strassen", order="products-inner", tile=4, **COMMON)
+    check(asked(workload, schedule, 40), 64, 4 * 5, panels=7)
 
 
 def check(counts: Array, depth: int, most: int, panels: int = 3) -> None:

@@ -129,12 +129,22 @@ def test_products_with_several_rows_ask_for_weights_ahead(untuned: Untuned) -> N
     for workload, expected in ((matmul(7, 384, 768), 8192), (matmul(1, 384, 768), 0)):
         assert untuned(workload, prefetch_bytes=8192).integer("prefetch") == expected
     assert untuned(matmul(7, 384, 768)).integer("prefetch") == 0, "nobody measured it there"
+    for rows, expected in ((5, 0), (6, 8192)):
+        found = untuned(matmul(rows, 384, 768), prefetch_bytes=8192, prefetch_rows=6)
+        assert found.integer("prefetch") == expected
 
 
 def test_open_rows_ask_for_weights_ahead() -> None:
     workload = matmul(open_size(Dimension("rows", 1, 512)), 768, 384)
     (schedule, *_) = untuned_schedules(workload, resolve_target("znver5"))
-    assert schedule.integer("prefetch") == 8192
+    assert schedule["prefetch"] == "panel"
+    deep = matmul(open_size(Dimension("rows", 1, 512)), 3072, 8192)
+    (schedule, *_) = untuned_schedules(deep, resolve_target("znver5"))
+    assert schedule["prefetch"] == 8192, "no cache holds two panels"
+    (schedule, *_) = untuned_schedules(deep, resolve_target("znver4"))
+    assert schedule["prefetch"] == 0, "it may be two rows"
+    (schedule, *_) = untuned_schedules(workload, V4)
+    assert schedule["prefetch"] == 0, "nobody measured it there"
 
 
 def test_a_range_is_offered_the_tiles_of_all_its_sizes() -> None:
