@@ -57,6 +57,14 @@ from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stages import Facts, StagedExecutable
 from compiler.sizes import Dimension, open_size, typical
+from compiler.sliced_batch import (
+    LEAST_BATCH,
+    has_plain_ports,
+    in_slices,
+    may_outgrow,
+    slice_of,
+)
+from compiler.slices import cache_budget, slices_of
 from compiler.staged import TAKEN_FOR_NUMBERS, Stager
 from compiler.target import Target
 from compiler.timings import Timings, timed
@@ -85,6 +93,51 @@ def load_graph(
     """
     with timed(timings, "import"):
         return import_model(model, dims or {})
+
+
+def load_for(
+    model: Model,
+    dims: Mapping[str, int],
+    target: Target,
+    numerics: str = "fast",
+    timings: Timings | None = None,
+    precision: str = DType.FLOAT32,
+) -> Graph:
+    """As `load_graph` for numbers alone, where a named dimension that is a large batch becomes a
+    loop over slices that the target's caches hold (`compiler.sliced_batch`).
+
+    Raises:
+        CompilerError: as `load_graph` does.
+    """
+    read = read_model(model)
+    leading = [shape[0] for shape in model_ports(read.proto.graph).inputs.values() if shape]
+    names = [name for name in dict.fromkeys(leading) if isinstance(name, str) and name in dims]
+    large = any(dims[name] >= LEAST_BATCH for name in names)
+    if not large or target.family.modules:  # a page runs no functions of the C runtime
+        return load_graph(read, dims, timings)
+    if read is not model:
+        read = with_tensors(read)  # which the graphs share
+    graph = load_graph(read, dims, timings)
+    budget = cache_budget(target.core)
+    for name in names:
+        batch = dims[name]
+        if not may_outgrow(graph, batch, budget):
+            continue
+        try:
+            whole = load_graph(read, {**dims, name: Dimension(name, 1, batch)}, timings)
+            optimised = optimise(whole, target, numerics, timings=timings, precision=precision)
+            plan = make_plan(optimised, target, numerics, timings, in_place=False)
+            slices = slices_of(plan, target.core)
+        except OutOfMemoryError:
+            raise
+        except (CompilerError, *TAKEN_FOR_NUMBERS):
+            continue  # what is done depends on the size: in one piece it compiles
+        if slices is None or not has_plain_ports(plan):
+            continue
+        each = slice_of(batch, slices)
+        if each is not None:
+            return in_slices(graph, whole.at({name: each}))
+    return graph
 
 
 def optimise(
@@ -290,7 +343,9 @@ def _compile_whole(
         with enough_memory_for("to compile the model"):
             # The message and the graph read from it are each as large as the weights: each is freed
             # when the next one is made.
-            graphs = [load_graph(read[0], given, timings)]
+            if given:
+                read[0] = with_tensors(read[0])
+            graphs = [_fixed(read[0], given, options)]
             read.clear()
             return _executable(options, graphs.pop(), builder, given, 1, into)
 
@@ -300,7 +355,7 @@ def _compile_whole(
     def made(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):
             whole = {**given, **dict(sizes)}
-            return _executable(options, load_graph(source, whole, timings), builder, whole, SPARE)
+            return _executable(options, _fixed(source, whole, options), builder, whole, SPARE)
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for all sizes of the ranges, or the reason why there is none."""
@@ -336,6 +391,12 @@ def _compile_whole(
             pass  # other sizes may compile
     own = options.own_sizes
     return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason, own=own)
+
+
+def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:
+    """The graph at these sizes."""
+    machine, numerics = options.machine(), options.numerics
+    return load_for(source, sizes, machine, numerics, options.timings, options.precision)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
@@ -399,6 +460,7 @@ __all__ = [
     "compile_read",
     "compile_whole",
     "compile_with",
+    "load_for",
     "load_graph",
     "load_program",
     "lower_workload",

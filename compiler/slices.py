@@ -51,7 +51,12 @@ def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
     least = _least(one, batch, core)
     if least is None or not touched:
         return None
-    return Slices(batch.name, sizes, core.cache_bytes[-1] // 2, least)
+    return Slices(batch.name, sizes, cache_budget(core), least)
+
+
+def cache_budget(core: CoreModel) -> int:
+    """How many bytes of a slice the caches hold."""
+    return core.cache_bytes[-1] // 2
 
 
 def _batch(plan: GraphPlan) -> Dimension | None:

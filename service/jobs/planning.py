@@ -163,7 +163,8 @@ def plan_model(
     target = request.target
     if isinstance(target, str):
         target = resolve_target(target)
-    graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
+    sizes, mode = dict(request.dims or {}), (request.numerics, timings, request.precision)
+    graph = driver.load_for(request.model, sizes, target, *mode)
     optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
     plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
     return Planned(request, graph, plan, target, optimised=optimised)

@@ -71,6 +71,7 @@ INSIDE: dict[str, set[str]] = {
     "program_emitter": _IR | {"workload", "plan", "memory_plan", "intervals", "kernels", "runtime"},
     "slices": _IR
     | {"ops", "workload", "plan", "costs", "schedule", "program_emitter", "runtime", "targets"},
+    "sliced_batch": _BASE | {"graph", "ops", "plan", "runtime"},
     "program_builder": _IR
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "runtime"}
     | {"intervals", "kernels", "program_emitter", "slices"},
