@@ -46,6 +46,20 @@ def first_states(model: Any) -> dict[str, NDArray[np.float32]]:
     return {name: np.zeros(shapes[name], np.float32) for name in states}  # an open one is 0
 
 
+def read_bytes(model: Any) -> tuple[int, int]:
+    """What a step of one token reads, in bytes: of the parameters, each once, without tables of
+    which it takes a row; and of the caches, for each token in them."""
+    read = {name for node in model.graph.node for name in node.input[node.op_type == "Gather" :]}
+    parameters = sum(len(each.raw_data) for each in model.graph.initializer if each.name in read)
+    states = set(state_names(model).values())
+    row = 0
+    for given in model.graph.input:
+        if given.name in states:
+            _, groups, _, size = given.type.tensor_type.shape.dim
+            row += groups.dim_value * size.dim_value * np.dtype(np.float32).itemsize
+    return parameters, row
+
+
 class _Attention:
     """Attention of one decoder with its caches; values are (1, tokens, heads * size)."""
 

@@ -3,9 +3,11 @@
 Each engine has a process of its own and generates the same number of tokens after the same prompt,
 each token the likeliest. The engines take turns, in an order that rotates from round to round. ONNX
 Runtime changes its caches in place by IOBinding, OpenVINO keeps them as state, Tilewright in a
-session. With one thread the clock is the process's CPU time, with more it is wall time. What the
-engines compute is compared: the logits after the prompt and after one further token. Results go to
-benchmarks/results/ as JSON (with the seconds of every step) and Markdown.
+session. With one thread the clock is the process's CPU time, with more it is wall time. Beside each
+turn a loop that only reads memory is timed: what a step has to read, over that, is the least time
+that it can take on one thread. What the engines compute is compared: the logits after the prompt
+and after one further token. Results go to benchmarks/results/ as JSON (with the seconds of every
+step) and Markdown.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import harmonic_mean, median
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,19 @@ from benchmarks.llama import LLAMA_VOCABULARY
 from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer, interpreter_among
 from benchmarks.report import Origin, markdown_table, rows_json
 from benchmarks.transformer import GPT2_VOCABULARY
+from compiler.roofline import loaded_probes
 from compiler.runtime import verify
+from compiler.runtime.speeds import Probes
+from compiler.target import host_target
 
 LARGEST_ERROR = 1e-3
 """Over the largest logit; engines that compute in float32 differ by 1e-5."""
+
+BLOCK, SMALL_BLOCK = 256 << 20, 1 << 20
+"""Bytes that the loop reads which only reads: more than caches hold; the latter to try out."""
+
+READS = 12
+"""Times that it does so before and after each turn: as long as a few dozen steps."""
 
 MODULE = "benchmarks.generators"
 WORDS = {"gpt2": GPT2_VOCABULARY, "llama": LLAMA_VOCABULARY}
@@ -42,9 +53,11 @@ WORDS = {"gpt2": GPT2_VOCABULARY, "llama": LLAMA_VOCABULARY}
 class Result:
     """One engine with one model.
 
-    A round is the seconds of the prompt, then those of each further step. `alike` is how many of
-    the tokens are the reference's before the first that is not: two likely ones may be so close
-    that rounding decides.
+    A round is the seconds of the prompt, then those of each further step. `memory` has the bytes a
+    second that a loop read which did nothing else, beside each round. `step_bytes` is what a step
+    has to read, on average: the parameters and the rows of the caches, each once. `alike` is
+    how many of the tokens are the reference's before the first that is not: two likely ones may be
+    so close that rounding decides.
     """
 
     model: str
@@ -52,6 +65,8 @@ class Result:
     version: str = ""
     load_seconds: float = 0.0
     rounds: list[list[float]] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    step_bytes: float = 0.0
     tokens: list[int] = field(default_factory=list)
     alike: int = 0
     largest_error: float | None = None
@@ -60,6 +75,15 @@ class Result:
     def rate(self) -> float:
         """Tokens a second behind the prompt, the median over the rounds."""
         return median(len(each[1:]) / sum(each[1:]) for each in self.rounds)
+
+    def share(self) -> float | None:
+        """Of the memory's speed: the bytes that it has to read a second over those that a loop read
+        which only reads, the median over the rounds. None on several threads: the loop has one."""
+        if not self.memory:
+            return None
+        pairs = zip(self.rounds, self.memory, strict=True)
+        steps = ((len(each[1:]) / sum(each[1:]), rate) for each, rate in pairs)
+        return median(self.step_bytes * often / rate for often, rate in steps)
 
     def over(self, other: Result) -> tuple[float, float]:
         """How many times as fast: behind the prompt, and up to the first token. The medians over
@@ -97,12 +121,16 @@ def race(
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
                 results[name].load_seconds = answer.get("load_seconds", 0.0)
+                middle = options.prompt + options.tokens / 2  # rows in the caches, on average
+                row_bytes = answer.get("row_bytes", 0)
+                results[name].step_bytes = answer.get("parameter_bytes", 0) + middle * row_bytes
             _compare(results, Path(folder))
-        for number in range(options.rounds):
-            shift = number % len(engines)
-            for name in [*engines[shift:], *engines[:shift]]:
-                if not results[name].error:
-                    _take_turn(results[name], racers[name], prompt, options)
+        with loaded_probes(host_target()) as probes:
+            for number in range(options.rounds):
+                shift = number % len(engines)
+                for name in [*engines[shift:], *engines[:shift]]:
+                    if not results[name].error:
+                        _take_turn(results[name], racers[name], prompt, probes, options)
     finally:
         for racer in racers.values():
             racer.close()
@@ -115,13 +143,19 @@ def race(
 
 
 def _take_turn(
-    result: Result, racer: Racer, prompt: list[int], options: argparse.Namespace
+    result: Result, racer: Racer, prompt: list[int], probes: Probes, options: argparse.Namespace
 ) -> None:
+    size = SMALL_BLOCK if options.small else BLOCK
+    rates = probes.read_rates(size, READS) if options.threads == 1 else []
     answer = racer.ask(do="generate", prompt=prompt, tokens=options.tokens)
     result.error = answer.get("error", "")
-    if not result.error:
-        result.rounds.append(answer["cpu" if options.threads == 1 else "wall"])
-        result.tokens = answer["tokens"]
+    if result.error:
+        return
+    result.rounds.append(answer["cpu" if options.threads == 1 else "wall"])
+    result.tokens = answer["tokens"]
+    if rates:
+        rates += probes.read_rates(size, READS)
+        result.memory.append(harmonic_mean(rates))  # as steps are: bytes over the time of all
 
 
 def _compare(results: dict[str, Result], folder: Path) -> None:
@@ -143,8 +177,8 @@ def _logits(folder: Path, name: str) -> list[np.ndarray]:
 
 
 HEADER = [
-    "model", "engine", "tokens a second", "over ONNX Runtime", "ms to the first token",
-    "over ONNX Runtime", "largest error", "tokens alike",
+    "model", "engine", "tokens a second", "over ONNX Runtime", "share of the memory's speed",
+    "ms to the first token", "over ONNX Runtime", "largest error", "tokens alike",
 ]  # fmt: skip
 
 
@@ -152,18 +186,36 @@ def cells(result: Result, reference: Result | None) -> list[str]:
     """A row of the table."""
     if result.error or reference is None or reference.error:
         reason = result.error or "no reference to compare with"
-        return [result.model, result.engine, f"cannot run: {reason[:160]}", *[""] * 5]
+        return [result.model, result.engine, f"cannot run: {reason[:160]}", *[""] * 6]
     steps, prompt = result.over(reference)
+    share = result.share()
     return [
         result.model,
         result.engine,
         f"{result.rate():.1f}",
         f"{steps:.3f}",
+        "" if share is None else f"{share:.2f}",
         f"{median(each[0] for each in result.rounds) * 1e3:.1f}",
         f"{prompt:.3f}",
         "" if result.largest_error is None else f"{result.largest_error:.1e}",
         str(result.alike),
     ]
+
+
+def _memory_lines(results: Sequence[Result]) -> list[str]:
+    """What a step of each model has to read, and how fast the loop read beside it."""
+    lines = []
+    for model in dict.fromkeys(result.model for result in results):
+        rates = [rate for result in results if result.model == model for rate in result.memory]
+        size = max(result.step_bytes for result in results if result.model == model)
+        if rates:
+            low, middle, high = (of(rates) / 1e9 for of in (min, median, max))
+            lines += [
+                f"{model}: a step has to read {size / 1e6:.0f} MB; the loop read {middle:.1f} GB/s "
+                f"({low:.1f} to {high:.1f}), which is {middle / size * 1e9:.1f} tokens a second.",
+                "",
+            ]
+    return lines
 
 
 def write_report(results: Sequence[Result], origin: Origin, options: argparse.Namespace) -> str:
@@ -181,8 +233,12 @@ def write_report(results: Sequence[Result], origin: Origin, options: argparse.Na
         f"{'CPU time of the process' if options.threads == 1 else 'Wall time'}; {options.rounds} "
         "rounds, engines in rotating order, one process an engine. Ratios are the medians over "
         "the rounds of those within one round; more is faster. The first token is that of the "
-        "prompt's step, and the rate is of the others. The largest error is of the logits, "
-        "over the largest.",
+        "prompt's step, and the rate is of the others. The share of the memory's speed is what a "
+        "step has to read (the parameters and the rows of the caches, each once) a second, over "
+        f"what a loop on one core reads that does nothing else ({BLOCK >> 20} MB, before and after "
+        "each turn). The largest error is of the logits, over the largest.",
+        "",
+        *_memory_lines(results),
         "",
         table,
         "",
@@ -191,6 +247,7 @@ def write_report(results: Sequence[Result], origin: Origin, options: argparse.Na
     folder.mkdir(parents=True, exist_ok=True)
     data = [asdict(result) for result in results]
     for row in data:
+        row["memory"] = [round(rate) for rate in row["memory"]]
         row["rounds"] = [[round(seconds, 7) for seconds in each] for each in row["rounds"]]
     head: dict[str, Any] = {"origin": asdict(origin)}
     (folder / f"{options.name}.json").write_text(rows_json(json.loads(json.dumps(head)), data))

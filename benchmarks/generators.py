@@ -3,12 +3,13 @@
 The child reads one JSON object a line from standard input and answers each with one line:
 
     {"do": "load", "model": NAME, "length": L, "threads": N, "small": BOOL, "outputs": PATH,
-     "prompt": [...]}                               -> {"version", "load_seconds"}
+     "prompt": [...]}           -> {"version", "load_seconds", "parameter_bytes", "row_bytes"}
     {"do": "generate", "prompt": [...], "tokens": K} -> {"tokens", "cpu": [...], "wall": [...]}
 
 `load` runs the prompt and one further step, leaves both logits in the file PATH and forgets them.
 `generate` chooses K tokens, each the likeliest; `cpu` and `wall` have the seconds of the prompt,
-then those of each further step. A failure is answered by {"error": TEXT}, and the child goes on.
+then those of each further step. The bytes are those of `read_bytes`. A failure is answered by
+{"error": TEXT}, and the child goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.answering import serve_parent
-from benchmarks.decoders import DECODERS, first_states, state_names
+from benchmarks.decoders import DECODERS, first_states, read_bytes, state_names
 
 SMALL: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 500},
@@ -217,6 +218,7 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[s
     prompt = request["prompt"]
     reach = Reach(len(prompt), request["length"])
     model = decoder(request["model"], reach, engine.cache, small=request["small"])
+    parameter_bytes, row_bytes = read_bytes(model)
     started = time.perf_counter()
     loaded = engine.load(model, request["threads"], reach)
     del model
@@ -224,7 +226,12 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Generator, dict[s
     second = loaded.step([0], len(prompt)).copy()
     seconds = time.perf_counter() - started
     np.savez(request["outputs"], first, second)
-    return loaded, {"version": version(engine.package), "load_seconds": seconds}
+    return loaded, {
+        "version": version(engine.package),
+        "load_seconds": seconds,
+        "parameter_bytes": parameter_bytes,
+        "row_bytes": row_bytes,
+    }
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ from compiler.runtime.speeds import (
 from compiler.target import Target
 from compiler.targets import TileRegisters
 
-__all__ = ["Level", "Speeds", "TimeBound", "bound", "dots", "measure_speeds", "probe_library"]
+__all__ = [
+    "Level", "Speeds", "TimeBound", "bound", "dots", "loaded_probes", "measure_speeds",
+    "probe_library",
+]  # fmt: skip
 
 CACHE_LEVELS = (1, 2, 3)
 
@@ -90,7 +93,7 @@ def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
         target: what code is generated for; it must run here.
         device: this machine, for the sizes of its caches.
     """
-    with _loaded(target) as probes:
+    with loaded_probes(target) as probes:
         return probes.speeds(cache_sizes(device), device.memory_bytes)
 
 
@@ -299,7 +302,7 @@ def read_ir(target: Target) -> str:
 
 def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
     """Float32 operations a second of one core of this machine (`Probes.peak_flops`)."""
-    with _loaded(target) as probes:
+    with loaded_probes(target) as probes:
         return probes.peak_flops(samples, rounds)
 
 
@@ -316,7 +319,7 @@ def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
 
 
 @contextmanager
-def _loaded(target: Target) -> Iterator[Probes]:
+def loaded_probes(target: Target) -> Iterator[Probes]:
     """The probes in this process."""
     library = backend_of(target).load(_objects(target))
     try:

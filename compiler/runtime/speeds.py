@@ -106,18 +106,22 @@ class Probes:
         lanes = self.vector_bytes // 4
         memory = aligned_empty(3 * self.vector_bytes).view(np.float32)
         memory[:lanes], memory[lanes:] = 0.5, 1.0  # s * 0.5 + 1 stays near 2
-        seconds = _fastest(address, (rounds, memory.ctypes.data), samples)
+        seconds = min(_timed(address, (rounds, memory.ctypes.data), samples))
         return 2.0 * lanes * group * CHAINS * rounds / seconds
 
     def read_bytes_per_second(self, size: int, samples: int = READ_SAMPLES) -> float:
         """Bytes that one core reads a second from a block of about `size` bytes, over and over."""
+        return max(self.read_rates(size, samples))
+
+    def read_rates(self, size: int, samples: int) -> list[float]:
+        """As `read_bytes_per_second`, of each sample."""
         step = CHAINS * self.vector_bytes
         size = max(step, size // step * step)
         memory = aligned_empty(size)
         memory[:] = 0
         rounds = max(1, (16 << 20) // size)
-        seconds = _fastest(self.read, (rounds, memory.ctypes.data, size), samples)
-        return rounds * size / seconds
+        seconds = _timed(self.read, (rounds, memory.ctypes.data, size), samples)
+        return [rounds * size / each for each in seconds]
 
     def speeds(self, cache_bytes: Sequence[int], memory_bytes: int) -> Speeds:
         """Measure this machine; takes about a second.
@@ -146,17 +150,17 @@ def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
     return max(LEAST_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))
 
 
-def _fastest(address: int, arguments: tuple[int, ...], samples: int) -> float:
-    """CPU seconds of the fastest of some calls, after an untimed one.
+def _timed(address: int, arguments: tuple[int, ...], samples: int) -> list[float]:
+    """CPU seconds of each of some calls, after an untimed one.
 
     On the clock of the thread: under a limit of processor time, as sandboxes have one, Linux moves
     that of the process in ticks of milliseconds.
     """
     run = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in arguments))(address)
     run(*arguments)
-    best = float("inf")
+    seconds = []
     for _ in range(samples):
         started = time.thread_time()
         run(*arguments)
-        best = min(best, time.thread_time() - started)
-    return best
+        seconds.append(time.thread_time() - started)
+    return seconds

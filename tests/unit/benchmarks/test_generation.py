@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import answering, generation, generators
+from benchmarks.decoders import read_bytes
 from benchmarks.report import Origin
 
 
@@ -33,6 +34,8 @@ def test_engines_generate_the_same(model: str, tmp_path: Path) -> None:
         assert ours.alike == 4 and ours.tokens == results["onnxruntime"].tokens
     table = generation.write_report(list(results.values()), Origin.of(chosen), chosen)
     assert f"| {model} | untuned | " in table
+    assert all(len(each.memory) == 2 and each.share() for each in results.values())
+    assert f"{model}: a step has to read " in (tmp_path / "generation.md").read_text()
     assert table in (tmp_path / "generation.md").read_text()
     data = json.loads((tmp_path / "generation.json").read_text())
     assert data["rows"][1]["tokens"] == ours.tokens
@@ -49,7 +52,29 @@ def test_ratios_are_taken_round_by_round() -> None:
     theirs = result("onnxruntime", [3.0, 1.0, 1.0], [6.0, 2.0, 2.0])
     assert mine.over(theirs) == (2.0, 3.0)
     assert mine.rate() == 1.5
-    assert generation.cells(mine, theirs)[2:6] == ["1.5", "2.000", "1500.0", "3.000"]
+    assert generation.cells(mine, theirs)[2:7] == ["1.5", "2.000", "", "1500.0", "3.000"]
+
+
+def test_a_share_is_of_what_was_read_beside_the_same_round() -> None:
+    # 300 bytes a step: 600 and 300 a second, of 800 and 400
+    mine = result("untuned", [1.0, 0.5, 0.5], [2.0, 1.0, 1.0])
+    mine.memory, mine.step_bytes = [800.0, 400.0], 300.0
+    assert mine.share() == 0.75
+    assert generation.cells(mine, mine)[4] == "0.75"
+    (line, _) = generation._memory_lines([mine])
+    assert line.startswith("gpt2: a step has to read 0 MB; the loop read 0.0 GB/s")
+    assert line.endswith("which is 2.0 tokens a second.")
+
+
+@pytest.mark.parametrize("cache", ["fixed", "growing"])
+def test_a_step_reads_what_is_no_table_of_rows(cache: str) -> None:
+    model = generators.decoder("gpt2", generators.Reach(3, 16), cache, small=True)
+    parameters, row = read_bytes(model)
+    hidden, words = 64, 500
+    products = 2 * (4 + 8) * hidden * hidden + words * hidden
+    biases = 2 * (4 * hidden + 5 * hidden + 4 * hidden) + 2 * hidden
+    assert 4 * (products + biases) <= parameters < 4 * (products + biases) + 1000  # and constants
+    assert row == 2 * 2 * hidden * 4
 
 
 def test_an_engine_that_computes_something_else_is_out(tmp_path: Path) -> None:
