@@ -1,11 +1,11 @@
-"""Race in Node: `python -m benchmarks.web --models mobilenetv2 squeezenet`.
+"""Race in Node or in a browser: `python -m benchmarks.web --models mobilenetv2 squeezenet`.
 
 Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
-one thread, engines in rotating order within each round. `--packages` is a folder with
-onnxruntime-web in its node_modules (`npm install onnxruntime-web`), `--node` a Node that knows
-relaxed SIMD (24 does without an option). With `--tuned` the same targets are raced with records,
-too, such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as JSON
-and Markdown.
+or with `--browser chromium` in one page, one thread, engines in rotating order within each round.
+`--packages` is a folder with onnxruntime-web in its node_modules (`npm install onnxruntime-web`),
+`--node` a Node that knows relaxed SIMD (24 does without an option). With `--tuned` the same targets
+are raced with records, too, such as a worker in Node makes (docs/browser.md). Results go to
+benchmarks/results/ as JSON and Markdown.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from benchmarks.models import build, feeds
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
+from benchmarks.web_browser import race_in_page
 from compiler import driver
 from compiler.c_library import write_wasm_module
 from compiler.program_builder import build_program
@@ -39,7 +40,7 @@ PEER = "onnxruntime-web"
 TARGETS = ("wasm32", "wasm32-relaxed")
 MODELS = ("mobilenetv2", "squeezenet", "efficientnet-b0", "minilm-l6-128", "resnet50")
 TUNED = "-tuned"
-SCRIPT = Path(__file__).with_name("web_race.mjs")
+SCRIPT = Path(__file__).with_name("web_node.mjs")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--node", default="node", help="the command of Node")
+    parser.add_argument("--browser", help="the command of Chromium: race in a page, not in Node")
     parser.add_argument("--packages", type=Path, default=Path.cwd(), help="where node_modules is")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
@@ -70,40 +72,33 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         proto = build(model)
         onnx.save(proto, folder / "model.onnx")
         given = feeds(model, proto)
-        modules = {name: str(_module(folder, name)) for name in options.targets}
+        modules = {name: _module(folder, name) for name in options.targets}
         if options.tuned is not None:
             modules |= {
-                f"{name}{TUNED}": str(_tuned_module(folder, name, options.tuned))
+                f"{name}{TUNED}": _tuned_module(folder, name, options.tuned)
                 for name in options.targets
             }
         asked = {
-            "onnx": str(folder / "model.onnx"),
-            "folder": work,
             "modules": modules,
             "inputs": {name: _input(folder, name, array) for name, array in given.items()},
             "rounds": options.rounds,
             "seconds": options.seconds,
         }
         folder.joinpath("asked.json").write_text(json.dumps(asked))
-        done = subprocess.run(
-            [options.node, str(SCRIPT), str(folder / "asked.json")],
-            cwd=options.packages,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{model}: {done.stderr.strip()}")
-        found = json.loads(done.stdout.splitlines()[-1])
+        if options.browser is not None:
+            race_in_page(folder, options.packages, options.browser)
+        else:
+            _race_in_node(model, folder, options)
+        found = json.loads(folder.joinpath("found.json").read_text())
         engines: Mapping[str, Any] = found["engines"]
-        outputs = {name: _outputs(each) for name, each in engines.items()}
+        outputs = {name: _outputs(folder, each) for name, each in engines.items()}
     reference = [median(times) for times in engines[PEER]["rounds"]]
     return [
         {
             "model": model,
             "engine": name,
             "version": found["version"] if name == PEER else "",
-            "node": found["node"],
+            "host": found["host"],
             "milliseconds": min(min(times) for times in each["rounds"]),
             "ratio": median(
                 theirs / median(times)
@@ -116,15 +111,28 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _module(folder: Path, target_name: str) -> Path:
+def _race_in_node(model: str, folder: Path, options: argparse.Namespace) -> None:
+    done = subprocess.run(
+        [options.node, str(SCRIPT), str(folder)],
+        cwd=options.packages,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{model}: {done.stderr.strip()}")
+
+
+def _module(folder: Path, target_name: str) -> str:
+    """The path of a module in the folder of the race."""
     target = resolve_target(target_name)
     graph = driver.optimise(driver.load_graph(folder / "model.onnx"), target)
     compiled = build_program(driver.make_plan(graph, target), None, target)
     write_wasm_module(compiled, folder / target_name, "raced", "model.onnx")
-    return folder / target_name / "raced.mjs"
+    return f"{target_name}/raced.mjs"
 
 
-def _tuned_module(folder: Path, target_name: str, records: Path) -> Path:
+def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
     """As a user has it made, with the records in the data folder of a service."""
     made = folder / f"{target_name}{TUNED}"
     command = [sys.executable, "-m", "service.cli", "compile", str(folder / "model.onnx")]
@@ -135,18 +143,18 @@ def _tuned_module(folder: Path, target_name: str, records: Path) -> Path:
         check=True,
         capture_output=True,
     )
-    return made / "raced.mjs"
+    return f"{made.name}/raced.mjs"
 
 
 def _input(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     path = folder / f"input-{len(list(folder.glob('input-*')))}.bin"
     array.tofile(path)
-    return {"type": array.dtype.name, "dims": list(array.shape), "file": str(path)}
+    return {"type": array.dtype.name, "dims": list(array.shape), "file": path.name}
 
 
-def _outputs(engine: Mapping[str, Any]) -> NDArray[np.float32]:
+def _outputs(folder: Path, engine: Mapping[str, Any]) -> NDArray[np.float32]:
     """The first output, flat."""
-    return np.fromfile(next(iter(engine["outputs"].values())), np.float32)
+    return np.fromfile(folder / next(iter(engine["outputs"].values())), np.float32)
 
 
 def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
@@ -157,9 +165,10 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
         engine: geometric_mean([row["ratio"] for row in rows if row["engine"] == engine])
         for engine in ours
     }
-    versions = f"{PEER} {next(r['version'] for r in rows if r['version'])}, Node {rows[0]['node']}"
+    host = rows[0]["host"]
+    versions = f"{PEER} {next(r['version'] for r in rows if r['version'])}, {host}"
     lines = [
-        "# Race in Node, one thread, batch 1",
+        f"# Race in {host.split()[0]}, one thread, batch 1",
         "",
         f"{origin.sentence()} {versions}.",
         "",

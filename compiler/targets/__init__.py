@@ -48,6 +48,7 @@ class CoreModel:
         crossing_load: what a vector that lies in two cache lines costs in addition, in loads;
             `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
+        strassen_rows: rows from which on Strassen's algorithm gains, at least.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
         level2_ways: lines that a set of the second level holds.
         prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
@@ -81,6 +82,7 @@ class CoreModel:
     crossing_store: float = 1.0
     translated_pages: int = 2048
     level2_ways: int = 16
+    strassen_rows: int = 48
     prefetch_bytes: int = 0
     prefetch_rows: int = 2
 

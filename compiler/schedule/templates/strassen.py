@@ -65,13 +65,13 @@ _BLOCK_SHARE = 3 / 8
 """Of the second cache that the sums of a block take. A panel's seven combinations of B lie there,
 too: of 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows 8.50)."""
 
-_LEAST_ROWS = 48
 _LEAST_SIDE = 128
 _LEAST_WEIGHTS = 1 << 16
 _LEAST_PRODUCTS = 1 << 23
-"""From here on one level gained 2 to 13 % on a Zen 4 core, weights in caches or not; 2 to 14 % on
-a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows, 128 x 128
-weights or 64 x 256 x 256 products gained only with weights in the caches, or lost, on both."""
+"""From here and 48 rows on, one level gained 2 to 13 % on a Zen 4 core, weights in caches or not; 2
+to 14 % on a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows,
+128 x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost, on
+both."""
 
 _ROWS_FOR_WEIGHTS = 12
 """Rows for each product in the time in which a weight comes from the third cache: 3/4 more weights
@@ -153,7 +153,8 @@ TEMPLATE = _Template()
 
 
 def _least_rows(target: Target) -> float:
-    return max(_LEAST_ROWS, _ROWS_FOR_WEIGHTS * target.core.cached_weight_macs)
+    core = target.core
+    return max(core.strassen_rows, _ROWS_FOR_WEIGHTS * core.cached_weight_macs)
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:

@@ -202,6 +202,12 @@ def test_a_faster_core_needs_more_rows_for_the_weights_read(rows: int, taken: bo
     assert (default.algorithm == "strassen") is taken
 
 
+@pytest.mark.parametrize(("rows", "taken"), [(49, False), (128, False), (169, True)])
+def test_modules_of_webassembly_need_many_rows(rows: int, taken: bool) -> None:
+    default = schedule_space(matmul(rows, 512, 2048), resolve_target("wasm32-relaxed")).default()
+    assert (default.algorithm == "strassen") is taken
+
+
 def test_half_precision_is_left_alone() -> None:
     make = Maker()
     a = make.input("a", 128, 256, dtype=DType.FLOAT16)

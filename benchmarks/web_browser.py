@@ -1,0 +1,81 @@
+"""A race in a page of headless Chromium: the files that it asks for, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from functools import partial
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+ENDED = "ended"
+LIMIT_SECONDS = 600.0
+
+ISOLATED = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+}
+"""Without them, the clock of a page tells 100 microseconds apart, with them 5."""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Files of the race's folder, where what is put goes; of this folder and of node_modules."""
+
+    def __init__(
+        self, *given: Any, folder: Path, packages: Path, ended: threading.Event, **named: Any
+    ) -> None:
+        self.folder, self.ended = folder, ended
+        here = Path(__file__).parent
+        self.roots = {"benchmarks": here, "packages": packages / "node_modules"}
+        super().__init__(*given, **named)
+
+    def translate_path(self, path: str) -> str:
+        first, _, rest = path.split("?")[0].removeprefix("/").partition("/")
+        root = self.roots.get(first)
+        return str(root / rest if root else self.folder / first / rest)
+
+    def end_headers(self) -> None:
+        for name, value in ISOLATED.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def do_PUT(self) -> None:
+        name = Path(self.path).name
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.folder.joinpath(name).write_bytes(body)
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.end_headers()
+        if name == ENDED:
+            self.ended.set()
+
+    def log_message(self, *given: object) -> None:
+        """Nothing."""
+
+
+def race_in_page(folder: Path, packages: Path, browser: str) -> None:
+    """Open the page until it says that it ended: found.json is in the folder then.
+
+    Raises:
+        SystemExit: if it fails, or does not end in ten minutes.
+    """
+    ended = threading.Event()
+    handler = partial(Handler, folder=folder, packages=packages, ended=ended)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = f"http://127.0.0.1:{server.server_port}/benchmarks/web_page.html"
+        command = [browser, *OPTIONS, f"--user-data-dir={folder}/browser", page]
+        with folder.joinpath("log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                came = ended.wait(LIMIT_SECONDS)
+            finally:
+                process.kill()
+                process.wait()
+                server.shutdown()
+    error = folder / "error.txt"
+    if not came or error.exists():
+        said = error if error.exists() else folder / "log"
+        raise SystemExit(f"the page of the race: {said.read_text()[-2000:]}")
