@@ -141,14 +141,24 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     archiver = shutil.which("ar")
     here = target.arch == platform.machine() and sys.platform == "linux"
     helpers = ("-lgcc",) if target.family.helpers else ()
-    if compiler and archiver and here and not (executable and has_zig):
-        return Toolchain((compiler,), (archiver,), helpers=helpers)
+    if compiler and archiver and here:
+        # zig first compiles a C library, which takes it half a minute
+        static = ("-static",) if _has_static_library(compiler) else ()
+        if static or not executable or not has_zig:
+            return Toolchain((compiler,), (archiver,), static, helpers)
     if has_zig:
         library = "musl" if executable else "gnu"
         named = target.family.c_target or f"{target.arch}-linux-{{library}}"
         command = (*zig, "cc", "-target", named.format(library=library))
         return Toolchain(command, (*zig, "ar"), ("-static",), helpers)
     raise _absent(target)
+
+
+def _has_static_library(compiler: str) -> bool:
+    """Whether a C compiler links executables that need no other file."""
+    asked = [compiler, "-print-file-name=libc.a"]  # its path where there is one, else what it was
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return Path(found).is_absolute()
 
 
 def wasm_toolchain(target: Target, *, threads: bool = False) -> Toolchain:

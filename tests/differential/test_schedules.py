@@ -25,12 +25,15 @@ from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tests.differential import halves
 from tests.differential.workloads import FAMILIES, Case, Random
+from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
 
-CASES = 6
-"""Workloads of a family at each width."""
+CASES = 5
+"""Workloads of a family at each width, per hundred examples."""
 HALVED_CASES = 3
 """Those of each narrow type."""
+
+pytestmark = pytest.mark.graphs
 
 # Exact workloads are compared for equality. For the others, relative to the largest element: a sum
 # of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in practice within
@@ -92,7 +95,7 @@ def check(case: Case, schedule: Schedule, target: Target, random: Random) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_schedules(family: str, bits: int) -> None:
     target = width(bits)
-    for number in range(CASES):
+    for number in range(examples(CASES)):
         random = seeded(family, bits, number)
         case = FAMILIES[family](random, bits // 32)
         found = spaces(case.workload, target)
@@ -115,7 +118,7 @@ def test_random_schedules(family: str, bits: int) -> None:
 def test_random_schedules_of_halves(family: str, dtype: DType, bits: int) -> None:
     """What is stored in 16 bits and computed with in float32."""
     target = width(bits)
-    for number in range(HALVED_CASES):
+    for number in range(examples(HALVED_CASES)):
         random = seeded(family, dtype, bits, number)
         case = halves.halved(FAMILIES[family](random, bits // 32), dtype, random)
         for space in spaces(case.workload, target):
@@ -132,7 +135,7 @@ def test_halves_without_an_instruction_for_them(family: str, dtype: DType, name:
     target = resolve_target(name)
     if not target.runs_on(resolve_target("host")):
         pytest.skip(f"the host is no {name}")
-    for number in range(HALVED_CASES):
+    for number in range(examples(HALVED_CASES)):
         random = seeded(family, dtype, name, number)
         case = halves.halved(FAMILIES[family](random, target.lanes(DType.INT32)), dtype, random)
         check(case, schedule_space(case.workload, target).default(), target, random)
@@ -145,7 +148,7 @@ def test_bytes_without_an_instruction_for_them(family: str, name: str) -> None:
     target = resolve_target(name)
     if not target.runs_on(resolve_target("host")):
         pytest.skip(f"the host is no {name}")
-    for number in range(CASES):
+    for number in range(examples(CASES)):
         random = seeded(family, name, number)
         case = FAMILIES[family](random, target.lanes(DType.INT32))
         check(case, schedule_space(case.workload, target).default(), target, random)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from onnx import TensorProto, helper
 
 from compiler import driver
 from compiler.c_library import ToolchainError, WeightPlace, write_c_library, write_executable
+from compiler.c_library import toolchain as tools
 from compiler.c_library.header import SHORT_VECTORS, Interface
 from compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from compiler.driver import compile_model, load_program
@@ -250,6 +253,17 @@ def test_processors_with_short_vectors_are_refused(
     program = write_executable(compiled(model), tmp_path / "neg", "neg")
     np.save(tmp_path / "x.npy", np.zeros(4, np.float32))
     assert told(program, f"x={tmp_path}/x.npy") == (2, f"error: {SHORT_VECTORS}\n")
+
+
+def test_an_executable_is_static_wherever_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = resolve_target("host")
+    here = shutil.which("cc")
+    assert toolchain(host, executable=True).static == ("-static",)
+    assert toolchain(host, executable=True).compiler == (here,)  # CI's has a libc.a
+    monkeypatch.setattr(tools, "_has_static_library", lambda compiler: False)
+    assert toolchain(host, executable=True).compiler[:3] == (sys.executable, "-m", "ziglang")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert toolchain(host, executable=True) == Toolchain((str(here),), (str(shutil.which("ar")),))
 
 
 def test_names_that_differ_in_case_or_are_macros(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ define void @f(ptr %x, ptr %y) {
 """
 
 
-@pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    """No other test's process; and none that outlives these."""
+@pytest.fixture(autouse=True, scope="module")
+def one_process() -> Iterator[None]:
+    """None that outlives these tests; those that end it start another one."""
     yield
     apart.close()
 

@@ -18,6 +18,7 @@ from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.shapes import INDEXED_AT_ONCE
 from db.stores.statements import table_of
+from service.api import housekeeping
 from service.api.app import create_app
 from service.api.housekeeping import Tidied, name_all, sweep, tidy
 from service.api.metrics import Metrics
@@ -247,6 +248,7 @@ def test_nothing_ends_housekeeping(
 
     name = leased(storage, 6.0)
     monkeypatch.setattr(type(storage.blobs), "sweep", fail)
+    monkeypatch.setattr(housekeeping, "PERIOD_SECONDS", 0.05)
     often = settings.model_copy(update={"housekeeping_seconds": 0.01})
     ends = time.monotonic() + 60
     with TestClient(create_app(often, storage)):
