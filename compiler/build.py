@@ -147,7 +147,7 @@ def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelS
         buffers.append(_buffer(whole, source))
     stages = tuple(StageSpec(stage.symbol, stage.extent) for stage in code.stages)
     spec = KernelSpec(
-        ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes, kernel.nest.sizes
+        ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes, code.sizes
     )
     for size in open_sizes((spec.stages, spec.buffers, spec.scratch_bytes)):
         if unread := set(dimensions(size)) - set(spec.sizes):

@@ -53,8 +53,10 @@ def _by_index(outer: _Along, inner: _Along, first: int, extent: int) -> int | No
     """The difference of the addresses, if it is the same at each of a known number of indices."""
     if _is_plain(outer) and _is_plain(inner):
         return _by_factors(outer, inner, first, extent)
-    found = {_address(outer, first + i) - _address(inner, i) for i in range(extent)}
-    return found.pop() if len(found) == 1 else None
+    apart = _address(outer, first) - _address(inner, 0)
+    others = range(1, extent)
+    same = all(_address(outer, first + i) - _address(inner, i) == apart for i in others)
+    return apart if same else None
 
 
 def _is_plain(along: _Along) -> bool:

@@ -480,17 +480,21 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Every distinct node of a tree, operands first."""
-    seen: set[Expr] = set()
-
-    def visit(node: Expr) -> Iterator[Expr]:
-        if node in seen:
-            return
-        seen.add(node)
-        for child in children(node):
-            yield from visit(child)
+    begun: set[Expr] = set()
+    done: set[Expr] = set()
+    pending = [expr]
+    while pending:
+        node = pending.pop()
+        if node not in begun:
+            begun.add(node)
+            if operands := children(node):
+                pending.append(node)
+                pending += reversed(operands)
+                continue
+        elif node in done:
+            continue
+        done.add(node)
         yield node
-
-    yield from visit(expr)
 
 
 def loads(expr: Expr) -> tuple[Load, ...]:

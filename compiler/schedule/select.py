@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import tee
 
 from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
@@ -81,10 +82,9 @@ def untuned_schedules(
     """
     found = _applicable(workload.typical(), target, threads, numerics)
     if any_rows or workload.dimensions:
-        spaces = [*found]
-        first = (s.open_rows if workload.dimensions else s.any_rows for _, s in spaces)
+        found, again = tee(found)  # what is not asked for is not made
+        first = (s.open_rows if workload.dimensions else s.any_rows for _, s in again)
         yield from (schedule for schedule in first if schedule is not None)
-        found = iter(spaces)
     for _, space in found:
         yield space.default
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import gcd, prod
 from typing import NoReturn, cast
 
@@ -32,29 +33,21 @@ class Size:
     # ---- arithmetic
 
     def __add__(self, other: int) -> int:
-        if isinstance(other, float):
-            return self._asked(f"{self} + {other}")
-        if isinstance(other, Size):
-            return _collect((*self.terms, *other.terms), self.constant + other.constant)
         if isinstance(other, int):
-            return cast(int, Size(self.terms, self.constant + other))
-        return self._asked(f"({self}) + {other}") if isinstance(other, float) else NotImplemented
+            return cast(int, Size(self.terms, self.constant + other) if other else self)
+        if isinstance(other, Size):
+            return _sum(self, other)
+        return self._asked(f"{self} + {other}") if isinstance(other, float) else NotImplemented
 
     def __mul__(self, other: int) -> int:
-        if isinstance(other, float):
-            return self._asked(f"{self} * {other}")
-        if isinstance(other, Size):
-            mine = (*self.terms, ((), self.constant))
-            theirs = (*other.terms, ((), other.constant))
-            products = [
-                (tuple(sorted((*a, *b), key=factor_text)), x * y)
-                for a, x in mine
-                for b, y in theirs
-            ]
-            return _collect(products, 0)
         if isinstance(other, int):
-            return _collect(((m, c * other) for m, c in self.terms), self.constant * other)
-        return self._asked(f"({self}) * {other}") if isinstance(other, float) else NotImplemented
+            if other == 0 or other == 1:
+                return cast(int, self) if other else 0
+            terms = tuple([(m, c * other) for m, c in self.terms])  # their order stays
+            return cast(int, Size(terms, self.constant * other))
+        if isinstance(other, Size):
+            return _product(self, other)
+        return self._asked(f"{self} * {other}") if isinstance(other, float) else NotImplemented
 
     def __floordiv__(self, divisor: int) -> int:
         if not isinstance(divisor, int):
@@ -63,24 +56,7 @@ class Size:
             return -self // -divisor
         if divisor == 0:
             raise ZeroDivisionError(f"({self}) // 0")
-        # What the divisor divides goes to the quotient; the rest keeps its sign.
-        parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in self.terms]
-        whole = _collect(parts, self.constant // divisor)
-        rest = self - whole * divisor
-        low, high = bounds(rest)
-        if low // divisor == high // divisor:
-            return whole + int(low // divisor)
-        assert isinstance(rest, Size)
-        if rest.terms[0][1] < 0:  # -x // d, rounded down, is x // d rounded up, negated
-            return whole - (divisor - 1 - rest) // divisor
-        common = gcd(divisor, *(c for _, c in rest.terms))
-        if common > 1:  # (g y + k) // (g e) is (y + k // g) // e
-            smaller = _collect(((m, c // common) for m, c in rest.terms), rest.constant // common)
-            return whole + smaller // (divisor // common)
-        match rest.terms:
-            case (((Quotient(dividend, inner),), 1),):  # (y // e + k) // d is (y + e k) // (e d)
-                return whole + (dividend + rest.constant * inner) // (inner * divisor)
-        return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
+        return _quotient(self, divisor)
 
     def __mod__(self, divisor: int) -> int:
         return self - self // divisor * divisor
@@ -95,7 +71,11 @@ class Size:
         return cast(int, self)
 
     def __sub__(self, other: int) -> int:
-        return self + -other if isinstance(other, int | float | Size) else NotImplemented
+        if isinstance(other, int):
+            return self + -other
+        if isinstance(other, Size):
+            return _difference(self, other)
+        return self + -other if isinstance(other, float) else NotImplemented
 
     def __rsub__(self, other: int) -> int:
         return self * -1 + other
@@ -221,6 +201,29 @@ def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
         raise
 
 
+@lru_cache(maxsize=8192)
+def _quotient(size: Size, divisor: int) -> int:
+    """By a number above 0."""
+    # What the divisor divides goes to the quotient; the rest keeps its sign.
+    parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in size.terms]
+    whole = _collect(parts, size.constant // divisor)
+    rest = size - whole * divisor
+    low, high = bounds(rest)
+    if low // divisor == high // divisor:
+        return whole + int(low // divisor)
+    assert isinstance(rest, Size)
+    if rest.terms[0][1] < 0:  # -x // d, rounded down, is x // d rounded up, negated
+        return whole - (divisor - 1 - rest) // divisor
+    common = gcd(divisor, *(c for _, c in rest.terms))
+    if common > 1:  # (g y + k) // (g e) is (y + k // g) // e
+        smaller = _collect(((m, c // common) for m, c in rest.terms), rest.constant // common)
+        return whole + smaller // (divisor // common)
+    match rest.terms:
+        case (((Quotient(dividend, inner),), 1),):  # (y // e + k) // d is (y + e k) // (e d)
+            return whole + (dividend + rest.constant * inner) // (inner * divisor)
+    return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
+
+
 def _exact_quotient(size: Size, divisor: int) -> int:
     """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`.
 
@@ -249,6 +252,26 @@ def _exact_quotient(size: Size, divisor: int) -> int:
     if rest == 0:
         return quotient
     size._asked(f"({size}) // ({divisor})")
+
+
+@lru_cache(maxsize=8192)
+def _sum(first: Size, second: Size) -> int:
+    return _collect((*first.terms, *second.terms), first.constant + second.constant)
+
+
+@lru_cache(maxsize=8192)
+def _difference(first: Size, second: Size) -> int:
+    return first + -cast(int, second)
+
+
+@lru_cache(maxsize=8192)
+def _product(first: Size, second: Size) -> int:
+    mine = (*first.terms, ((), first.constant))
+    theirs = (*second.terms, ((), second.constant))
+    products = [
+        (tuple(sorted((*a, *b), key=factor_text)), x * y) for a, x in mine for b, y in theirs
+    ]
+    return _collect(products, 0)
 
 
 def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:

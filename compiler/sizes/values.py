@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from math import isqrt, prod
+from operator import is_
 from typing import Any, TypeVar, cast
 
 from compiler.sizes.atoms import Dimension
@@ -58,21 +60,31 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
         if isinstance(item, kind):
             return change(item)
         if isinstance(item, tuple):
-            parts = tuple(map(visit, item))
-            return item if all(a is b for a, b in zip(item, parts, strict=True)) else parts
-        if isinstance(item, Mapping):
-            found = {key: visit(part) for key, part in item.items()}
-            return item if all(found[key] is part for key, part in item.items()) else found
-        if not is_dataclass(item) or isinstance(item, type):
+            parts = tuple([visit(part) for part in item])
+            return item if all(map(is_, item, parts)) else parts
+        names = _names(type(item))
+        if names is None:
             return item
+        if not names:
+            found = {key: visit(part) for key, part in item.items()}
+            return item if all(map(is_, found.values(), item.values())) else found
         if id(item) not in done:
-            own = {f.name: getattr(item, f.name) for f in fields(item) if f.init}
-            changed = {name: visit(part) for name, part in own.items()}
-            same = all(changed[name] is part for name, part in own.items())
-            done[id(item)] = item, item if same else replace(item, **changed)
+            own = [getattr(item, name) for name in names]
+            changed = [visit(part) for part in own]
+            same = all(map(is_, own, changed))
+            new = item if same else replace(item, **dict(zip(names, changed, strict=True)))
+            done[id(item)] = item, new
         return done[id(item)][1]
 
     return cast(_T, visit(value))
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Of what a value of a class is made: fields, none that have names, or nothing at all."""
+    if issubclass(kind, Mapping):
+        return ()
+    return (tuple(f.name for f in fields(kind) if f.init) or None) if is_dataclass(kind) else None
 
 
 def open_sizes(value: object) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ class CpuBackend:
     """The protocol, implemented by the functions of this folder and of its parent."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
-        text = lower_nest(nest, target)
+        sizes = nest.sizes
+        text = lower_nest(nest, target, sizes)
         digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         name = f"tw_{digest[:24]}"
         # All stages are renamed in one pass: a concatenation has as many stages as pieces.
@@ -32,7 +33,7 @@ class CpuBackend:
             StageCode(stage_symbol(name, number), stage_extent(stage))
             for number, stage in enumerate(nest.stages)
         )
-        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1], nest.sizes)
+        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1], sizes)
 
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         if not _is_unproven(text):

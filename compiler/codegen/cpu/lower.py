@@ -87,14 +87,15 @@ def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
     return offsets, size
 
 
-def lower_nest(nest: LoopNest, target: Target) -> str:
-    """A kernel as the text of an LLVM module, one function a stage.
+def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None = None) -> str:
+    """A kernel as the text of an LLVM module, one function a stage; `sizes` are the nest's.
 
     Raises:
         ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if what is
             emitted depends on a size that is known at run time.
     """
-    sizes = nest.sizes
+    if sizes is None:
+        sizes = nest.sizes
     try:
         if sizes:
             masks = [True, False] if target.masks(DType.FLOAT32) else [False]

@@ -1,4 +1,4 @@
-"""Expressions as values: equality and hashes."""
+"""Expressions as values: equality, hashes, their nodes in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from compiler.loops.expr import (
     Reduce,
     Tee,
     Tensor,
+    children,
     op,
+    walk,
 )
 from compiler.loops.index import affine
 
@@ -97,3 +99,12 @@ def test_expressions_that_differ_anywhere_are_not_equal() -> None:
         for t in (DType.INT32, DType.INT64)
     )
     assert narrow != wide
+
+
+def test_nodes_of_a_tree_come_once_and_after_their_operands() -> None:
+    tree = op(Operation.ADD, squares(200), squares(3, exponent=5))
+    found = list(walk(tree))
+    places = {node: place for place, node in enumerate(found)}
+    assert len(places) == len(found) == 201 + 4 + 1
+    assert found[-1] is tree
+    assert all(places[child] < places[node] for node in found for child in children(node))

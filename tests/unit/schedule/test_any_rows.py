@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from compiler.build import lower_workload
 from compiler.ops.interpret import run_graph
 from compiler.runtime.kernel import BufferRole
+from compiler.schedule import select
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
+from compiler.schedule.space import SubSpace
 from compiler.sizes import Dimension, open_size
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
@@ -94,3 +96,20 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
 def test_other_workloads_keep_their_defaults() -> None:
     for workload in (conv(16), matmul(1, 96, 64), matmul(16, 96, 64, 4, constant=False)):
         assert of_any_rows(workload) == schedule_space(workload, TARGET).default()
+
+
+def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is liked most serves all rows: the others need no default."""
+    asked: list[int] = []
+    original = select._space
+
+    def counted(number: int, *arguments: Any) -> SubSpace | None:
+        asked.append(number)
+        return original(number, *arguments)
+
+    monkeypatch.setattr(select, "_space", counted)
+    tried = untuned_schedules(matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64), TARGET)
+    assert next(tried).algorithm == "gemm"
+    few = len(asked)
+    everything = list(tried)
+    assert few < len(asked) == len(set(asked)) and len(everything) > 1
