@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from math import isqrt, prod
@@ -62,7 +62,7 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
         if isinstance(item, tuple):
             parts = tuple([visit(part) for part in item])
             return item if all(map(is_, item, parts)) else parts
-        names = _names(type(item))
+        names = _names(cast(Hashable, type(item)))  # mypy does not see that classes are
         if names is None:
             return item
         if not names:
@@ -80,7 +80,7 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...] | None:
+def _names(kind: type[Any]) -> tuple[str, ...] | None:
     """Of what a value of a class is made: fields, none that have names, or nothing at all."""
     if issubclass(kind, Mapping):
         return ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+from math import inf
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
@@ -21,10 +22,10 @@ from compiler.sizes import always_less, bounds, is_open
 class Segment:
     """`count` tiles of `width` that start at `offset` and follow each other every `step`.
 
-    The offset and the count may be sizes. So may the width of one tile that is there or not;
-    `room` is for how many rows it is emitted, of which the last one is repeated. Where `is_cut`,
-    the last of all tiles ends with the axis: the width of each is known when it runs. Where it
-    `overlaps`, the last one ends there too, and starts earlier instead.
+    The offset and the count may be sizes. So may the width of what one tile holds that is there or
+    not, or two do; `room` is for how many rows each is emitted, of which the last one is repeated.
+    Where `is_cut`, the last of all tiles ends with the axis: the width of each is known when it
+    runs. Where it `overlaps`, the last one ends at most there too, and starts earlier instead.
     """
 
     offset: int
@@ -60,8 +61,9 @@ class Tail(Enum):
     """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
     several."""
     REPEATED = auto()
-    """One tile, of one row, a third, two thirds or all of them. Its last row is computed again in
-    place of those that are missing: what streams past the rows does so once."""
+    """One tile, of one row, a third or two thirds of them. Its last row is computed again in place
+    of those that are missing: what streams past the rows does so once. More rows are a full tile
+    that ends with the axis, or two of the last kind where the axis has no full tile."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
@@ -133,6 +135,8 @@ def _open_segments(
             count, is_cut = (extent + step - 1) // step, tail is Tail.CUT
             return (Segment(0, count, step, step, is_cut=is_cut, overlaps=not is_cut),)
         tail = Tail.WHOLE
+    if tail is Tail.REPEATED and rest != 0 and not peel and 1 <= bounds(full)[1] < inf:
+        return tuple(s for s in _repeated_segments(extent, step) if s.count != 0)
     result = []
     if peel:
         if bounds(full)[0] < 2:
@@ -146,7 +150,8 @@ def _open_segments(
     if tail is Tail.MASKED and granularity == 1:  # the tile is the vector
         tail = Tail.HALVES
     if tail is Tail.REPEATED:
-        result += _repeated_segments(offset, rest, step)
+        rooms = sorted({1, *_rooms(step), step})
+        result += _one_of(offset, rest, step, rooms)
         rest = 0
     elif tail is not Tail.WHOLE:
         for width in _tail_widths(step, granularity, tail):
@@ -159,14 +164,38 @@ def _open_segments(
     return tuple(s for s in result if s.count != 0)
 
 
-def _repeated_segments(offset: int, rest: int, step: int) -> Iterator[Segment]:
+def _rooms(step: int) -> list[int]:
+    """For how many rows there are narrower tiles."""
+    return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
+
+
+def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
     """A tile for each room; there is the smallest one that holds the rest, if there is a rest."""
     below = 0
-    for room in sorted({1, -(-step // 3), -(-2 * step // 3), step}):
-        is_above = (rest + step - 1 - below) // step  # 1 if the rest is more than below, else 0
-        is_beyond = (rest + step - 1 - room) // step if room < step else 0
-        yield Segment(offset, is_above - is_beyond, room, rest, room)
+    for room in rooms:
+        count = _is_above(rest, below, step) - _is_above(rest, room, step)
+        yield Segment(offset, count, room, rest, room)
         below = room
+
+
+def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
+    """Full tiles, then at most one for a rest that narrower ones hold. A larger rest is one more
+    full tile, which starts early enough, or two of the widest others where no full tile is."""
+    full, rest = divmod(extent, step)
+    rooms = _rooms(step)
+    is_large = _is_above(rest, rooms[-1], step)
+    most = int(bounds(full)[1])
+    is_any = (full + most - 1) // most
+    again = is_large * is_any
+    yield Segment(0, full + again, step, step, overlaps=again != 0)
+    *others, widest = _one_of(full * step, rest, step, rooms)
+    yield from others
+    yield replace(widest, count=widest.count + 2 * (is_large - again))
+
+
+def _is_above(rest: int, number: int, step: int) -> int:
+    """1 if what full tiles leave is more than a number, else 0."""
+    return (rest + step - 1 - number) // step if number < step else 0
 
 
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
@@ -254,7 +283,7 @@ def tile_body(
             counter = _counted_from(context.emitter, counter, first)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
             start.add(Linear({variable: segment.step}))
-        rows = _rows(context.emitter, segment) if segment.room else ()
+        rows = _rows(context.emitter, segment, counter, first) if segment.room else ()
         context.environment[axis] = Bound(start, segment.width, rows)
         return body(values)
 
@@ -297,17 +326,23 @@ def _overlapping(
     return Bound(start, segment.width)
 
 
-def _rows(emitter: Emitter, segment: Segment) -> tuple[Value, ...]:
+def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
     """The number of each row that there is room for, at most that of the last one.
 
     They are known here, not before: what is read at them is not read if there is no row.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
-    zero = emitter.const(0, DType.INT64)
-    first = emitter.emit(DType.INT64, 1, "add i64 %s, %s", zero, zero, depth=emitter.depth)
-    others = (emitter.const(number, DType.INT64) for number in range(1, segment.room))
-    return (first, *[least(number, last) for number in others])
+    if always_less(segment.count, 2):
+        zero = emitter.const(0, DType.INT64)
+        begin = emitter.emit(DType.INT64, 1, "add i64 %s, %s", zero, zero, depth=emitter.depth)
+        others = [emitter.const(number, DType.INT64) for number in range(1, segment.room)]
+    else:
+        done = _counted_from(emitter, counter, first), emitter.const(segment.step, DType.INT64)
+        begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", *done)
+        numbers = (emitter.const(number, DType.INT64) for number in range(1, segment.room))
+        others = [emitter.emit(DType.INT64, 1, "add nsw i64 %s, %s", begin, n) for n in numbers]
+    return (begin, *[least(number, last) for number in others])
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:

@@ -211,22 +211,41 @@ def test_a_matrix_product(opened: str, packed: bool, bits: int) -> None:
 def test_tiles_that_loops_split_have_one_code_full_or_not() -> None:
     """12 rows are split into 6: full tiles and the last, narrower one take the same loops."""
     text = lower_nest(matmul(M, 48, 10, 16), width(512))
-    rows, vectors, steps = 6 + (1 + 2 + 4 + 6), 2 + 1, 4 + 2
+    rows, vectors, steps = 6 + (1 + 2 + 4), 2 + 1, 4 + 2
     assert text.count("call <16 x float> @llvm.fma") == rows * vectors * steps
 
 
-def test_rows_that_may_be_few_are_one_tile_behind_full_ones() -> None:
-    found = segments(M, 9, peel=False, granularity=1, tail=Tail.REPEATED)
+@pytest.mark.parametrize(("most", "step"), [(64, 9), (8, 5), (25, 13), (40, 2), (7, 3)])
+def test_rows_that_may_be_few_are_narrow_tiles_or_one_more_full_one(most: int, step: int) -> None:
+    rooms = sorted({r for r in (1, -(-step // 3), -(-2 * step // 3)) if r < step})
+    extent = open_size(Dimension("m", 1, most))
+    full, *narrow = segments(extent, step, peel=False, granularity=1, tail=Tail.REPEATED)
+    assert [s.room for s in (full, *narrow)] == [0, *rooms]
+    for m in range(1, most + 1):
+        values = {"m": m}
+        tiles, rest = divmod(m, step)
+        there = [s for s in narrow if at(s.count, values)]
+        if rest > rooms[-1] and tiles:
+            assert at(full.count, values) == tiles + 1 and full.overlaps and not there
+            continue
+        assert at(full.count, values) == tiles
+        if rest == 0:
+            assert not there
+            continue
+        (segment,) = there
+        assert segment.room == min((r for r in rooms if r >= rest), default=rooms[-1])
+        assert at(segment.count, values) == -(-rest // segment.room) <= 2
+        assert at(segment.offset, values) == tiles * step and at(segment.width, values) == rest
+
+
+def test_rows_without_bound_have_a_tile_that_holds_every_rest() -> None:
+    """How many full tiles there are at most is not known, nor so where the last one may start."""
+    extent = open_size(Dimension("m", 1))
+    found = segments(extent, 9, peel=False, granularity=1, tail=Tail.REPEATED)
     assert [s.room for s in found] == [0, 1, 3, 6, 9]
     for m in range(1, 65):
-        values = {"m": m}
-        assert at(found[0].count, values) == m // 9
-        there = [s for s in found[1:] if at(s.count, values)]
-        assert len(there) == (m % 9 > 0)
-        for segment in there:
-            assert at(segment.offset, values) == m // 9 * 9
-            assert at(segment.width, values) == m % 9 <= segment.room
-            assert segment.room == min(r for r in (1, 3, 6, 9) if r >= m % 9)
+        (*_, last) = [s for s in found if at(s.count, {"m": m})]
+        assert last.room == (min(r for r in (1, 3, 6, 9) if r >= m % 9) if m % 9 else 0)
 
 
 def row_tiles(fewest: int) -> LoopNest:
@@ -243,15 +262,16 @@ def row_tiles(fewest: int) -> LoopNest:
 def test_rows_are_repeated_where_no_full_tile_is_certain(fewest: int, is_repeated: bool) -> None:
     """The weights are read once for all rows there; elsewhere the last tile is a full one."""
     nest = row_tiles(fewest)
-    assert ("@llvm.smin.i64(i64 5, " in lower_nest(nest, width(128))) is is_repeated
-    check(nest, 128, [{"m": m} for m in (fewest, 7, 8, 9, 10, 11, 12, 13, 64)])
+    assert ("@llvm.smin.i64(i64 1, " in lower_nest(nest, width(128))) is is_repeated
+    lengths = [m for m in (*range(14), 16, 17, 63, 64) if m >= fewest]
+    check(nest, 128, [{"m": m} for m in lengths])
 
 
 @pytest.mark.parametrize(("fewest", "is_full"), [(24, True), (6, True), (5, False)])
 def test_the_last_of_some_tiles_overlaps_the_one_before(fewest: int, is_full: bool) -> None:
     """There is no code of a tail: 6 rows, two vectors, 4 steps of the sum and then 2."""
     nest = row_tiles(fewest)
-    rows = 6 if is_full else 6 + (1 + 2 + 4 + 6)
+    rows = 6 if is_full else 6 + (1 + 2 + 4)
     text = lower_nest(nest, width(128))
     assert text.count("call <4 x float> @llvm.fma") == rows * 2 * (4 + 2)
     check(nest, 128, [{"m": m} for m in (fewest, fewest + 1, 25, 29, 30, 31, 64)])
