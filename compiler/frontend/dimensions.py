@@ -6,10 +6,16 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
-from compiler.errors import InvalidArgumentError
+from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.ranges import SizeRange, as_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import Dimension, parse_size, substituted
+
+_NO_TENSORS = {
+    "sequence_type": "a sequence",
+    "map_type": "a dictionary",
+    "optional_type": "an optional value",
+}
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
@@ -17,8 +23,18 @@ def model_ports(graph: GraphProto) -> OpenPorts:
 
     An open dimension of an input has the name that the file gives it, or the input and the
     position (`x[0]`) where it gives none that means something.
+
+    Raises:
+        InvalidModelError: if an input is no tensor.
     """
     filled = {tensor.name for tensor in graph.initializer}
+    for info in graph.input:
+        kind = info.type.WhichOneof("value")
+        if kind in _NO_TENSORS:
+            raise InvalidModelError(
+                f"input '{info.name}' is {_NO_TENSORS[kind]}: inputs are tensors alone; give the "
+                "model one for each element"
+            )
     inputs = {
         info.name: tuple(
             f"{info.name}[{position}]" if dim == -1 else dim
@@ -161,7 +177,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 def _dims(info: ValueInfoProto) -> Dims:
     """As stated; what is no tensor has one that nobody knows."""
-    if info.type.WhichOneof("value") in ("sequence_type", "map_type", "optional_type"):
+    if info.type.WhichOneof("value") in _NO_TENSORS:
         return (-1,)
     return tuple(
         (dim_name(dim) or -1) if (size := fixed_size(dim)) is None else size

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
@@ -380,3 +381,20 @@ def test_a_model_made_for_each_size_has_no_session_with_a_list_of_any_length() -
         with pytest.raises(InvalidArgumentError, match="a list has no sessions"):
             session.run()
         np.testing.assert_array_equal(session.state("x"), X[:rows])
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("seq(float[2,3])", "a sequence"),
+        ("optional(float[2,3])", "an optional value"),
+        ("map(int64, float[2])", "a dictionary"),
+    ],
+)
+def test_inputs_are_tensors(kind: str, what: str) -> None:
+    """When the model is compiled, and whatever reads them."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        m ({kind} s, float[2] x) => (float[2] y) {{ y = Relu(x) }}"""
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(InvalidModelError, match=f"input 's' is {what}: inputs are tensors alone"):
+        compiler.compile_model(model, keep=False)
