@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -32,8 +33,8 @@ from examples.demo_processes import (
 from examples.demo_view import cost, progress_view, race_table, summary, task_table
 from service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from service.archive import unpack
-from service.cli.view import progress_line
 from service.client import Client, ClientError
+from service.progress import progress_line
 
 FOLDER = Path(__file__).parent.parent / ".demo"
 LARGEST_ERROR = 1e-4
@@ -176,7 +177,7 @@ def _fetch_artifact(client: Client, job: JobView, folder: Path) -> Path:
     return target
 
 
-def _lookup_query(client: Client, job: JobView, tasks: list[TaskView]) -> str:
+def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> str:
     """The query that asks for the schedule of the job's most expensive task; tried once."""
     workload, target = max(tasks, key=cost).workload_key, job.target_key or job.target
     client.schedule(workload, target, job.threads, job.numerics)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas.jobs import ProgressView, TaskView
-from service.cli.view import progress_line
+from service.progress import progress_line
 from service.units import duration, microseconds, milliseconds
 from service.wording import schedule_text
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,13 @@ from pathlib import Path, PurePosixPath
 
 class ArchiveError(Exception):
     """An archive holds what no artifact holds; the message names it."""
+
+
+def free(folder: Path) -> Path:
+    """The folder, if nothing is there. Raises FileExistsError."""
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(errno.EEXIST, "is there already", str(folder))
+    return folder
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -116,7 +116,7 @@ def _known(error: Exception) -> str | None:
     if names & {
         "compiler.errors.CompilerError",
         "db.errors.DatabaseError",
-        "service.client.ClientError",
+        "service.client.errors.ClientError",
         "service.cli.common.UserError",
     }:
         return str(error)

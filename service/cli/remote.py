@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.api.schemas.jobs import JobView
-    from service.client import Client
+    from service.client import Client, Job
 
 
 def add_to(app: typer.Typer) -> None:
@@ -150,7 +148,7 @@ def submit(
         out.print(_summary(job), soft_wrap=True)
         _tell_result(job, out)
         if output is not None:
-            _unpack(client, job.id, output)
+            client.fetch(job.id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
         if as_json:
             say_json({**job.model_dump(mode="json"), "tasks": tasks})
@@ -158,33 +156,11 @@ def submit(
         raise UserError(f"job {job.id} is incomplete, nothing was tuned: {_reason(job.reason)}")
 
 
-def _follow(client: Client, job: JobView, out: Console) -> JobView:
+def _follow(client: Client, job: Job, out: Console) -> Job:
     """Show a job's events until it ends; returns the job as it is then."""
-    from rich.live import Live
+    from service.progress import OnConsole
 
-    from service.api.schemas.jobs import ProgressView
-    from service.cli.view import progress_line
-
-    live = Live(console=out, refresh_per_second=4, transient=True) if out.is_terminal else None
-    shown = ""
-    if live is not None:
-        live.start()
-    try:
-        for event in client.events(job.id):
-            if event.kind == "progress":
-                line = progress_line(ProgressView.model_validate(event.data), event.data)
-                if live is not None:
-                    live.update(line)
-                elif line != shown:
-                    out.print(line, soft_wrap=True)
-                shown = line
-            elif event.kind == "state" and "reason" in event.data:
-                state = event.data["state"].replace("_", " ")
-                out.print(f"{state}: {_reason(event.data['reason'])}", soft_wrap=True, markup=False)
-    finally:
-        if live is not None:
-            live.stop()
-    return client.job(job.id)
+    return client.wait(job.id, OnConsole(out))
 
 
 def _summary(job: JobView) -> str:
@@ -216,23 +192,6 @@ def _tell_result(job: JobView, out: Console) -> None:
 
     for line in result_lines(job.result) if job.result else ():
         out.print(line, soft_wrap=True, markup=False)
-
-
-def _unpack(client: Client, job_id: str, output: Path) -> None:
-    """Fetch a job's artifact. The folder appears complete or not at all."""
-    from service.archive import ArchiveError, unpack
-
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as work:
-            archive, folder = Path(work, "artifact.tar"), Path(work, "artifact")
-            client.artifact(job_id, archive)
-            unpack(archive, folder)
-            folder.rename(output)
-    except (ArchiveError, tarfile.TarError) as error:
-        raise UserError(f"the artifact of job {job_id} cannot be unpacked: {error}") from error
-    except OSError as error:
-        raise UserError(f"--output '{output}': {error.strerror or error}") from error
 
 
 def _check_free(output: Path | None) -> None:
@@ -297,7 +256,7 @@ def jobs(
             if job.error:
                 out.print(f"error: {job.error}", soft_wrap=True, markup=False)
         if output is not None:
-            _unpack(client, job_id, output)
+            client.fetch(job_id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
 
 

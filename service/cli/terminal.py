@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from service.console import console as made_console
+from service.console import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def visible(text: str) -> str:
-    """The text with every character that is no print written out, but for line feeds and tabs."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -60,32 +53,4 @@ def console(as_json: bool = False) -> Console:
 
     Beside JSON it is standard error: what is piped on is JSON alone.
     """
-    made = _console_class()
-    found = made(stderr=as_json)
-    return found if found.is_terminal else made(width=160, stderr=as_json)
-
-
-@cache
-def _console_class() -> type[Console]:
-    """Made when the first command needs it: rich takes a while to import."""
-    from collections.abc import Iterable
-
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-
-    class SafeConsole(Console):
-        """Colours and cursor movements are rich's own; no text brings any along."""
-
-        def __init__(self, width: int | None = None, stderr: bool = False) -> None:
-            super().__init__(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
-
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterable[Segment]:
-            for segment in super().render(renderable, options):
-                if segment.control:
-                    yield segment
-                else:
-                    yield Segment(visible(segment.text), segment.style)
-
-    return SafeConsole
+    return made_console(stderr=as_json)

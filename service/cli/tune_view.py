@@ -13,10 +13,11 @@ from rich.live import Live
 from db.storage import Storage
 from service.api.schemas.jobs import ProgressView
 from service.api.views import failures, task_view
-from service.cli.view import origins_line, progress_line, task_table
+from service.cli.view import origins_line, task_table
 from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
+from service.progress import progress_line
 from service.units import milliseconds
 from service.wording import failures_text, result_lines
 from tuner.cancel import CancelToken

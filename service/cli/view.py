@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +13,7 @@ from rich.text import Text
 from compiler.ranges import default_ranges_text
 from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
-from service.api.schemas.jobs import JobView, ProgressView, TaskView
+from service.api.schemas.jobs import JobView, TaskView
 from service.api.schemas.lookups import LookupView
 from service.api.schemas.workers import WorkerView
 from service.sentences import one_sentence
@@ -185,27 +185,6 @@ def rate_line(finished: Finished) -> str:
         f"{screened.candidates} candidates screened in {screened.seconds:.1f} s: {rate:.1f}/s; "
         f"finalists compared in {finals:.1f} s"
     )
-
-
-def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Phase, tasks, trials, best latency so far, time left."""
-    parts = [
-        f"{progress.phase or 'waiting'}",
-        f"tasks {progress.tasks_done}/{progress.tasks_total}",
-        f"trials {progress.trials_done}/{progress.trials_budget}",
-        f"best {milliseconds(progress.best_seconds)} "
-        f"(untuned {milliseconds(progress.default_seconds)})",
-    ]
-    rate = more.get("candidates_per_second")
-    if isinstance(rate, float):
-        parts.append(f"{rate:.1f}/s")
-    if progress.forecast_gain is not None:
-        parts.append(f"next minute -{100 * progress.forecast_gain:.1f} %")
-    if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    if more.get("workers") == 0:
-        parts.append("no worker yet")
-    return "  ".join(parts)
 
 
 def _trials(task: TaskView) -> str:

@@ -29,12 +29,13 @@ from service.cli.inspect_view import summary_view
 from service.cli.plan_view import decision_view
 from service.cli.terminal import console
 from service.cli.tune_view import LineWatcher, tell
-from service.cli.view import progress_line, rate_line, timings_table
+from service.cli.view import rate_line, timings_table
 from service.jobs.explain import KernelReport, ModelReport
 from service.jobs.replaying import Repeated
 from service.jobs.run_job import JobOutcome
 from service.jobs.tracker import Tracker
 from service.jobs.verification import Verification
+from service.progress import progress_line
 from service.wording import ending_text, failures_text, result_lines, verdict_text
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product

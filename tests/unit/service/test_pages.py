@@ -185,7 +185,7 @@ def test_limits_are_bounded(client: TestClient, limit: str) -> None:
 def test_the_client_gets_the_whole_list(
     settings: Settings, storage: Storage, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.client.PAGE", 2)
+    monkeypatch.setattr("service.client.blocking.connection.PAGE", 2)
     for number in range(5):
         storage.workers.register(f"w{number}", [], {})
         storage.tokens.create(f"t{number}", [Scope.READ])

@@ -1,0 +1,33 @@
+"""A client of the service in Python: `Client` waits, `AsyncClient` is the same in coroutines.
+
+`asynchronous/` is written by hand, `blocking/` made of it by `python -m deploy.clients`. What runs
+on a device has no pydantic and no HTTP library: workers have their own few calls
+(`service.worker.http`).
+"""
+
+from service.client.asynchronous.client import AsyncClient
+from service.client.blocking.client import Client
+from service.client.errors import (
+    ClientError,
+    JobEndedError,
+    NotKnownError,
+    RefusedError,
+    UnreachableError,
+)
+from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClientError",
+    "Curve",
+    "Job",
+    "JobEndedError",
+    "Jobs",
+    "NotKnownError",
+    "RefusedError",
+    "Task",
+    "Tasks",
+    "Tuned",
+    "UnreachableError",
+]

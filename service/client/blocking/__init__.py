@@ -1,0 +1,1 @@
+"""The client that waits: made of the coroutines beside it."""

@@ -1,0 +1,300 @@
+# Made of service/client/asynchronous/client.py by deploy/clients.py: change that, and run this.
+
+"""The client: a typed call for each thing that a service does."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.api.schemas.health import HealthView
+from service.api.schemas.jobs import JobEventView, JobRequest
+from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
+from service.api.schemas.models import ModelView
+from service.api.schemas.records import AnswerView
+from service.api.schemas.resources import DeviceView
+from service.api.schemas.tokens import (
+    AuditView,
+    NewTokenView,
+    ScopeName,
+    TokenRequest,
+    TokenView,
+)
+from service.api.schemas.workers import WorkerView
+from service.archive import ArchiveError, free, unpack
+from service.client.blocking.connection import (
+    CHUNK_BYTES,
+    LONG_SECONDS,
+    Connection,
+    quoted,
+)
+from service.client.errors import ClientError, JobEndedError
+from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from service.progress import Display, Silent, display_for_here
+
+ENDED_EARLY_SECONDS = 0.2
+
+
+class Client(Connection):
+    """One service with one token. A context that closes its connections.
+
+    Every method raises ClientError. While a service that answered before is away, or says that it
+    will be back, requests are sent again, for `patience_seconds`; none is done twice.
+
+    Args:
+        server: its URL.
+        token: with the scopes that the calls need.
+        timeout_seconds: for one answer.
+        patience_seconds: how long a service may be away.
+        transport: instead of the network, for tests.
+    """
+
+    def health(self) -> HealthView:
+        """Whether the service and its database work."""
+        return self._view(HealthView, "GET", "/v1/health")
+
+    # models
+
+    def upload(
+        self,
+        path: str | Path,
+        name: str | None = None,
+        sent: Callable[[int], None] = lambda total: None,
+    ) -> ModelView:
+        """Upload a model file; `sent` is called with how many bytes have left, part after part."""
+        file = Path(path)
+        size = file.stat().st_size
+
+        def chunks() -> Iterator[bytes]:
+            total = 0
+            with file.open("rb") as opened:
+                while chunk := opened.read(CHUNK_BYTES):
+                    yield chunk
+                    total += len(chunk)
+                    sent(total)
+
+        return self._view(
+            ModelView,
+            "POST",
+            "/v1/models",
+            params={"name": name or file.name},
+            content=chunks,
+            headers={"Content-Type": "application/octet-stream", "Content-Length": str(size)},
+            timeout=LONG_SECONDS,
+        )
+
+    def models(self) -> list[ModelView]:
+        return self._views(ModelView, "/v1/models", most=None)
+
+    # jobs
+
+    def tune(
+        self,
+        model: str | Path,
+        *,
+        target: str = "host",
+        seconds: float | None = None,
+        output: str | Path | None = None,
+        progress: bool | Display = True,
+        **options: Any,
+    ) -> Tuned:
+        """Upload a model, tune it, and wait until that is done.
+
+        An interrupted call leaves the job as it is: `wait` waits for it again, `cancel` ends it.
+
+        Args:
+            model: an ONNX file.
+            target: a target's name, `host` for the service's machine, or a worker.
+            seconds: most time to tune.
+            output: a folder that is made for the artifact.
+            progress: show how it goes, in a notebook or on a terminal, if this is one.
+            options: other fields of `JobRequest`: `trials`, `threads`, `dims`, `precision`, ...
+
+        Raises:
+            JobEndedError: if the job failed or was cancelled. One that ended incomplete, because
+                nothing could be tuned, says so in `job.state` and `job.reason`.
+        """
+        folder = None if output is None else free(Path(output))
+        digest = (self.upload(model)).digest
+        wanted = {"model": digest, "target": target, "seconds": seconds, **options}
+        try:
+            request = JobRequest.model_validate(wanted)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ClientError(f"{where}: {first['msg']}") from error
+        job = self.wait((self.submit(request)).id, progress)
+        if job.state not in ("succeeded", "incomplete"):
+            raise JobEndedError(job)
+        if folder is not None and job.artifact is not None:
+            self.fetch(job.id, folder)
+        made = folder if job.artifact is not None else None
+        return Tuned(job, self.tasks(job.id), self.curve(job.id), made)
+
+    def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
+        """Make a job; once, however often the request has to be sent."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self._view(
+            Job,
+            "POST",
+            "/v1/jobs",
+            json=request.model_dump(mode="json"),
+            headers=headers,
+            once=True,
+            timeout=LONG_SECONDS,
+        )
+
+    def wait(self, job_id: str, progress: bool | Display = True) -> Job:
+        """The job when it has ended, however that was. `progress` as in `tune`."""
+        shown = progress
+        if isinstance(shown, bool):
+            shown = display_for_here() if shown else Silent()
+        with shown:
+            for event in self.events(job_id):
+                shown.event(event)
+        return self.job(job_id)
+
+    def job(self, job_id: str) -> Job:
+        return self._view(Job, "GET", f"/v1/jobs/{quoted(job_id)}")
+
+    def jobs(self, state: str | None = None, limit: int = 100) -> Jobs:
+        """The newest first."""
+        params = {} if state is None else {"state": state}
+        return Jobs(self._views(Job, "/v1/jobs", params, most=limit))
+
+    def tasks(self, job_id: str) -> Tasks:
+        return Tasks(self._views(Task, f"/v1/jobs/{quoted(job_id)}/tasks", most=None))
+
+    def curve(self, job_id: str) -> Curve:
+        """How far a job was, in a few hundred moments."""
+        return self._view(Curve, "GET", f"/v1/jobs/{quoted(job_id)}/curve")
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job at once; what it measured stays."""
+        return self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:cancel", once=True)
+
+    def pause(self, job_id: str) -> Job:
+        """Stop a job at once until it is resumed."""
+        return self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:pause", once=True)
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on."""
+        return self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:resume", once=True)
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[JobEventView]:
+        """Every event of a job until it ends, each once.
+
+        A stream that breaks is resumed after the last event that came.
+        """
+        silence = self._silence()
+        while True:
+            try:
+                for event in self._stream(f"/v1/jobs/{quoted(job_id)}/events", after):
+                    silence.over()
+                    if event.sequence > after:
+                        after = event.sequence
+                        yield event
+                if (self.job(job_id)).final:
+                    return
+            except ClientError as error:
+                time.sleep(silence.pause(error))
+            else:  # a service that stops ends its streams, and some proxies do after a while
+                time.sleep(ENDED_EARLY_SECONDS)
+
+    def artifact(self, job_id: str, target: Path) -> None:
+        """Save the artifact's tar file; it appears complete or not at all."""
+        self._download(f"/v1/jobs/{quoted(job_id)}/artifact", target)
+
+    def fetch(self, job_id: str, output: str | Path) -> Path:
+        """Fetch a job's artifact into a folder that appears complete or not at all."""
+        folder = free(Path(output))
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
+                archive, unpacked = Path(work, "artifact.tar"), Path(work, "artifact")
+                self.artifact(job_id, archive)
+                unpack(archive, unpacked)
+                unpacked.rename(folder)
+        except (ArchiveError, tarfile.TarError) as error:
+            said = f"the artifact of job {job_id} cannot be unpacked: {error}"
+            raise ClientError(said) from error
+        except OSError as error:
+            raise ClientError(f"'{folder}': {error.strerror or error}") from error
+        return folder
+
+    # schedules, workers
+
+    def schedule(self, workload: str, target: str, threads: int, numerics: str) -> RecordView:
+        params = {
+            "workload": workload,
+            "target": target,
+            "threads": threads,
+            "numerics": numerics,
+        }
+        return self._view(RecordView, "GET", "/v1/schedules", params=params)
+
+    def answer(
+        self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
+    ) -> AnswerView:
+        """The schedule to use for a workload, tuned or not, and how sure it is."""
+        params = {
+            "workload": workload,
+            "target": target,
+            "threads": str(threads),
+            "numerics": numerics,
+        }
+        return self._view(AnswerView, "GET", "/v1/schedules:explain", params=params)
+
+    def lookup(self, request: LookupRequest) -> LookupView:
+        return self._view(
+            LookupView,
+            "POST",
+            "/v1/schedules/lookup",
+            json=request.model_dump(mode="json"),
+            timeout=LONG_SECONDS,
+        )
+
+    def workers(self) -> list[WorkerView]:
+        return self._views(WorkerView, "/v1/workers", most=None)
+
+    def devices(self) -> list[DeviceView]:
+        """The devices of workers that have not left."""
+        return self._views(DeviceView, "/v1/devices", most=None)
+
+    def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
+        """Give a worker no new leases, or new ones again."""
+        path = f"/v1/workers/{quoted(worker_id)}/drain"
+        return self._view(WorkerView, "POST", path, json={"draining": draining})
+
+    # tokens, the audit log
+
+    def tokens(self) -> list[TokenView]:
+        return self._views(TokenView, "/v1/tokens", most=None)
+
+    def create_token(
+        self, name: str, scopes: Sequence[ScopeName], lifetime_seconds: float | None
+    ) -> NewTokenView:
+        body = TokenRequest(name=name, scopes=list(scopes), lifetime_seconds=lifetime_seconds)
+        return self._view(NewTokenView, "POST", "/v1/tokens", json=body.model_dump(), once=True)
+
+    def rotate_token(
+        self, token_id: str, grace_seconds: float, lifetime_seconds: float | None
+    ) -> NewTokenView:
+        path = f"/v1/tokens/{quoted(token_id)}/rotate"
+        body = {"grace_seconds": grace_seconds, "lifetime_seconds": lifetime_seconds}
+        return self._view(NewTokenView, "POST", path, json=body, once=True)
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        return self._view(TokenView, "DELETE", f"/v1/tokens/{quoted(token_id)}")
+
+    def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
+        """The newest entries of the audit log."""
+        wanted = {"action": action, "subject": subject}
+        params = {name: value for name, value in wanted.items() if value is not None}
+        return self._views(AuditView, "/v1/audit", params, most=limit)

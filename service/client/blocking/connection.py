@@ -1,0 +1,206 @@
+# Made of service/client/asynchronous/connection.py by deploy/clients.py: change that, and run this.
+
+"""Requests to a service: sent again while it is away, lists page by page, files in parts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx2
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from service.api.schemas.jobs import JobEventView
+from service.client.download import Download
+from service.client.errors import ClientError, UnreachableError, parsed, refusal
+from service.client.silence import Silence
+
+ViewT = TypeVar("ViewT", bound=BaseModel)
+
+CHUNK_BYTES = 1 << 20
+PAGE = 1000
+LONG_SECONDS = 600.0
+"""For requests that the service plans a whole model for."""
+
+PASSING = (
+    httpx2.TimeoutException,
+    httpx2.NetworkError,
+    httpx2.RemoteProtocolError,
+    httpx2.ProxyError,
+)
+NOT_MET = (httpx2.ConnectError, httpx2.ConnectTimeout)
+
+Content = Callable[[], Iterator[bytes]]
+
+
+class Connection:
+    """One service with one token, and the requests that calls are made of. Raises ClientError."""
+
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        timeout_seconds: float = 60.0,
+        patience_seconds: float = 60.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self.server = server.rstrip("/")
+        self._patience_seconds = patience_seconds
+        self._met = False
+        try:
+            self._http = httpx2.Client(
+                base_url=self.server,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=timeout_seconds,
+                transport=transport,
+            )
+        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+            raise ClientError(f"'{server}' is not a URL: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _silence(self) -> Silence:
+        return Silence(self._patience_seconds)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: Content | None = None,
+        headers: Mapping[str, str] | None = None,
+        once: bool = False,
+        **options: Any,
+    ) -> httpx2.Response:
+        """The answer to a request, which is sent again while the service is away.
+
+        Args:
+            content: begins the body anew for each attempt.
+            once: name the request by a key, so that the service does it once, however often it
+                comes. What may be done twice needs none.
+        """
+        sent = dict(headers or {})
+        if once:
+            sent.setdefault("Idempotency-Key", uuid.uuid4().hex)
+        silence = self._silence()
+        while True:
+            body = {} if content is None else {"content": content()}
+            try:
+                return self._answer(method, path, headers=sent, **body, **options)
+            except ClientError as error:
+                time.sleep(silence.pause(error))
+
+    def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """One attempt."""
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        self._met = True
+        if answer.status_code >= 400:
+            raise refusal(answer)
+        return answer
+
+    def _view(self, view: type[ViewT], method: str, path: str, **options: Any) -> ViewT:
+        return parsed(view, (self._send(method, path, **options)).text)
+
+    def _views(
+        self,
+        view: type[ViewT],
+        path: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        most: int | None,
+    ) -> list[ViewT]:
+        """The items of a list, page after page, until there are `most` or no more."""
+        kind = TypeAdapter(list[view])  # type: ignore[valid-type]
+        found: list[ViewT] = []
+        token: str | None = None
+        while True:
+            left = PAGE if most is None else min(PAGE, most - len(found))
+            page = {} if token is None else {"page_token": token}
+            answer = self._send("GET", path, params={**(params or {}), "limit": left, **page})
+            try:
+                found += kind.validate_json(answer.text)
+            except ValidationError as error:
+                raise ClientError(
+                    f"{self.server} does not answer as a Tilewright service"
+                ) from error
+            token = answer.headers.get("X-Next-Page-Token")
+            if token is None or (most is not None and len(found) >= most):
+                return found
+
+    def _stream(self, path: str, after: int) -> Iterator[JobEventView]:
+        """The server-sent events behind `after`, until the stream ends or breaks."""
+        headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
+        try:
+            with self._http.stream("GET", path, headers=headers) as answer:
+                self._met = True
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise refusal(answer)
+                for event in httpx2.EventSource(answer):
+                    if event.data:  # a pause to be kept between attempts has none
+                        yield parsed(JobEventView, event.data)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _download(self, path: str, target: Path) -> None:
+        """Save a file; a download that broke goes on where it was."""
+        silence = self._silence()
+        with Download(target) as download:
+            while True:
+                before = download.received
+                try:
+                    self._part(path, download)
+                    return
+                except ClientError as error:
+                    if download.received > before:
+                        silence.over()
+                    time.sleep(silence.pause(error))
+
+    def _part(self, path: str, download: Download) -> None:
+        """One attempt."""
+        try:
+            with self._http.stream("GET", path, headers=download.headers) as answer:
+                self._met = True
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise refusal(answer)
+                download.starts(answer)
+                for chunk in answer.iter_bytes():
+                    download.write(chunk)
+            download.finish()
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx2.HTTPError) -> UnreachableError:
+        """At an address where nobody ever answered there is no service to wait for."""
+        self._met = self._met or not isinstance(error, NOT_MET)
+        found = UnreachableError(f"the service at {self.server} does not answer: {error}")
+        found.passing = self._met and isinstance(error, PASSING)
+        return found
+
+
+def quoted(part: str) -> str:
+    """A part of a path, with every special character escaped."""
+    return quote(part, safe="")

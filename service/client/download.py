@@ -1,0 +1,89 @@
+"""A file that arrives in parts: what is here already, what to ask for, whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+import httpx2
+
+from service.client.errors import UnreachableError
+
+_TOTAL = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
+
+
+class Download:
+    """A download to `target`, which appears complete or not at all. A context that tidies up.
+
+    The parts are of one file: its tag is the same in every answer, its digest is checked at the
+    end where the service tells one.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+        self._file = self._partial.open("w+b")
+        self._tag = self._digest = ""
+        self._size: int | None = None
+        self._begin_anew()
+
+    def __enter__(self) -> Download:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the request for what is missing."""
+        return {"Range": f"bytes={self.received}-"} if self.received else {}
+
+    def starts(self, answer: httpx2.Response) -> None:
+        """An answer has come; its body follows. Raises UnreachableError if it goes on elsewhere."""
+        tag = answer.headers.get("ETag", "")
+        part = _TOTAL.fullmatch(answer.headers.get("Content-Range", ""))
+        if answer.status_code != 206 or part is None:
+            self._begin_anew()
+            size = answer.headers.get("Content-Length", "")
+            self._size = int(size) if size.isdecimal() and len(size) < 20 else None
+        elif int(part[1]) != self.received or tag != self._tag:
+            self._begin_anew()
+            raise UnreachableError("the file changed while it was fetched")
+        else:
+            self._size = int(part[2])
+        self._tag, self._digest = tag, answer.headers.get("Digest", "")
+
+    def write(self, chunk: bytes) -> None:
+        """The next bytes."""
+        self._file.write(chunk)
+        self._checksum.update(chunk)
+        self.received += len(chunk)
+
+    def finish(self) -> None:
+        """The body ended: the file goes to its place. Raises UnreachableError if parts miss."""
+        if self._size is not None and self.received < self._size:
+            raise UnreachableError(f"the file broke off after {self.received} bytes")
+        wanted = self._digest.removeprefix("sha-256=")
+        if (self._size is not None and self.received > self._size) or (
+            wanted != self._digest and wanted != self._checksum.hexdigest()
+        ):
+            self._begin_anew()
+            raise UnreachableError("the file arrived damaged")
+        self._file.close()
+        self._partial.replace(self._target)
+
+    def _begin_anew(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._checksum = hashlib.sha256()
+        self.received = 0
+        self._size, self._tag, self._digest = None, "", ""

@@ -1,0 +1,98 @@
+"""What goes wrong between a client and its service, and which of it passes by itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from service.api.schemas.bodies import ProblemView
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from service.client.results import Job
+
+ViewT = TypeVar("ViewT", bound=BaseModel)
+
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of answers after which the same request may succeed in a moment."""
+
+IN_FLIGHT, QUOTA = "urn:tilewright:problem:idempotency-in-flight", "urn:tilewright:problem:quota-"
+"""The first request with this key is being answered; a quota that only others' ends make free."""
+
+
+class ClientError(Exception):
+    """The service cannot be reached or refuses; the message is one sentence."""
+
+    passing = False
+    """Whether the same request may succeed in a moment."""
+
+    retry_seconds: float = 0.0
+    """How long the service wants not to be asked again."""
+
+
+class UnreachableError(ClientError):
+    """No answer, or half of one. Nothing is known of the effect."""
+
+    passing = True
+
+
+class RefusedError(ClientError):
+    """The service answered with a problem."""
+
+    def __init__(self, problem: ProblemView, retry_seconds: float = 0.0) -> None:
+        self.problem = problem
+        self.retry_seconds = retry_seconds
+        super().__init__(problem.detail)
+
+    @property
+    def status(self) -> int:
+        return self.problem.status
+
+    @property
+    def passing(self) -> bool:  # type: ignore[override]  # it depends on the answer
+        if self.problem.type.startswith(QUOTA):
+            return False
+        return self.status in PASSING or self.problem.type == IN_FLIGHT
+
+
+class NotKnownError(RefusedError):
+    """What was asked about is not there."""
+
+
+class JobEndedError(ClientError):
+    """A job that was waited for failed or was cancelled. `job` is how it ended."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        super().__init__(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
+
+
+def refusal(answer: httpx2.Response) -> RefusedError:
+    """The error that an answer of 400 and above is; its body has been read."""
+    try:
+        problem = ProblemView.model_validate(json.loads(answer.text))
+    except (ValueError, RecursionError):  # not the service's: a proxy's, say
+        status = answer.status_code
+        problem = ProblemView(
+            type="about:blank",
+            title=answer.reason_phrase,
+            status=status,
+            detail=f"the service answered {status} {answer.reason_phrase}",
+        )
+    # what the header says counts: a body may say anything
+    problem = problem.model_copy(update={"status": answer.status_code})
+    wait = answer.headers.get("Retry-After", "")
+    seconds = float(wait) if wait.isascii() and wait.isdecimal() and len(wait) < 10 else 0.0
+    kind = NotKnownError if problem.status == 404 else RefusedError
+    return kind(problem, seconds)
+
+
+def parsed(view: type[ViewT], text: str) -> ViewT:
+    """The view that an answer is. Raises ClientError."""
+    try:
+        return view.model_validate_json(text)
+    except ValidationError as error:
+        raise ClientError(f"the answer is not of a Tilewright service: {text[:80]!r}") from error

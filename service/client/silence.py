@@ -1,0 +1,44 @@
+"""How long a service that does not answer is asked again, and with which pauses."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from service.client.errors import ClientError
+
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
+
+
+class Silence:
+    """One call's attempts that failed in a row.
+
+    A pause is twice the one before, shortened by chance so that many clients do not come back at
+    once. The time counts from the first failure on: a job whose stream was quiet for an hour has
+    all of its patience left when the stream breaks.
+    """
+
+    def __init__(
+        self, patience_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._patience_seconds = patience_seconds
+        self._clock = clock
+        self._since: float | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def over(self) -> None:
+        """The service said something."""
+        self._since, self._pause = None, FIRST_PAUSE_SECONDS
+
+    def pause(self, error: ClientError) -> float:
+        """Seconds to wait before the next attempt. Raises `error` if there is to be none."""
+        if not error.passing:
+            raise error
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        seconds = max(self._pause * random.uniform(0.5, 1.0), error.retry_seconds)
+        if now + seconds - self._since > self._patience_seconds:
+            raise error
+        self._pause = min(2 * self._pause, LAST_PAUSE_SECONDS)
+        return seconds

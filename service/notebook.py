@@ -1,0 +1,89 @@
+"""What notebooks show of results: small tables and curves in HTML.
+
+Names of models, workloads and devices were written by others: every text is escaped, and nothing
+that is shown runs, loads or links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from service.sentences import one_sentence
+
+MOST_ROWS = 50
+"""Of a table; the line below it says how many more there are."""
+
+WIDTH, HEIGHT, MARGIN = 420, 120, 4
+"""Of a curve, in pixels."""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
+    """A table whose columns are to the right but for those that start with '<'."""
+    left = [name.startswith("<") for name in columns]
+    head = "".join(_cell("th", n.lstrip("<"), s) for n, s in zip(columns, left, strict=True))
+    lines = [
+        "".join(_cell("td", each, side) for each, side in zip(row, left, strict=True))
+        for row in rows[:MOST_ROWS]
+    ]
+    more = len(rows) - MOST_ROWS
+    below = f"<p>and {more} more</p>" if more > 0 else ""
+    title = f"<caption style='text-align:left'>{_text(caption)}</caption>" if caption else ""
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def bar(share: float, text: str) -> str:
+    """A bar of progress, 0 to 1, over a line of text."""
+    filled = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
+    return (
+        "<div style='max-width:32em'><div style='background:#8884;border-radius:3px'>"
+        f"<div style='background:#2a78d6;height:6px;border-radius:3px;width:{filled:.1f}%'></div>"
+        f"</div><code>{_text(text)}</code></div>"
+    )
+
+
+def curve(points: Iterable[tuple[float, float]], label: str) -> str:
+    """A falling line of steps: times of a model over the moments at which they were reached."""
+    known = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(known) < 2:
+        return f"<p>{_text(label)}</p>"
+    (left, right), (low, high) = ((min(each), max(each)) for each in zip(*known, strict=True))
+    wide, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (x - left) / (right - left or 1.0)
+        up = (y - low) / (high - low or 1.0)
+        return MARGIN + wide * across, MARGIN + tall * (1 - up)
+
+    x, y = at(*known[0])
+    path = [f"M{x:.1f} {y:.1f}"]
+    for point in known[1:]:
+        x, y = at(*point)
+        path.append(f"H{x:.1f}V{y:.1f}")
+    said = _text(label)
+    return (
+        f"<figure style='margin:0'><svg width='{WIDTH}' height='{HEIGHT}' role='img' "
+        f"aria-label='{said}'><path d='{''.join(path)}' fill='none' stroke='#2a78d6' "
+        f"stroke-width='2'/></svg><figcaption>{said}</figcaption></figure>"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """HTML below a line in bold."""
+    return f"<div><b>{_text(title)}</b>{''.join(parts)}</div>"
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{_text(text)}</p>"
+
+
+def _cell(tag: str, content: object, left: bool) -> str:
+    side = "left" if left else "right"
+    return f"<{tag} style='text-align:{side}'>{_text(content)}</{tag}>"
+
+
+def _text(said: object) -> str:
+    """On one line, with what is no print written out and nothing that HTML would obey."""
+    return escape(one_sentence(str(said)), quote=True)

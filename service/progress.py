@@ -1,0 +1,168 @@
+"""How a job goes, while somebody waits for it: on a terminal, in a pipe, in a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from service import notebook
+from service.api.schemas.jobs import JobEventView, ProgressView
+from service.sentences import one_sentence
+from service.units import duration, milliseconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+
+class Display(Protocol):
+    """Shows the events of one job. A context from the first event to the last."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def event(self, event: JobEventView) -> None:
+        """Something happened to the job."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def event(self, event: JobEventView) -> None:
+        return None
+
+
+class OnConsole:
+    """A bar and a line that are rewritten on a terminal; into a pipe, each line once."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._live: Live | None = None
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        if self._out.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._out, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def event(self, event: JobEventView) -> None:
+        if event.kind == "progress":
+            progress = ProgressView.model_validate(event.data)
+            line = progress_line(progress, event.data)
+            if self._live is not None:
+                self._live.update(_bar(share_done(progress), line))
+            elif line != self._shown:
+                self._out.print(line, soft_wrap=True)
+            self._shown = line
+        elif (said := why(event)) is not None:
+            self._out.print(said, soft_wrap=True, markup=False)
+
+
+class InNotebook:
+    """A bar of HTML in the output of a cell, which is rewritten."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._lines: list[str] = []
+        self._last = ProgressView()
+        self._more: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        from IPython.display import display
+
+        self._handle = display(self, display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def event(self, event: JobEventView) -> None:
+        if event.kind == "progress":
+            self._last, self._more = ProgressView.model_validate(event.data), event.data
+        elif (said := why(event)) is not None:
+            self._lines = [*self._lines[-4:], said]
+        else:
+            return
+        if self._handle is not None:
+            self._handle.update(self)
+
+    def _repr_html_(self) -> str:
+        line = one_sentence(progress_line(self._last, self._more))
+        lines = "".join(notebook.paragraph(said) for said in self._lines)
+        return notebook.bar(share_done(self._last), line) + lines
+
+
+def display_for_here() -> Display:
+    """What suits where this process talks to somebody: a notebook, a terminal, or nobody."""
+    if _in_notebook():
+        return InNotebook()
+    if sys.stderr is not None and sys.stderr.isatty():
+        from service.console import console
+
+        return OnConsole(console(stderr=True))
+    return Silent()
+
+
+def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
+    """Phase, tasks, trials, best latency so far, time left."""
+    parts = [
+        f"{progress.phase or 'waiting'}",
+        f"tasks {progress.tasks_done}/{progress.tasks_total}",
+        f"trials {progress.trials_done}/{progress.trials_budget}",
+        f"best {milliseconds(progress.best_seconds)} "
+        f"(untuned {milliseconds(progress.default_seconds)})",
+    ]
+    rate = more.get("candidates_per_second")
+    if isinstance(rate, float):
+        parts.append(f"{rate:.1f}/s")
+    if progress.forecast_gain is not None:
+        parts.append(f"next minute -{100 * progress.forecast_gain:.1f} %")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    if more.get("workers") == 0:
+        parts.append("no worker yet")
+    return "  ".join(parts)
+
+
+def share_done(progress: ProgressView) -> float:
+    """How much of a job's trials is done, from 0 to 1."""
+    budget = progress.trials_budget
+    return min(progress.trials_done / budget, 1.0) if budget > 0 else 0.0
+
+
+def why(event: JobEventView) -> str | None:
+    """ "waiting for worker: nobody runs ..." of an event that says why the job is where it is."""
+    if event.kind != "state" or "reason" not in event.data:
+        return None
+    state = str(event.data.get("state", "state")).replace("_", " ")
+    return f"{state}: {one_sentence(str(event.data['reason'] or 'no reason was given'))}"
+
+
+def _bar(share: float, line: str) -> Any:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    return Group(Text(line), ProgressBar(total=1.0, completed=share, width=60))
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this process; a terminal's IPython is a terminal."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,362 @@
+"""The client beside a service that goes away in the middle of each of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from db.storage import Storage
+from deploy.clients import blocking_files
+from service.api.schemas.jobs import JobEventView, JobRequest
+from service.api.schemas.lookups import LookupRequest
+from service.client import (
+    AsyncClient,
+    Client,
+    ClientError,
+    JobEndedError,
+    NotKnownError,
+    RefusedError,
+    UnreachableError,
+    silence,
+)
+from service.client.silence import Silence
+from service.jobs.targets import target_key
+from tests.unit.service.api_calls import onnx_bytes
+from tests.unit.service.test_following import finish, tuner
+from tuner.measure.wire import PROTOCOL
+
+TARGET = "x86-64-v3"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "FIRST_PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(onnx_bytes())
+    return path
+
+
+class Dying(httpx2.BaseTransport):
+    """The network to a service that dies at each new request, once it has done what was asked.
+
+    The answer is lost, or all but its first bytes; then the address is deserted for one attempt.
+    """
+
+    def __init__(self, restart: Callable[[], None] = lambda: None) -> None:
+        self._http = httpx2.HTTPTransport()
+        self._restart = restart
+        self._seen: dict[tuple[str, str], int] = {}
+        self.deaths = 0
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            request.read()
+        what = request.method, str(request.url)
+        self._seen[what] = times = self._seen.get(what, 0) + 1
+        if times == 2:
+            raise httpx2.ConnectError("deserted", request=request)
+        answer = self._http.handle_request(request)
+        if times > 1:
+            return answer
+        self.deaths += 1
+        if answer.headers.get("content-type", "").startswith(("text/event", "application/x-tar")):
+            return httpx2.Response(
+                answer.status_code, headers=answer.headers, stream=_Half(answer, self._restart)
+            )
+        answer.read()
+        answer.close()
+        self._restart()
+        raise httpx2.ReadError("killed", request=request)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class _Half(httpx2.SyncByteStream):
+    """A body that breaks after its first hundred bytes."""
+
+    def __init__(self, answer: httpx2.Response, restart: Callable[[], None]) -> None:
+        self._answer = answer
+        self._restart = restart
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._answer.iter_raw():
+            yield chunk[:100]
+            break
+        self._answer.close()
+        self._restart()
+        raise httpx2.ReadError("killed")
+
+
+def test_each_call_survives_a_service_that_is_killed_in_it(
+    storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
+) -> None:
+    """Each is answered, and what it does is done once."""
+    board = storage.workers.register("board", [target_key(TARGET)], {}, protocol=PROTOCOL)
+    transport = Dying()
+    with Client(server.url, owner, transport=transport) as client:
+        assert client.health().status == "ok"
+        sent: list[int] = []
+        digest = client.upload(model, sent=sent.append).digest
+        assert sent == [model.stat().st_size] * 3 and len(client.models()) == 1
+        request = JobRequest(model=digest, target=TARGET, dims={"batch": 1})
+        job = client.submit(request)
+        assert [each.id for each in client.jobs()] == [job.id] == [client.job(job.id).id]
+        assert client.pause(job.id).state == "paused"
+        assert client.resume(job.id).state == "queued"
+        claimed = storage.jobs.claim("t", 60)
+        assert claimed is not None
+        finish(storage, claimed[0], tmp_path)
+        sequences = [event.sequence for event in client.events(job.id)]
+        assert sequences == sorted(set(sequences)) and len(sequences) > 4
+        assert {task.name for task in client.tasks(job.id)} == {"cheap", "dear"}
+        assert client.curve(job.id).points[-1].best_seconds == pytest.approx(2e-3)
+        assert (client.fetch(job.id, tmp_path / "got") / "manifest.json").read_text() == "{}"
+        assert client.wait(job.id, False).state == client.cancel(job.id).state == "succeeded"
+
+        looked = client.lookup(LookupRequest(model=digest, dims={"batch": 1}, target=TARGET))
+        assert looked.known == 0 and looked.schedules
+        with pytest.raises(NotKnownError):
+            client.schedule(looked.schedules[0].workload_key, TARGET, 1, "fast")
+        assert [each.name for each in client.workers()] == ["board"]
+        assert [each.worker_id for each in client.devices()] == [board.id]
+        assert client.drain(board.id).draining
+
+        made = client.create_token("ci", ["read"], None)
+        rotated = client.rotate_token(made.id, 60.0, None)
+        assert rotated.secret != made.secret and storage.tokens.verify(rotated.secret)
+        assert client.revoke_token(made.id).revoked_at is not None
+        assert len(client.tokens()) == 2
+        actions = [entry.action for entry in client.audit(100, None, made.id)]
+        assert actions.count("token.created") == actions.count("token.rotated") == 1
+    assert transport.deaths > 20 and len(storage.jobs.list()) == 1
+
+
+def test_a_job_is_tuned_while_the_service_restarts(
+    storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
+) -> None:
+    """With a real one, which forgets all that is not in the database."""
+    storage.workers.register("board", [target_key(TARGET)], {}, protocol=PROTOCOL)
+    restarts: list[int] = []
+
+    def restart() -> None:
+        if len(restarts) < 3:
+            restarts.append(1)
+            server.stop()
+            server.start()
+
+    shown = Recorded()
+    with (
+        tuner(storage, tmp_path),
+        Client(server.url, owner, transport=Dying(restart)) as client,
+    ):
+        tuned = client.tune(
+            model,
+            target=TARGET,
+            seconds=300,
+            dims={"batch": 1},
+            output=tmp_path / "a",
+            progress=shown,
+        )
+    assert (tuned.job.state, len(tuned.tasks), tuned.artifact) == ("succeeded", 2, tmp_path / "a")
+    assert tuned.gain == pytest.approx(2.0) and tuned.job.options["seconds"] == 300
+    assert (tmp_path / "a" / "manifest.json").exists() and len(restarts) == 3
+    assert shown.kinds.count("progress") == 3 and shown.over
+    assert len(storage.jobs.list()) == 1
+
+
+class Recorded:
+    """A display that is looked at."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.over = False
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+
+    def event(self, event: JobEventView) -> None:
+        self.kinds.append(event.kind)
+
+
+def test_the_coroutines_do_the_same(
+    storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
+) -> None:
+    storage.workers.register("board", [target_key(TARGET)], {}, protocol=PROTOCOL)
+
+    async def tune() -> Any:
+        async with AsyncClient(server.url, owner) as client:
+            with pytest.raises(ClientError, match=r"^trials: "):
+                await client.tune(model, trials=-1)
+            return await client.tune(
+                model, target=TARGET, dims={"batch": 1}, output=tmp_path / "a", progress=False
+            )
+
+    with tuner(storage, tmp_path):
+        tuned = asyncio.run(tune())
+    assert (tmp_path / "a" / "manifest.json").exists() and tuned.job.state == "succeeded"
+    with tuner(storage, tmp_path, "the board burnt down"), pytest.raises(JobEndedError) as found:
+        asyncio.run(tune_again(server.url, owner, model))
+    assert found.value.job.state == "failed" and "the board burnt down" in str(found.value)
+
+
+async def tune_again(url: str, token: str, model: Path) -> Any:
+    async with AsyncClient(url, token) as client:
+        return await client.tune(model, target=TARGET, dims={"batch": 2}, progress=False)
+
+
+def test_the_blocking_client_is_made_of_the_coroutines() -> None:
+    """`python -m deploy.clients` writes it."""
+    for path, text in blocking_files().items():
+        assert path.read_text() == text, f"{path.name} is not what its source makes"
+
+
+def test_the_client_imports_no_compiler_and_no_database() -> None:
+    heavy = ("llvmlite", "onnx", "sqlalchemy", "uvicorn", "rich")
+    code = f"import sys, service.client; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def answering(*answers: httpx2.Response | httpx2.HTTPError) -> tuple[Client, list[httpx2.Request]]:
+    """A client of a service that answers so, one after the other, and what it was asked."""
+    asked: list[httpx2.Request] = []
+    left = list(answers)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        found = left.pop(0)
+        if isinstance(found, httpx2.HTTPError):
+            raise found
+        return found
+
+    return Client("http://service", "t", transport=httpx2.MockTransport(answer)), asked
+
+
+OK = {"status": "ok", "version": "1"}
+
+
+def problem(status: int, slug: str, **headers: str) -> httpx2.Response:
+    said = {"type": f"urn:tilewright:problem:{slug}", "title": "t", "status": 200, "detail": slug}
+    return httpx2.Response(status, json=said, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("first", "asked"),
+    [
+        (httpx2.ConnectError("refused"), 1),  # nobody was ever there
+        (problem(404, "not-found"), 1),
+        (problem(429, "quota-exceeded", **{"Retry-After": "0"}), 1),
+        (problem(507, "insufficient-storage"), 1),
+        (httpx2.Response(301, headers={"Location": "http://elsewhere/"}), 1),
+        (problem(409, "conflicting-state"), 1),
+        (problem(503, "storage-unavailable", **{"Retry-After": "3600"}), 1),  # beyond all patience
+        (problem(503, "storage-unavailable"), 2),
+        (problem(409, "idempotency-in-flight"), 2),
+        (problem(429, "too-many-requests", **{"Retry-After": "0"}), 2),
+        (httpx2.Response(502, text="<html>bad gateway</html>"), 2),
+        (httpx2.Response(503, text="[" * 100_000), 2),
+        (httpx2.ReadError("reset"), 2),
+        (httpx2.RemoteProtocolError("no answer"), 2),
+        (httpx2.LocalProtocolError("not HTTP"), 1),
+        (httpx2.ReadTimeout("slow"), 2),
+    ],
+)
+def test_what_may_pass_is_asked_again(first: Any, asked: int) -> None:
+    client, requests = answering(first, httpx2.Response(200, json=OK))
+    try:
+        client.health()
+    except ClientError:
+        assert asked == 1
+    assert len(requests) == asked
+    keys = {request.headers.get("idempotency-key") for request in requests}
+    assert keys == {None}
+
+
+def test_a_problem_counts_as_its_status_and_not_as_it_says() -> None:
+    client, _ = answering(problem(403, "forbidden"))
+    with pytest.raises(RefusedError, match="forbidden") as found:
+        client.revoke_token("../jobs")
+    assert found.value.status == 403
+
+
+def test_patience_counts_from_the_first_failure() -> None:
+    now = [0.0]
+    silent = Silence(10.0, lambda: now[0])
+    error = UnreachableError("away")
+    pauses = [silent.pause(error) for _ in range(14)]
+    assert all(0.0005 <= first <= 0.001 for first in pauses[:1]) and max(pauses) > 2
+    now[0] = 3600.0  # a stream that was quiet for an hour broke
+    silent.over()
+    assert silent.pause(error) <= 0.001
+    now[0] = 3609.0
+    error.retry_seconds = 2.0
+    with pytest.raises(UnreachableError):
+        silent.pause(error)
+
+
+BODY = bytes(range(256)) * 4
+DIGEST = f"sha-256={hashlib.sha256(BODY).hexdigest()}"
+
+
+def part(start: int, stop: int, body: bytes = BODY, tag: str = '"1"') -> httpx2.Response:
+    """Bytes of a file, which end at `stop` though more were promised."""
+    headers = {"ETag": tag, "Digest": DIGEST, "Content-Length": str(len(body) - start)}
+    if start:
+        headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+    return httpx2.Response(
+        206 if start else 200, headers=headers, stream=httpx2.ByteStream(body[start:stop])
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "ranges"),
+    [
+        ([part(0, 1024)], [None]),
+        ([part(0, 300), part(300, 1024)], [None, "bytes=300-"]),
+        ([part(0, 300), part(0, 1024)], [None, "bytes=300-"]),  # no ranges here
+        # another file, or another place
+        (
+            [part(0, 300), part(300, 1024, tag='"2"'), part(0, 1024)],
+            [None, "bytes=300-", None],
+        ),
+        ([part(0, 300), part(200, 1024), part(0, 1024)], [None, "bytes=300-", None]),
+        # other bytes
+        ([part(0, 1024, BODY[::-1]), part(0, 1024)], [None, None]),
+        ([part(0, 2048, BODY * 2), part(0, 1024)], [None, None]),
+    ],
+)
+def test_a_download_goes_on_and_is_checked(
+    answers: list[httpx2.Response], ranges: list[str | None], tmp_path: Path
+) -> None:
+    client, asked = answering(*answers)
+    client.artifact("j", tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").read_bytes() == BODY
+    assert [request.headers.get("range") for request in asked] == ranges
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_a_download_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    client, _ = answering(part(0, 300), problem(404, "not-found"))
+    with pytest.raises(NotKnownError):
+        client.artifact("j", tmp_path / "a.tar")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FileExistsError):
+        client.fetch("j", tmp_path)
+    with pytest.raises(FileExistsError):
+        client.tune("there is no such model.onnx", output=tmp_path)
