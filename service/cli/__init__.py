@@ -20,6 +20,7 @@ from service.cli import (
     cost_model,
     database,
     devices,
+    diffing,
     doctor,
     explaining,
     local,
@@ -31,6 +32,7 @@ from service.cli import (
     remote,
     replaying,
     serving,
+    top,
     tuning,
 )
 from service.cli.terminal import complain
@@ -59,6 +61,8 @@ GROUPS = (
     records,
     serving,
     remote,
+    top,
+    diffing,
     devices,
     access,
     database,

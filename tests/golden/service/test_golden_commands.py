@@ -65,6 +65,14 @@ COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         (f"workers resume {BOARD[:5]} {SERVER}", {}),
         ("workers --token secret drain board", {}),
     ),
+    "watching": (
+        (f"top {SERVER} --once", {"owner": "ci", "model_name": "resnet50.onnx"}),
+        (f"top {SERVER} --interval 9 --json", {}),
+        (f"top {SERVER} --interval 0", {}),
+        (f"diff {JOB} {JOB} {SERVER}", {}),
+        (f"diff {JOB} 5/../6 {SERVER}", {}),
+        (f"diff {JOB} m.onnx {SERVER}", {}),
+    ),
     "lookup": (
         (f"lookup m.onnx {SERVER} --target x86-64-v3 --threads 2 --dim batch=4", {}),
         (f"lookup {KEY} {SERVER} --target x86-64-v3 --numerics strict", {}),
@@ -140,5 +148,5 @@ def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
     frozen = SimpleNamespace(time=lambda: NOW, strftime=time.strftime, localtime=time.gmtime)
-    for module in ("service.cli.view", "service.cli.access"):
+    for module in ("service.cli.view", "service.cli.access", "service.cli.top"):
         monkeypatch.setattr(f"{module}.time", frozen)

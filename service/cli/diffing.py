@@ -1,0 +1,158 @@
+"""`tilewright diff`: two artifacts or jobs, kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
+from service.cli.terminal import console, say_json
+from service.units import microseconds, milliseconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from service.client import Client
+    from service.difference import Difference, Kernel, Side
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(diff)
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="An artifact's folder, or a job")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also kernels that are the same on both sides")
+    ] = False,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What differs between two artifacts or jobs: kernels, times, schedules, sizes, precision.
+
+    Kernels are matched by their workloads. Times are those that a job measured; of artifacts that
+    run on this machine, each is timed as a whole. A ratio below 1 says that B is faster.
+
+    Example: tilewright diff before/ after/
+    """
+    from service.difference import difference
+
+    with ExitStack() as stack:
+        connected: list[Client] = []
+
+        def client() -> Client:
+            if not connected:
+                connected.append(stack.enter_context(connect(server, token)))
+            return connected[0]
+
+        found = difference(_side(a, client), _side(b, client))
+    if as_json:
+        say_json(found.to_json())
+        return
+    console().print(difference_view(found, everything))
+
+
+def difference_view(found: Difference, everything: bool = False) -> RenderableType:
+    """What is not the same of both as a whole, then a line for each kernel that differs."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from service.cli.view import make_table
+
+    head = make_table("<", "<A", "<B")
+    head.add_row("", Text(found.a.name), Text(found.b.name))
+    for name, (one, other) in found.changed.items():
+        head.add_row(name.replace("_", " "), Text(_said(one)), Text(_said(other)))
+    head.add_row("a run", milliseconds(found.a.seconds), milliseconds(found.b.seconds))
+    rows = make_table("<workload", "count", "A us", "B us", "B / A", "<schedule")
+    same = 0
+    for pair in found.pairs:
+        if pair.same_schedule and (pair.ratio is None or pair.ratio == 1) and not everything:
+            same += 1
+            continue
+        rows.add_row(
+            Text(pair.name),
+            _counts(pair.a, pair.b),
+            microseconds(pair.a.seconds if pair.a else None),
+            microseconds(pair.b.seconds if pair.b else None),
+            "-" if pair.ratio is None else f"{pair.ratio:.3f}",
+            Text(_schedules(pair.a, pair.b)),
+        )
+    parts: list[RenderableType] = [head]
+    if rows.row_count:
+        parts += [Text(), rows]
+    if same:
+        parts.append(Text(f"{same} workloads are the same on both sides"))
+    return Group(*parts)
+
+
+def _side(given: str, client: Callable[[], Client]) -> Side:
+    """A folder is an artifact, all else a job. Raises UserError."""
+    from service.client import NotKnownError
+    from service.difference import side_of_artifact, side_of_job
+
+    folder = Path(given)
+    if folder.is_dir():
+        from compiler.runtime.artifact import read_artifact
+
+        return side_of_artifact(read_artifact(folder), _timed(folder))
+    if folder.exists():
+        raise UserError(f"'{given}' is a file: give an artifact's folder, or a job")
+    try:
+        return side_of_job(client().job(given), client().tasks(given))
+    except NotKnownError as error:
+        raise UserError(f"'{given}' is no folder here and no job there: {error}") from error
+
+
+def _timed(folder: Path) -> float | None:
+    """Seconds of one run; None if this machine does not run it, or it has no one size."""
+    from compiler.errors import CompilerError
+    from compiler.runtime.artifact import load_artifact
+    from compiler.runtime.executable import Executable
+    from service.jobs.profiling import SAMPLES
+    from tuner.measure.model_runs import draw_inputs
+
+    try:
+        loaded = load_artifact(folder)
+        if not isinstance(loaded, Executable):
+            return None
+        found = loaded.profile(draw_inputs(loaded.inputs), SAMPLES)
+    except CompilerError:
+        return None
+    return float(found.min(axis=0).sum())
+
+
+def _said(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _counts(a: Kernel | None, b: Kernel | None) -> str:
+    counts = [None if kernel is None else kernel.count for kernel in (a, b)]
+    if counts[0] == counts[1]:
+        return _said(counts[0])
+    return " > ".join(map(_said, counts))
+
+
+def _schedules(a: Kernel | None, b: Kernel | None) -> str:
+    """What became of the schedule: the knobs that differ, all of one that is new."""
+    from service.wording import schedule_text
+
+    if a is None or b is None:
+        only, kernel = ("only in B", b) if a is None else ("only in A", a)
+        return f"{only}: {schedule_text(kernel.schedule if kernel else None)}"
+    one, other = a.schedule or {}, b.schedule or {}
+    if one == other:
+        return "the same"
+    if one.get("algorithm") != other.get("algorithm"):
+        return f"{schedule_text(one)} > {schedule_text(other)}"
+    before, after = one.get("choices", {}), other.get("choices", {})
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    knobs = [f"{n}={_said(before.get(n))}>{_said(after.get(n))}" for n in names]
+    return " ".join([str(other.get("algorithm")), *knobs])

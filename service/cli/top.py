@@ -1,0 +1,108 @@
+"""`tilewright top`: jobs and devices of a service, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import JsonOption, ServerOption, TokenOption, connect
+from service.cli.terminal import console, say_json
+from service.units import duration, milliseconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from service.api.schemas.workers import WorkerView
+    from service.client import Job
+
+MOST_JOBS = 20
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(top)
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end")] = False,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Jobs and devices as they are now, again and again until Ctrl-C.
+
+    Jobs that run are first, with what they gained so far and when they may end; then those that
+    wait, and those that ended last. Into a pipe, and with --json, it is printed once.
+
+    Example: tilewright top --interval 5
+    """
+    out = console(as_json)
+    with connect(server, token) as client:
+        jobs, workers = client.jobs(limit=200), client.workers()
+        if as_json:
+            say_json({"jobs": _most_wanted(jobs), "workers": list(workers)})
+            return
+        if once or not out.is_terminal:
+            out.print(top_view(jobs, workers, time.time()))
+            return
+        from rich.live import Live
+
+        with Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(top_view(jobs, workers, time.time()), refresh=True)
+                time.sleep(interval)
+                jobs, workers = client.jobs(limit=200), client.workers()
+
+
+def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
+    """A line with counts, a table of jobs, a table of devices."""
+    from collections import Counter
+
+    from rich.console import Group
+    from rich.text import Text
+
+    from service.cli.view import make_table, worker_table
+    from service.sentences import one_sentence
+
+    counts = Counter(job.state.replace("_", " ") for job in jobs)
+    said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no jobs"
+    alive = sum(worker.health == "healthy" for worker in workers)
+    head = Text(f"{said}; {alive} of {len(workers)} devices healthy", style="bold")
+    table = make_table(
+        "<job", "<state", "<model", "<target", "<owner", "tasks", "trials", "best", "gain", "for",
+        "left",
+    )  # fmt: skip
+    table.add_column("why", no_wrap=False)
+    for job in _most_wanted(jobs):
+        progress = job.progress
+        began = job.started_at or job.created_at
+        table.add_row(
+            job.id[:12],
+            job.state.replace("_", " "),
+            Text(one_sentence(job.model_name or job.model[:12], 30)),
+            Text(one_sentence(job.target, 30)),
+            Text(one_sentence(job.owner or "-", 20)),
+            f"{progress.tasks_done}/{progress.tasks_total}",
+            f"{progress.trials_done}/{progress.trials_budget}",
+            milliseconds(progress.best_seconds),
+            "-" if job.gain is None else f"{job.gain:.2f}",
+            duration((job.finished_at or now) - began),
+            "-" if job.final else duration(progress.seconds_left),
+            Text(one_sentence(job.error or job.reason or "", 80)),
+        )
+    return Group(head, Text(), table, Text(), worker_table(workers))
+
+
+def _most_wanted(jobs: Sequence[Job]) -> list[Job]:
+    """Those that run, those that wait, and the newest of those that are over."""
+
+    def rank(job: Job) -> int:
+        return 2 if job.final else 0 if job.state in ("running", "verifying") else 1
+
+    return sorted(jobs, key=lambda job: (rank(job), -job.created_at))[:MOST_JOBS]

@@ -1,0 +1,194 @@
+"""Two artifacts or jobs side by side: which kernels both have, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from service.units import finite
+
+if TYPE_CHECKING:
+    from compiler.runtime.artifact import Artifact
+    from service.api.schemas.jobs import JobView, TaskView
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One workload of a side. `seconds` is one run of it, None where nothing measured it."""
+
+    key: str
+    name: str
+    count: int | None
+    seconds: float | None
+    schedule: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An artifact or a job; `facts` are what it was made for and how large it is, in words."""
+
+    name: str
+    facts: Mapping[str, Any]
+    kernels: Mapping[str, Kernel]
+    seconds: float | None  # all kernels of a run of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A workload that at least one side has."""
+
+    a: Kernel | None
+    b: Kernel | None
+
+    @property
+    def either(self) -> Kernel:
+        found = self.a or self.b
+        assert found is not None
+        return found
+
+    @property
+    def name(self) -> str:
+        """Of whichever side has one: artifacts know workloads by their keys."""
+        return next((k.name for k in (self.a, self.b) if k and k.name), "") or self.either.key[:12]
+
+    @property
+    def ratio(self) -> float | None:
+        """The time of B over that of A."""
+        if self.a is None or self.b is None or not self.a.seconds or not self.b.seconds:
+            return None
+        return self.b.seconds / self.a.seconds
+
+    @property
+    def gained(self) -> float | None:
+        """Seconds that a run of the model takes less in B for it; negative if more."""
+        if self.ratio is None or self.a is None or self.b is None:
+            return None
+        return _cost(self.a) - _cost(self.b)
+
+    @property
+    def same_schedule(self) -> bool | None:
+        """None where a side does not have it, or does not know its schedule."""
+        if self.a is None or self.b is None or None in (self.a.schedule, self.b.schedule):
+            return None
+        return self.a.schedule == self.b.schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Both sides, and their kernels: first those whose time differs most."""
+
+    a: Side
+    b: Side
+    pairs: Sequence[Pair] = field(default_factory=tuple)
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """Facts that are not the same on both sides, by name."""
+        names = [*self.a.facts, *(name for name in self.b.facts if name not in self.a.facts)]
+        both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
+        return {name: values for name, values in both.items() if values[0] != values[1]}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`."""
+        return {
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "changed": {name: {"a": a, "b": b} for name, (a, b) in self.changed.items()},
+            "ratio": _ratio(self.a.seconds, self.b.seconds),
+            "kernels": [
+                {
+                    "workload_key": pair.either.key,
+                    "name": pair.name,
+                    "a": _kernel(pair.a),
+                    "b": _kernel(pair.b),
+                    "ratio": pair.ratio,
+                    "same_schedule": pair.same_schedule,
+                }
+                for pair in self.pairs
+            ],
+        }
+
+
+def difference(a: Side, b: Side) -> Difference:
+    """Kernels are matched by their workloads, whatever the sides are."""
+    keys = dict.fromkeys([*a.kernels, *b.kernels])
+    pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
+    return Difference(a, b, sorted(pairs, key=_weight, reverse=True))
+
+
+def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> Side:
+    """A job, with the best that it knows of each task."""
+    known = {
+        task.workload_key: Kernel(
+            task.workload_key,
+            task.name,
+            task.count,
+            finite(task.best_seconds) or finite(task.default_seconds),
+            _mapping(task.facts.get("schedule")),
+        )
+        for task in tasks
+    }
+    total = sum(map(_cost, known.values()))
+    whole = known and all(kernel.seconds for kernel in known.values())
+    facts = {
+        "model": job.model_name or job.model[:12],
+        "target": job.target,
+        "threads": job.threads,
+        "numerics": job.numerics,
+        "precision": job.options.get("precision", "float32"),
+        "kernels": sum(kernel.count or 0 for kernel in known.values()),
+        "workloads": len(known),
+    }
+    return Side(f"job {job.id}", facts, known, total if whole else None)
+
+
+def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Side:
+    """An artifact; `seconds` of one run of it, where it was timed."""
+    schedules = _mapping(artifact.metadata.get("schedules")) or {}
+    known = {
+        key: Kernel(key, "", None, None, _mapping((_mapping(said) or {}).get("schedule")))
+        for key, said in schedules.items()
+    }
+    program = artifact.programs[0].program
+    types = sorted({str(spec.dtype) for k in program.kernels for spec in k.buffers})
+    facts = {
+        "model": program.name,
+        "target": artifact.target.get("name"),
+        "threads": artifact.metadata.get("threads"),
+        "numerics": artifact.metadata.get("numerics"),
+        "precision": ", ".join(types),
+        "kernels": len(program.kernels),
+        "workloads": len(known),
+        "programs": len(artifact.programs),
+        "weight_bytes": max(entry.program.weight_bytes for entry in artifact.programs),
+        "arena_bytes": max(entry.program.arena_bytes for entry in artifact.programs),
+        "file_bytes": sum(f.stat().st_size for f in artifact.path.iterdir() if f.is_file()),
+    }
+    return Side(f"artifact {artifact.path}", facts, known, seconds)
+
+
+def _cost(kernel: Kernel) -> float:
+    return (kernel.seconds or 0.0) * (kernel.count or 1)
+
+
+def _weight(pair: Pair) -> tuple[float, float]:
+    return abs(pair.gained or 0.0), max(_cost(k) for k in (pair.a, pair.b) if k is not None)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return b / a if a and b else None
+
+
+def _mapping(said: object) -> dict[str, Any] | None:
+    return said if isinstance(said, dict) else None
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {"name": side.name, **side.facts, "seconds": side.seconds}
+
+
+def _kernel(kernel: Kernel | None) -> dict[str, Any] | None:
+    if kernel is None:
+        return None
+    return {"count": kernel.count, "seconds": kernel.seconds, "schedule": kernel.schedule}
