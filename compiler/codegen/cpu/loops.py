@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from math import inf
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
@@ -42,6 +41,11 @@ _TAIL_ROWS = 4
 flight at once. Wider ones would be more code, and hardly faster."""
 
 
+_FEW_TILES = 2
+"""Full tiles of a block, at most, whose rest has less code. A matrix of as many rows as a request
+brings has more: of 5 rows in tiles of 6, two tiles would read all weights twice."""
+
+
 class Tail(Enum):
     """What follows the full tiles of an axis whose extent is known at run time."""
 
@@ -61,9 +65,10 @@ class Tail(Enum):
     """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
     several."""
     REPEATED = auto()
-    """One tile, of one row, a third or two thirds of them. Its last row is computed again in place
-    of those that are missing: what streams past the rows does so once. More rows are a full tile
-    that ends with the axis, or two of the last kind where the axis has no full tile."""
+    """One tile, of one row, a third, two thirds or all of them. Its last row is computed again in
+    place of those that are missing: what streams past the rows does so once. In a block of few full
+    tiles none has all of them: that is one more full tile that ends with the axis, or two of two
+    thirds where the block has no full tile."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
@@ -135,7 +140,7 @@ def _open_segments(
             count, is_cut = (extent + step - 1) // step, tail is Tail.CUT
             return (Segment(0, count, step, step, is_cut=is_cut, overlaps=not is_cut),)
         tail = Tail.WHOLE
-    if tail is Tail.REPEATED and rest != 0 and not peel and 1 <= bounds(full)[1] < inf:
+    if tail is Tail.REPEATED and rest != 0 and not peel and 1 <= bounds(full)[1] <= _FEW_TILES:
         return tuple(s for s in _repeated_segments(extent, step) if s.count != 0)
     result = []
     if peel:
