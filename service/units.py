@@ -20,8 +20,14 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def microseconds(seconds: float | None) -> str:
+    """To a tenth, and below a microsecond to a nanosecond: no kernel takes no time."""
     known = finite(seconds)
-    return "-" if known is None else f"{known * 1e6:,.1f}"
+    if known is None:
+        return "-"
+    shown = known * 1e6
+    if shown == 0.0 or abs(shown) >= 0.9995:
+        return f"{shown:,.1f}"
+    return f"{shown:.3f}" if abs(shown) >= 0.0005 else f"{shown:.1e}"
 
 
 def threads_text(count: int) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import TimeoutError as TooLongError
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi.concurrency import contextmanager_in_threadpool
 from pebble import ProcessExpired, ProcessPool
@@ -25,6 +25,7 @@ from db.types import canonical_json
 from service.api import planning_child
 from service.api.errors import ApiProblem
 from service.api.planning_child import (
+    GraphQuestion,
     JobCheck,
     ModelCheck,
     PlannedWorkload,
@@ -32,6 +33,7 @@ from service.api.planning_child import (
     Refusal,
     WorkloadsQuestion,
 )
+from service.jobs.model_graph import ModelGraph
 from service.settings import Settings
 
 MOST_WAITING = 64
@@ -39,6 +41,38 @@ MOST_WAITING = 64
 
 PLANS_KEPT = 1024
 """Plans that are remembered, as lists of their workloads."""
+
+GRAPHS_KEPT = 16
+"""Drawings that are remembered; a large one takes 10 MB."""
+
+T = TypeVar("T")
+
+
+class _Remembered(Generic[T]):
+    """Answers by their questions, the latest ones. Whoever asks while one is made waits for it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, asyncio.Future[T]] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    async def get(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
+        asked = self._kept.get(key)
+        if asked is None:
+            # a task of its own: whoever asked first may go away, and others ask for the same
+            asked = asyncio.ensure_future(make())
+            self._kept[key] = asked
+            asked.add_done_callback(lambda done: self._forget_failure(key, done))
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return await asyncio.shield(asked)
+
+    def _forget_failure(self, key: str, done: asyncio.Future[T]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._kept.pop(key, None)
 
 
 class Planning:
@@ -50,7 +84,8 @@ class Planning:
         self._memory_bytes = settings.planning_memory_bytes
         self._pool: ProcessPool | None = None
         self._waiting = 0
-        self._plans: OrderedDict[str, asyncio.Future[Sequence[PlannedWorkload]]] = OrderedDict()
+        self._plans: _Remembered[Sequence[PlannedWorkload]] = _Remembered(PLANS_KEPT)
+        self._graphs: _Remembered[ModelGraph] = _Remembered(GRAPHS_KEPT)
 
     async def check_model(self, path: Path, name: str) -> None:
         """Raises a problem that says why a file is no ONNX model."""
@@ -67,17 +102,22 @@ class Planning:
 
     async def workloads(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
         """The workloads of a model, planned once for the same question. Raises a problem."""
-        key = _key(question)
-        asked = self._plans.get(key)
-        if asked is None:
-            # a task of its own: whoever asked first may go away, and others ask for the same
-            asked = asyncio.ensure_future(self._plan(question))
-            self._plans[key] = asked
-            asked.add_done_callback(lambda done: self._forget_failure(key, done))
-        self._plans.move_to_end(key)
-        while len(self._plans) > PLANS_KEPT:
-            self._plans.popitem(last=False)
-        return await asyncio.shield(asked)
+        return await self._plans.get(_key(question), lambda: self._plan(question))
+
+    def knows_graph(self, question: GraphQuestion) -> bool:
+        """Whether a model's drawing is there, or made just now."""
+        return _graph_key(question) in self._graphs
+
+    async def graph(self, question: GraphQuestion) -> ModelGraph:
+        """The drawing of a job's model, made once for the same question. Raises a problem."""
+        return await self._graphs.get(_graph_key(question), lambda: self._graph(question))
+
+    async def _graph(self, question: GraphQuestion) -> ModelGraph:
+        digest = question.check.digest
+        async with self._local(digest) as path:
+            check = replace(question.check, path=path)
+            found: ModelGraph = await self._ask(replace(question, check=check), f"model '{digest}'")
+        return found
 
     async def _plan(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
         async with self._local(question.digest) as path:
@@ -94,10 +134,6 @@ class Planning:
         if self._pool is not None:
             self._pool.stop()
             self._pool.join()
-
-    def _forget_failure(self, key: str, done: asyncio.Future[Any]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._plans.pop(key, None)
 
     async def _ask(self, question: Question, what: str) -> Any:
         if self._waiting >= MOST_WAITING:
@@ -158,3 +194,9 @@ def _key(question: WorkloadsQuestion) -> str:
         question.dims,
     )
     return canonical_json((question.digest, *how, chosen))
+
+
+def _graph_key(question: GraphQuestion) -> str:
+    check = question.check
+    how = (check.digest, check.target.key, check.threads, check.numerics, check.options)
+    return canonical_json((*how, question.choice))

@@ -23,7 +23,9 @@ from service.api.errors import ApiProblem, compiler_problem, database_problem
 from service.api.model_check import check_job, check_model_bytes
 from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
+from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
 from service.jobs.planning import ModelRequest, plan_model, workload_name
+from service.jobs.stage_planning import plan_first_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,20 @@ class WorkloadsQuestion:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class GraphQuestion:
+    """How the model of a job is cut, drawn. `choice` is what the job chose among plans, if it did;
+    a model at several sizes is drawn at the first."""
+
+    check: JobCheck
+    choice: Mapping[str, Any] | None = None
+
+    def run(self) -> ModelGraph:
+        spec = self.check.spec(_model(self.check.path, self.check.digest))
+        planned = plan_first_program(spec.request, spec.sizes, spec.shares)
+        return model_graph(chosen_by(planned, self.choice))
+
+
 def _model(path: Path, digest: str) -> bytes:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
@@ -114,7 +130,7 @@ def _model(path: Path, digest: str) -> bytes:
     return data
 
 
-Question = ModelCheck | JobCheck | WorkloadsQuestion
+Question = ModelCheck | JobCheck | WorkloadsQuestion | GraphQuestion
 
 
 def begin(memory_bytes: int) -> None:

@@ -33,6 +33,7 @@ NEEDED: dict[str, Scope | None] = {
     "GET /v1/jobs/{job_id}/artifact": Scope.READ,
     "GET /v1/jobs/{job_id}/curve": Scope.READ,
     "GET /v1/jobs/{job_id}/events": Scope.READ,
+    "GET /v1/jobs/{job_id}/graph": Scope.READ,
     "GET /v1/jobs/{job_id}/log": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks/{workload}/nest": Scope.READ,

@@ -1,0 +1,67 @@
+"""How the model of a job is cut into kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+
+from db.storage import Storage
+from service.api.deps import PlanningDep, Reader, StorageDep
+from service.api.gate import GatedRoute
+from service.api.limiter import Limited, Limiter, LimiterDep
+from service.api.planning import Planning
+from service.api.planning_child import GraphQuestion, JobCheck
+from service.api.refusals import refuses
+from service.api.schemas.graphs import GraphView
+from service.jobs.addressee import target_of_key
+from service.jobs.model_graph import ModelGraph
+
+router = APIRouter(tags=["jobs"], route_class=GatedRoute)
+
+
+@router.get("/jobs/{job_id}/graph")
+@refuses(404, 422, 429)
+async def get_graph(
+    job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, _: Reader
+) -> GraphView:
+    """The model of a job after fusion: its kernels, what lies between them, and the ONNX nodes
+    behind each. With the plan that the job chose, once it did; of several sizes, at the first."""
+    question = await run_in_threadpool(graph_question, job_id, storage)
+    return graph_view(await drawn_graph(question, planning, limiter))
+
+
+def graph_question(job_id: str, storage: Storage) -> GraphQuestion:
+    """What the drawing of a job's model is made by. Raises NotFoundError for the job."""
+    job = storage.jobs.get(job_id)
+    target = target_of_key(job.target_key or "", storage)
+    check = JobCheck(job.model_digest, target, job.threads, job.numerics, dict(job.options))
+    return GraphQuestion(check, ((job.result or {}).get("plan") or {}).get("choice"))
+
+
+async def drawn_graph(question: GraphQuestion, planning: Planning, limiter: Limiter) -> ModelGraph:
+    """The drawing, made if nobody asked for it lately; that is what the limiter counts.
+
+    Raises:
+        ApiProblem: if the model cannot be planned, or the token has had as many planned as it may.
+    """
+    if not planning.knows_graph(question):
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
+    return await planning.graph(question)
+
+
+def graph_view(graph: ModelGraph) -> GraphView:
+    return GraphView.model_validate(
+        {
+            **asdict(graph),
+            "steps": [
+                {
+                    **asdict(step),
+                    "kernels": [{"workload_key": key, "runs": runs} for key, runs in step.kernels],
+                    "nodes": [{"name": name, "operator": op} for name, op in step.nodes],
+                }
+                for step in graph.steps
+            ],
+        }
+    )

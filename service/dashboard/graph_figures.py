@@ -1,0 +1,159 @@
+"""A model's graph as its page draws it: boxes with colours by time, precision and layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from service.api.schemas.jobs import TaskView
+from service.dashboard.figures import percent
+from service.jobs.layered import Point
+from service.jobs.model_graph import BOX_HEIGHT, LONGEST_NAME, DrawnStep, ModelGraph, StepKind
+from service.sentences import one_sentence
+from service.units import finite, microseconds
+
+HOTTEST = (0.002, 0.01, 0.03, 0.08, 0.2)
+"""Shares of the model's time from which on a step has the next hotter colour."""
+
+KINDS = 7
+"""Precisions and layouts with a colour of their own; all others share one."""
+
+MARGIN = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A step; `classes` choose its colours, `link` is the workload of its first kernel, or ""."""
+
+    number: int
+    step: DrawnStep
+    classes: str
+    left: float
+    top: float
+    name: str
+    under: str
+    said: str
+    link: str
+    seconds: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFigures:
+    """`lines` are (start, end, path of SVG). `heat` are the legends of the colours of time;
+    `precisions` and `layouts`, (colour, name, steps)."""
+
+    boxes: tuple[Box, ...]
+    lines: tuple[tuple[int, int, str], ...]
+    width: int
+    height: int
+    heat: tuple[str, ...]
+    precisions: tuple[tuple[int, str, int], ...]
+    layouts: tuple[tuple[int, str, int], ...]
+    untuned: int
+    """Kernels of which the job has no task: another plan's, or another release's."""
+
+    @classmethod
+    def of(cls, graph: ModelGraph, tasks: Sequence[TaskView]) -> GraphFigures:
+        known = {task.workload_key: task for task in tasks}
+        seconds = [_seconds(step, known) for step in graph.steps]
+        whole = sum(filter(None, seconds)) or 1.0
+        kernels = [step for step in graph.steps if step.kernels]
+        precisions = _colours(step.precision for step in kernels)
+        layouts = _colours(step.layout for step in kernels)
+        boxes = tuple(
+            _box(number, step, took, whole, precisions, layouts)
+            for number, (step, took) in enumerate(zip(graph.steps, seconds, strict=True))
+        )
+        return cls(
+            boxes,
+            tuple((edge.start, edge.end, _path(edge.path)) for edge in graph.edges),
+            round(graph.width + 2 * MARGIN),
+            round(graph.height + 2 * MARGIN),
+            tuple(_heat_names()),
+            _legend(precisions, (step.precision for step in kernels)),
+            _legend(layouts, (step.layout for step in kernels)),
+            sum(key not in known for step in kernels for key, _ in step.kernels),
+        )
+
+
+def _seconds(step: DrawnStep, known: Mapping[str, TaskView]) -> float | None:
+    """Of one run of the step, by the best times; None if nothing of it was measured."""
+    times = []
+    for key, runs in step.kernels:
+        task = known.get(key)
+        took = finite(task and (task.best_seconds or task.default_seconds))
+        if took is not None and took > 0.0:
+            times.append(took * runs)
+    return finite(sum(times)) if times else None
+
+
+def _box(
+    number: int,
+    step: DrawnStep,
+    seconds: float | None,
+    whole: float,
+    precisions: Mapping[str, int],
+    layouts: Mapping[str, int],
+) -> Box:
+    share = None if seconds is None else seconds / whole
+    classes = [step.kind.value]
+    if step.kernels:
+        heat = 0 if share is None else 1 + sum(share >= limit for limit in HOTTEST)
+        classes += [f"heat{heat}", f"type{precisions.get(step.precision, KINDS)}"]
+        classes += [f"layout{layouts.get(step.layout, KINDS)}"]
+    under = step.type
+    if seconds is not None:
+        under = f"{microseconds(seconds)} us, {percent(share)}"
+    elif step.kernels:
+        under = "not measured"
+    name = one_sentence(step.name, LONGEST_NAME) or "-"
+    said = f"{step.kind.value} {one_sentence(step.name, 120)}, {under}"
+    return Box(
+        number,
+        step,
+        " ".join(classes),
+        MARGIN + step.x - step.width / 2,
+        MARGIN + step.y - BOX_HEIGHT / 2,
+        name,
+        one_sentence(under, LONGEST_NAME),
+        said,
+        step.kernels[0][0] if step.kind is StepKind.KERNEL else "",
+        seconds,
+        share,
+    )
+
+
+def _path(points: Sequence[Point]) -> str:
+    """A curve through the points that leaves and reaches each of them vertically."""
+    if not points:
+        return ""
+    rounded = [(round(x + MARGIN), round(y + MARGIN)) for x, y in points]
+    parts = [f"M{rounded[0][0]} {rounded[0][1]}"]
+    for (x, y), (to_x, to_y) in pairwise(rounded):
+        middle = (y + to_y) // 2
+        straight = f"V{to_y}"
+        parts.append(straight if x == to_x else f"C{x} {middle} {to_x} {middle} {to_x} {to_y}")
+    return "".join(parts)
+
+
+def _colours(names: Iterable[str]) -> dict[str, int]:
+    """The most frequent names by number, 0 first."""
+    return {name: n for n, (name, _) in enumerate(Counter(names).most_common(KINDS))}
+
+
+def _legend(colours: Mapping[str, int], names: Iterable[str]) -> tuple[tuple[int, str, int], ...]:
+    counts = Counter(names)
+    own = [(n, name, counts[name]) for name, n in colours.items()]
+    rest = sum(counts.values()) - sum(number for _, _, number in own)
+    return (*own, *([(KINDS, "others", rest)] if rest else []))
+
+
+def _heat_names() -> Iterable[str]:
+    yield "not measured"
+    yield f"under {percent(HOTTEST[0])}"
+    for low, high in pairwise(HOTTEST):
+        yield f"{percent(low, 0) if low >= 0.01 else percent(low)} to {percent(high, 0)}"
+    yield f"{percent(HOTTEST[-1], 0)} or more of the time"

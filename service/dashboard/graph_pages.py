@@ -1,0 +1,107 @@
+"""The model of a job as a graph of kernels, and what is behind each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from db.errors import NotFoundError
+from db.storage import Storage
+from db.stores.tokens import Token
+from service.api.deps import PlanningDep, Reader, StorageDep
+from service.api.limiter import LimiterDep
+from service.api.routes import graphs
+from service.api.routes import jobs as routes
+from service.api.schemas.jobs import TaskView
+from service.dashboard.graph_figures import GraphFigures
+from service.dashboard.pages import first_page, page
+from service.dashboard.session import PageRoute
+from service.jobs.model_graph import BOX_HEIGHT, MOST_STEPS, ModelGraph
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/jobs/{job_id}/graph")
+async def graph(
+    request: Request,
+    job_id: str,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    token: Reader,
+    wait: bool = False,
+) -> Response:
+    """The page at once; the drawing comes with it if somebody looked at it lately."""
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    found = None
+    if wait or planning.knows_graph(question):
+        found = await graphs.drawn_graph(question, planning, limiter)
+
+    def shown() -> Response:
+        job = routes.get_job(job_id, storage, token)
+        drawing = {} if found is None else _drawing(request, job_id, storage, token, found)
+        return page(request, "graph.html", job=job, drawn=found is not None, **drawing)
+
+    return await run_in_threadpool(shown)
+
+
+@router.get("/jobs/{job_id}/graph/drawing")
+async def drawing(
+    request: Request,
+    job_id: str,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    token: Reader,
+) -> Response:
+    """The drawing, once it is made."""
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    found = await graphs.drawn_graph(question, planning, limiter)
+
+    def shown() -> Response:
+        job = routes.get_job(job_id, storage, token)
+        more = _drawing(request, job_id, storage, token, found)
+        return page(request, "graph_drawing.html", job=job, **more)
+
+    return await run_in_threadpool(shown)
+
+
+@router.get("/jobs/{job_id}/graph/steps/{number}")
+async def step(
+    request: Request,
+    job_id: str,
+    number: Annotated[int, Path(ge=0, lt=MOST_STEPS)],
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    token: Reader,
+) -> Response:
+    """One step: what it computes, and the nodes of the file behind it."""
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    found = await graphs.drawn_graph(question, planning, limiter)
+    if number >= len(found.steps):
+        raise NotFoundError("step", str(number))
+
+    def shown() -> Response:
+        tasks = _tasks(request, job_id, storage, token)
+        known = {task.workload_key: task for task in tasks}
+        (box,) = GraphFigures.of(found, tasks).boxes[number : number + 1]
+        rows = [(key, runs, known.get(key)) for key, runs in box.step.kernels]
+        return page(request, "graph_step.html", job_id=job_id, box=box, step=box.step, rows=rows)
+
+    return await run_in_threadpool(shown)
+
+
+def _drawing(
+    request: Request, job_id: str, storage: Storage, token: Token, found: ModelGraph
+) -> dict[str, Any]:
+    tasks = _tasks(request, job_id, storage, token)
+    figures = GraphFigures.of(found, tasks)
+    return {"figures": figures, "box_height": BOX_HEIGHT, "staged": found.staged}
+
+
+def _tasks(request: Request, job_id: str, storage: Storage, token: Token) -> list[TaskView]:
+    pages, _ = first_page(request, MOST_STEPS)
+    return routes.list_job_tasks(job_id, storage, token, pages)

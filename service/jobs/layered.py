@@ -1,0 +1,191 @@
+"""A directed graph drawn in layers from top to bottom: where its boxes lie, and how its edges run.
+
+Sugiyama, Tagawa, Toda: "Methods for visual understanding of hierarchical system structures" (1981).
+Each box lies in a layer below all that it reads. An edge across several layers has a bend in each.
+Boxes are ordered within their layers by the means of their neighbours, which keeps crossings few,
+and then lie as near to those means as the distances between them allow: least squares with an
+order, solved by pooling adjacent violators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+GAP = 24.0
+"""Between boxes of a layer."""
+
+BEND_GAP = 12.0
+"""Between an edge that passes and what is beside it."""
+
+LONGEST = 400
+"""Layers that an edge may cross with bends; a longer one runs straight, behind what is there."""
+
+MOST_BENDS = 20_000
+
+PULL = 0.98
+"""Towards the middle, a layer: without it, a deep model's residual edges lead farther and farther
+to one side."""
+
+SWEEPS = 6
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Layered:
+    """`centres` of boxes, as they were given; `paths` of edges from the lower side of a box over
+    their bends to the upper side of another."""
+
+    centres: tuple[Point, ...]
+    paths: tuple[tuple[Point, ...], ...]
+    width: float
+    height: float
+
+
+def layered(
+    widths: Sequence[float], edges: Sequence[tuple[int, int]], height: float, distance: float
+) -> Layered:
+    """Lay out boxes of these widths and of one height, `distance` from layer to layer.
+
+    An edge leads from a box to one that comes later: the boxes are in topological order.
+    """
+    if not widths:
+        return Layered((), tuple(() for _ in edges), 0.0, 0.0)
+    rows = _layers(len(widths), edges)
+    net = _Net(widths, rows)
+    chains = [net.chain(start, end) for start, end in edges]
+    net.order()
+    net.place()
+    least = min(x - w / 2 for x, w in zip(net.x, net.widths, strict=True))
+    most = max(x + w / 2 for x, w in zip(net.x, net.widths, strict=True))
+
+    def at(vertex: int, side: float = 0.0) -> Point:
+        return (net.x[vertex] - least, net.row[vertex] * distance + height / 2 + side)
+
+    paths = tuple(
+        (at(start, height / 2), *map(at, bends), at(end, -height / 2))
+        for (start, end), bends in zip(edges, chains, strict=True)
+    )
+    centres = tuple(map(at, range(len(widths))))
+    return Layered(centres, paths, most - least, max(rows) * distance + height)
+
+
+def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """The length of the longest way to each box; what nothing leads to is just above its reader."""
+    rows = [0] * count
+    fed = [False] * count
+    for start, end in sorted(edges, key=lambda edge: edge[1]):
+        rows[end] = max(rows[end], rows[start] + 1)
+        fed[end] = True
+    readers: dict[int, int] = {}
+    for start, end in edges:
+        readers[start] = min(rows[end], readers.get(start, rows[end]))
+    return [row if fed[n] else max(0, readers.get(n, 1) - 1) for n, row in enumerate(rows)]
+
+
+class _Net:
+    """Boxes and bends, both called vertices; edges lead from one layer to the next."""
+
+    def __init__(self, widths: Sequence[float], rows: Sequence[int]) -> None:
+        self.widths = list(widths)
+        self.row = list(rows)
+        self.x = [0.0] * len(widths)
+        self._boxes = len(widths)
+        self._above: list[list[int]] = [[] for _ in widths]
+        self._below: list[list[int]] = [[] for _ in widths]
+        self._layers: list[list[int]] = []
+
+    def chain(self, start: int, end: int) -> list[int]:
+        """Connect two boxes; the bends between them."""
+        span = self.row[end] - self.row[start]
+        if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:
+            return []
+        bends = list(range(len(self.row), len(self.row) + span - 1))
+        for n, _ in enumerate(bends, 1):
+            self.row.append(self.row[start] + n)
+            self.widths.append(0.0)
+            self.x.append(0.0)
+            self._above.append([])
+            self._below.append([])
+        way = [start, *bends, end]
+        for upper, lower in pairwise(way):
+            self._below[upper].append(lower)
+            self._above[lower].append(upper)
+        return bends
+
+    def order(self) -> None:
+        """Order each layer by the means of the places of its neighbours, down and up by turns."""
+        self._layers = [[] for _ in range(max(self.row) + 1)]
+        for vertex in self._walk():
+            self._layers[self.row[vertex]].append(vertex)
+        place = [0.0] * len(self.row)
+        for layer in self._layers:
+            _number(layer, place)
+        for sweep in range(SWEEPS):
+            down = sweep % 2 == 0
+            for layer in self._layers if down else reversed(self._layers):
+                near = self._above if down else self._below
+                key = {v: _mean([place[n] for n in near[v]], place[v]) for v in layer}
+                layer.sort(key=key.__getitem__)
+                _number(layer, place)
+
+    def place(self) -> None:
+        """Give each vertex its x, in the order of its layer."""
+        for layer in self._layers:
+            self._settle(layer, [0.0] * len(layer))
+        for sweep in range(SWEEPS + 1):
+            down = sweep % 2 == 0
+            for layer in self._layers if down else reversed(self._layers):
+                near = self._above if down else self._below
+                wanted = [PULL * _mean([self.x[n] for n in near[v]], self.x[v]) for v in layer]
+                self._settle(layer, wanted)
+
+    def _settle(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
+        """The places nearest to the `wanted` ones with the distances that there must be."""
+        offsets = [0.0]
+        for left, right in pairwise(layer):
+            half = (self.widths[left] + self.widths[right]) / 2
+            gap = GAP if min(self.widths[left], self.widths[right]) > 0.0 else BEND_GAP
+            offsets.append(offsets[-1] + half + gap)
+        weights = [4.0 if not self.widths[v] else 1.0 for v in layer]  # bends: straight edges
+        goals = [want - offset for want, offset in zip(wanted, offsets, strict=True)]
+        for vertex, x, offset in zip(layer, _rising(goals, weights), offsets, strict=True):
+            self.x[vertex] = x + offset
+
+    def _walk(self) -> list[int]:
+        """All vertices, depth first from above: parts that belong together come together."""
+        seen = [False] * len(self.row)
+        found = []
+        for root in sorted(range(len(self.row)), key=lambda v: (self.row[v], v)):
+            pending = [root]
+            while pending:
+                vertex = pending.pop()
+                if not seen[vertex]:
+                    seen[vertex] = True
+                    found.append(vertex)
+                    pending += reversed(self._below[vertex])
+        return found
+
+
+def _number(layer: Sequence[int], place: list[float]) -> None:
+    for n, vertex in enumerate(layer):
+        place[vertex] = n - len(layer) / 2
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _rising(goals: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The sequence that never falls with the least weighted squares of differences to `goals`."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for goal, weight in zip(goals, weights, strict=True):
+        mean, total, count = goal, weight, 1
+        while pools and pools[-1][0] > mean:
+            other, more, others = pools.pop()
+            mean = (mean * total + other * more) / (total + more)
+            total, count = total + more, count + others
+        pools.append((mean, total, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
