@@ -18,12 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api import errors
 from service.api.errors import ApiProblem
 from service.dashboard import (
+    cost_model_pages,
     device_pages,
     graph_pages,
     job_pages,
     record_pages,
     sign_in,
     task_pages,
+    token_pages,
 )
 from service.dashboard.pages import STATIC, problem_page
 from service.dashboard.session import COOKIE, forget
@@ -59,7 +61,16 @@ def create_dashboard(service: FastAPI) -> FastAPI:
     app.state = service.state
     app.add_middleware(_Guarded)
     errors.install(app, _refused)
-    for pages in (sign_in, job_pages, graph_pages, task_pages, device_pages, record_pages):
+    for pages in (
+        sign_in,
+        job_pages,
+        graph_pages,
+        task_pages,
+        device_pages,
+        record_pages,
+        cost_model_pages,
+        token_pages,
+    ):
         app.include_router(pages.router)
     app.mount("/static", StaticFiles(directory=STATIC))
     return app

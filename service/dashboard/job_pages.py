@@ -29,6 +29,7 @@ from service.dashboard.pages import (
     page,
     server_of,
 )
+from service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
 from service.dashboard.session import PageRoute
 
 router = APIRouter(route_class=PageRoute)
@@ -90,12 +91,15 @@ def _shown(
     view = routes.get_job(job_id, storage, token)
     pages, answer = first_page(request, MOST_ROWS)
     tasks = routes.list_job_tasks(job_id, storage, token, pages)
+    figures = JobFigures.of(view, tasks, more=has_more(answer))
     log = event_routes.list_job_log(found, storage, first_page(request, LOG_LINES)[0])
     return {
         "job": view,
         "curve": drawn_curve(curve),
         "frame": frame(view),
-        "figures": JobFigures.of(view, tasks, more=has_more(answer)),
+        "figures": figures,
+        "roofline": Roofline.of(figures.rows),
+        "roof_size": (WIDTH, HEIGHT),
         "rows": rows,
         "log": log,
         "may_act": token.allows(Scope.SUBMIT),

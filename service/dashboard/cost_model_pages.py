@@ -1,0 +1,86 @@
+"""Cost models: how well each version ranks, and which one tuning runs start from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fastapi import APIRouter, Request, Response
+
+from service.api.deps import Reader, StorageDep
+from service.api.pages import PagesDep
+from service.api.routes import cost_models as routes
+from service.api.schemas.cost_models import CostModelView
+from service.dashboard.pages import next_link, page
+from service.dashboard.session import PageRoute
+from service.jobs.addressee import target_names
+from service.units import finite
+
+router = APIRouter(route_class=PageRoute)
+
+WIDTH, HEIGHT = 640.0, 160.0
+MOST_SCORES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLine:
+    """One score over versions, the oldest first: (x, y, version, value), and what chance gives."""
+
+    name: str
+    points: tuple[tuple[float, float, int, float], ...]
+    path: str
+    chance: float | None
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModels:
+    """The versions for one target, the newest first, and their scores as lines from 0 to 1."""
+
+    target: str
+    models: tuple[CostModelView, ...]
+    lines: tuple[ScoreLine, ...]
+
+    @classmethod
+    def of(cls, target: str, models: Sequence[CostModelView]) -> TargetModels:
+        ordered = sorted(models, key=lambda model: model.version)
+        names = dict.fromkeys(name for model in models for name in sorted(model.scores))
+        lines = (_line(name, n, ordered) for n, name in enumerate(list(names)[:MOST_SCORES]))
+        return cls(target, tuple(reversed(ordered)), tuple(line for line in lines if line.points))
+
+
+def _line(name: str, colour: int, models: Sequence[CostModelView]) -> ScoreLine:
+    step = WIDTH / max(1, len(models) - 1)
+    points = []
+    for n, model in enumerate(models):
+        value = finite(model.scores.get(name))
+        if value is not None:
+            y = HEIGHT * (1.0 - min(1.0, max(0.0, value)))
+            points.append((n * step, y, model.version, value))
+    parts = [
+        f"M{ax:.1f} {ay:.1f}L{bx:.1f} {by:.1f}" for (ax, ay, *_), (bx, by, *_) in pairwise(points)
+    ]
+    chance = finite(models[-1].chance.get(name))
+    level = None if chance is None else HEIGHT * (1.0 - min(1.0, max(0.0, chance)))
+    return ScoreLine(name, tuple(points), "".join(parts), level, colour)
+
+
+@router.get("/cost-models")
+def cost_models(
+    request: Request, response: Response, storage: StorageDep, token: Reader, pages: PagesDep
+) -> Response:
+    found = routes.list_cost_models(storage, token, pages)
+    names: Mapping[str, str] = target_names(storage)
+    by_target: dict[str, list[CostModelView]] = defaultdict(list)
+    for model in found:
+        by_target[model.target_key].append(model)
+    return page(
+        request,
+        "cost_models.html",
+        targets=[TargetModels.of(names.get(k, k[:12]), v) for k, v in by_target.items()],
+        width=WIDTH,
+        height=HEIGHT,
+        next=next_link(request, response),
+    )

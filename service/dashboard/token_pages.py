@@ -1,0 +1,115 @@
+"""Tokens: who may do what; made, rotated and revoked by an admin. A secret is shown once."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from db.stores.tokens import Scope
+from service.api.audit import AuditDep
+from service.api.deps import Admin, SettingsDep, StorageDep
+from service.api.errors import invalid
+from service.api.pages import PagesDep
+from service.api.routes import tokens as routes
+from service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest
+from service.dashboard.pages import next_link, page
+from service.dashboard.session import COOKIE, PageRoute, keep
+
+router = APIRouter(route_class=PageRoute)
+
+DAY = 86400.0
+
+
+@router.get("/tokens")
+def tokens(
+    request: Request, response: Response, storage: StorageDep, token: Admin, pages: PagesDep
+) -> Response:
+    found = routes.list_tokens(storage, token, pages)
+    return page(
+        request,
+        "tokens.html",
+        tokens=found,
+        scopes=[scope.value for scope in Scope],
+        now=storage.clock(),
+        next=next_link(request, response),
+    )
+
+
+@router.post("/tokens")
+async def create(request: Request, storage: StorageDep, audit: AuditDep, token: Admin) -> Response:
+    form = await _form(request)
+    days = form.get("days", [""])[0].strip()
+    body = _checked(
+        TokenRequest,
+        name=form.get("name", [""])[0],
+        scopes=form.get("scope", []),
+        lifetime_seconds=_days(days) if days else None,
+    )
+    made = await run_in_threadpool(routes.create_token, body, storage, audit, token)
+    return _told(request, made, "made")
+
+
+@router.post("/tokens/{token_id}/rotate")
+async def rotate(
+    request: Request,
+    token_id: str,
+    storage: StorageDep,
+    settings: SettingsDep,
+    audit: AuditDep,
+    token: Admin,
+) -> Response:
+    """The browser goes on with the new secret, if the token is its own."""
+    body = RotationRequest.model_validate({})
+    made = await run_in_threadpool(
+        routes.rotate_token, token_id, body, storage, settings, audit, token
+    )
+    answer = _told(request, made, "rotated")
+    if token_id == token.id and COOKIE in request.cookies:
+        keep(answer, request, made.secret)
+    return answer
+
+
+@router.post("/tokens/{token_id}/revoke")
+def revoke(
+    request: Request, token_id: str, storage: StorageDep, audit: AuditDep, token: Admin
+) -> Response:
+    if token_id == token.id:
+        raise invalid("this is the token that you are signed in with; another admin revokes it")
+    routes.revoke_token(token_id, storage, audit, token)
+    return RedirectResponse(f"{request.scope['root_path']}/tokens", 303)
+
+
+def _told(request: Request, made: NewTokenView, what: str) -> Response:
+    """The one page that has a secret: the answer itself, which no address leads to again."""
+    return page(request, "token_made.html", made=made, what=what)
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    try:
+        return parse_qs((await request.body()).decode("utf-8"), max_num_fields=20)
+    except ValueError:
+        raise invalid("the form has fields that it should not have") from None
+
+
+def _days(text: str) -> float:
+    try:
+        return float(text) * DAY
+    except ValueError:
+        raise invalid("days: this is no number") from None
+
+
+def _checked(body: type[TokenRequest], **fields: Any) -> TokenRequest:
+    """Raises a 422 problem that names the first field that is wrong."""
+    try:
+        checked: BaseModel = body.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise invalid(f"{where}: {first['msg']}") from None
+    assert isinstance(checked, TokenRequest)
+    return checked
