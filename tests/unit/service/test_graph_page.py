@@ -129,7 +129,7 @@ def test_the_page_draws_what_strangers_named_as_text(
     assert len(boxes) == len(drawn.steps)
     assert f"/dashboard/jobs/{job.id}/tasks/{key}" in {a["href"] for a in boxes}
     said = [a["aria-label"] or "" for a in boxes if a["href"] and key in a["href"]]
-    assert said[0].endswith("0.040 us, 100.0 %"), said
+    assert said[0].endswith("0.040 us, 50.0 %"), said
     again = opened(anonymous, place)
     assert len([a for a in again.named("a") if "box" in (a.get("class") or "")]) == len(boxes)
     number = next(n for n, step in enumerate(drawn.steps) if (HOSTILE, "MatMul") in step.nodes)
