@@ -14,6 +14,7 @@ on.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -37,8 +38,8 @@ class Engine:
     """`load(model, feeds, threads, schedules)` gives a function that runs once over the feeds.
 
     `package` is the distribution whose version is reported, `modules` what must be importable. With
-    a `largest_error` outputs may be further off than the model's own limit: the engine computes in
-    a narrower type. It races only where it is named.
+    a `largest_error` outputs may be that far off, where the engine computes in a narrower type, and
+    it races only where it is named.
     """
 
     name: str
@@ -80,10 +81,21 @@ def load_onnxruntime(model: Any, feeds: Arrays, threads: int, schedules: str) ->
 
 
 def load_openvino(
-    model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "f32"
+    model: Any,
+    feeds: Arrays,
+    threads: int,
+    schedules: str,
+    precision: str = "f32",
+    instructions: str = "",
 ) -> Run:
     """OpenVINO pinned to a precision: it takes bfloat16 by itself where the CPU has it, with errors
-    of per cents."""
+    of per cents.
+
+    With `instructions` oneDNN, which has its convolutions and products, takes no others. OpenVINO's
+    own few kernels (means, the last product of some models) do not listen.
+    """
+    if instructions:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = instructions  # read once, by the first kernel
     import openvino
 
     core = openvino.Core()
@@ -141,6 +153,9 @@ def load_tuned(
     return lambda: executable.run(feeds)
 
 
+FLOAT32_ERROR = 1e-3
+"""As of any engine in float32; named here, it keeps one out of races that do not name it."""
+
 BF16_ERROR = 5e-2
 """As `compiler.runtime.verify` allows bfloat16."""
 
@@ -149,6 +164,16 @@ ENGINES = {
     for engine in (
         Engine("onnxruntime", load_onnxruntime, "onnxruntime", ("onnxruntime",)),
         Engine("openvino", load_openvino, "openvino", ("openvino",)),
+        *(
+            Engine(
+                f"openvino-{text.lower()}",
+                partial(load_openvino, instructions=text),
+                "openvino",
+                ("openvino",),
+                FLOAT32_ERROR,
+            )
+            for text in ("AVX2", "SSE41")
+        ),
         Engine("ncnn", peers.load_ncnn, "ncnn", ("ncnn", "pnnx")),
         Engine("torch", peers.load_torch, "torch", ("torch",)),
         Engine("inductor", peers.load_inductor, "torch", ("torch",)),

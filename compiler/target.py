@@ -104,6 +104,24 @@ class Target:
         return self.family.lone_factors == "" or self.has(self.family.lone_factors)
 
     @property
+    def broadcasts(self) -> bool:
+        """Whether one instruction loads a number into all lanes, or multiplies by it."""
+        feature, _ = self.family.scalars_ahead
+        return not feature or self.has(feature)
+
+    def factor_registers(self, rows: int, vectors: int) -> int:
+        """Registers of a step of a register tile beside its sums and the row of a panel.
+
+        One holds a scalar for all lanes. Where a load does not spread it, LLVM loads those of the
+        next rows ahead; a product that no instruction adds takes the scalar's place once its last
+        vector is multiplied.
+        """
+        if self.broadcasts:
+            return 1
+        _, ahead = self.family.scalars_ahead
+        return min(rows, ahead) + (not self.fma and vectors > 1)
+
+    @property
     def backend(self) -> str:
         """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
         return "cpu"

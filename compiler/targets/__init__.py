@@ -337,6 +337,8 @@ class Family:
             where they do not.
         lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
             all lanes; "": every target's do.
+        scalars_ahead: the feature that loads a number into all lanes ("": every target does), and
+            how many scalars LLVM loads ahead without it, each in a register until it is spread.
         vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
@@ -378,6 +380,7 @@ class Family:
     scalable: Mapping[str, int] = field(default_factory=dict)
     lane_factor_bits: int = 0
     lone_factors: str = ""
+    scalars_ahead: tuple[str, int] = ("", 1)
     vscale_bits: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""

@@ -403,6 +403,7 @@ FAMILY = Family(
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
     lone_factors="avx512f",
+    scalars_ahead=("avx", 4),  # X86InstrInfo::shouldScheduleLoadsNear
     lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
     syntax=_SYNTAX,
     scan_stack=_scan_stack,

@@ -121,12 +121,16 @@ def _fits(found: Attention, target: Target, choice: Mapping[str, Choice]) -> boo
     rows is not much more than there are."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = target.vector_registers, extent(found.rows)
-    if tile * vectors + vectors + 1 > registers:
+    if _registers(target, tile, vectors) > registers:
         return False
     if tile * vectors < registers // 2 and tile < rows:
         return False
     share = -(-rows // int(choice.get("segments", 1)))
     return int(choice["rows"]) == 1 or int(choice["rows"]) * tile < 2 * share
+
+
+def _registers(target: Target, tile: int, vectors: int) -> int:
+    return tile * vectors + vectors + target.factor_registers(tile, vectors)
 
 
 def _default(found: Attention, target: Target) -> Schedule:
@@ -147,7 +151,7 @@ def _default(found: Attention, target: Target) -> Schedule:
     pairs = [
         (int(tile), int(vectors))
         for tile, vectors in product(values["tile"], values["vectors"])
-        if int(tile) <= rows and int(tile) * int(vectors) + int(vectors) + 1 <= registers
+        if int(tile) <= rows and _registers(target, int(tile), int(vectors)) <= registers
     ]
     tile, vectors = max(pairs, key=score)
     choice: dict[str, Choice] = {

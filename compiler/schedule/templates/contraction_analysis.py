@@ -113,10 +113,12 @@ class Contraction:
 
         Without an instruction for its types, two parts of each factor and a product are kept.
         """
+        if self.group == 1:
+            return tile * vectors + vectors + target.factor_registers(tile, vectors)
         operands = vectors + 1
         if self.multiplies_matrices:
             operands += vectors
-        elif self.group > 1 and self.products_at_once(target) == 1:
+        elif self.products_at_once(target) == 1:
             operands = 2 * operands + 1
         return tile * vectors + operands
 

@@ -34,6 +34,7 @@ from compiler.schedule.templates.contraction_lowering import (
     loops_around,
 )
 from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
+from compiler.sizes import is_open
 from compiler.target import Target
 from compiler.targets import CoreModel
 
@@ -51,6 +52,13 @@ _MATRICES_WORTH = 2.0
 
 _BALANCED = 0.85
 """Share of the threads' time that is work, above which tiles of rows are enough for all."""
+
+_FAR_LINES = 0.9
+"""Worth of writing the rest of a line of the output after caches lost it: measured 0.7 to 0.98."""
+
+_NEAR_ROWS = 1 / 4
+"""Share of the first level that rows of an image take which each tile of channels reads again: with
+32 KiB of them (144 channels of 56 pixels) that took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
 
 _CROWDED = 0.5
 """Worth of reading rows again for each panel, where the caches do not hold a row."""
@@ -228,7 +236,7 @@ def default_schedule(
     best: tuple[float, Schedule] | None = None
     splits = [s for s in values.get("split", (1,)) if int(s) == 1 or is_worth_splitting(found)]
     near, crowded = target.core.panel_bytes, found.crowds_cache(target.core)
-    wide = found.by_matrices(target)
+    wide, rowwise = found.by_matrices(target), _order_of_images(found, target.core)
     for tile, vectors, order, split, products in product(
         values["tile"],
         values["vectors"],
@@ -271,6 +279,7 @@ def default_schedule(
             loops = [LoopSpec(Axis("part", int(split)))]
             score *= _JOINING
         score *= parallel_balance(loops[:1] if panels_alone else loops, threads)
+        score *= 1.0 if rowwise in (None, order) else _FAR_LINES
         if products != TILES:  # they read whole lines, and each but once
             score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         if crowded:
@@ -345,6 +354,21 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
     return "lanes-inner" if balance >= _BALANCED else "lanes-outer"
 
 
+def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
+    """The order of a product whose lanes are pixels of a row of an image; None of any other.
+
+    Each row has panels of its own, so that none is read again when they are outermost, and a row of
+    the output is then written in pieces of a panel, which are no whole lines, far apart in time.
+    """
+    moved = axes_of(found.streamed)
+    inside = {*found.outer} and {*found.outer} <= moved
+    if found.window or found.tile in {None, *moved} or not inside:
+        return None
+    row = found.channel.extent * found.lanes.extent * found.streamed.dtype.bytes
+    near = not is_open(row) and row <= _NEAR_ROWS * core.cache_bytes[0]
+    return "lanes-inner" if near else "lanes-middle"
+
+
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     """Whether a run-time matrix is read so often that its panels should lie in one piece.
 
@@ -398,15 +422,19 @@ def _default_unroll(
 ) -> Choice:
     """How far the reduction is unrolled.
 
-    So far that a tile of few vectors has accumulators enough; not at all where it takes every
-    register, for then LLVM, which loads ahead, spills in the innermost loop.
+    So far that a tile of few vectors has accumulators enough. Where channels lie in blocks of no
+    more than that, it is a block: no loop of a few steps is left. Else not at all where the tile
+    takes every register, for then LLVM, which loads ahead, spills in the innermost loop.
     """
-    sums = tile * vectors
+    size, sums = (tile, vectors), tile * vectors
     if sums < ENOUGH_ACCUMULATORS and not found.window:
         return next((u for u in unrolls if int(u) * sums >= ENOUGH_ACCUMULATORS), unrolls[-1])
+    block = 0 if found.window or found.group > 1 else found.channel_block
     if found.tile is None:
         most = 2
-    elif spare < 2 or not target.keeps_sums(tile, vectors):
+    elif block and block in unrolls and target.keeps_sums(*size):
+        return block
+    elif spare < 2 or not target.keeps_sums(*size):
         most = 1
     else:
         most = 2 if found.window else 4
@@ -447,8 +475,10 @@ def _tile_score(
     """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
-    latency = min(1.0, tile * vectors / (0.62 * target.vector_registers))
-    loads = tile + vectors if near else 0.75 * tile + 1.25 * vectors
+    registers = target.vector_registers - target.factor_registers(tile, vectors) + 1
+    latency = min(1.0, tile * vectors / (0.62 * registers))
+    spread = tile if target.broadcasts else 2 * tile
+    loads = spread + vectors if near else 0.75 * spread + 1.25 * vectors
     loads_per_fma = loads / (tile * vectors)
     # Beside this, a tile of one vector loads about as often as it multiplies.
     scalars = tile / target.lane_factors

@@ -52,6 +52,7 @@ from compiler.schedule.templates.strassen_analysis import (
     Quadrants,
     Strassen,
     analyse,
+    slowness,
 )
 from compiler.sizes import is_open
 from compiler.target import Target
@@ -102,11 +103,13 @@ class _Template:
             return 0.9
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         weights = columns * depth
-        enough = weights >= _LEAST_WEIGHTS and found.row_count * weights >= _LEAST_PRODUCTS
+        slow = slowness(target.core)
+        products = found.row_count * weights
+        enough = weights >= _LEAST_WEIGHTS * slow and products >= _LEAST_PRODUCTS * slow
         blocks = weights >= _LEAST_BLOCK_WEIGHTS and _has_blocks(found, target)
         least = _LEAST_BLOCK_COLUMNS if blocks else _LEAST_COLUMNS
         reused = _sums_are_near(found, target) or columns >= least
-        return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
+        return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE * slow else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, numerics: str

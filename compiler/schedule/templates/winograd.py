@@ -115,8 +115,9 @@ def _divides(block: int, tiles: int) -> bool:
 
 
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
-    """Registers beside the accumulators, a row of a panel and one broadcast."""
-    return target.vector_registers - (tile * vectors + vectors + 1)
+    """Registers beside the accumulators, a row of a panel and what it is multiplied with."""
+    factors = vectors + target.factor_registers(tile, vectors)
+    return target.vector_registers - (tile * vectors + factors)
 
 
 def _lowers(found: Winograd, choice: Mapping[str, Choice]) -> bool:
