@@ -26,7 +26,8 @@ NETWORKS = {"alexnet": "alexnet", "mobilenet": "mobilenet0_25"}
 engine takes."""
 
 
-def _make(network: str, path: Path) -> Sequence[Feeds]:
+def make(network: str, path: Path) -> Sequence[Feeds]:
+    """A network of the zoo with drawn parameters, by the release that is installed."""
     onnx.defs.onnx_opset_version = lambda: OPSET
     onnx.checker.DEFAULT_CONTEXT.opset_imports = {"": OPSET}
     mxnet.random.seed(1)
@@ -42,7 +43,7 @@ def _make(network: str, path: Path) -> Sequence[Feeds]:
     return [{"data": np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)}]
 
 
-MAKERS: dict[str, Maker] = {f"mx-{name}": partial(_make, n) for name, n in NETWORKS.items()}
+MAKERS: dict[str, Maker] = {f"mx-{name}": partial(make, n) for name, n in NETWORKS.items()}
 
 if __name__ == "__main__":
     make_all(MAKERS)

@@ -1,0 +1,18 @@
+"""Networks of MXNet's model zoo by the exporter of its release of October 2019."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.exporters.mxnet import make
+from benchmarks.exporters.written import Maker, make_all
+
+NETWORKS = ("squeezenet1_0", "squeezenet1_1")
+"""Without batch normalisation, of which engines take nothing that this exporter writes."""
+
+MAKERS: dict[str, Maker] = {
+    f"mx19-{name.replace('_', '-')}": partial(make, name) for name in NETWORKS
+}
+
+if __name__ == "__main__":
+    make_all(MAKERS)
