@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import Shape, show
-from compiler.sizes import larger
+from compiler.sizes import is_open, larger
 
 
 def resolve_pads(
@@ -62,4 +62,19 @@ def ceil_pads(
         # The padding of ceil_mode must not make room for one more window.
         while (extent + before[dim] + after[dim] - reach) // s + 1 > outputs:
             after[dim] -= 1
+    return (*before, *after)
+
+
+def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
+    """The pads with room for the only window along a dimension that is too short for it.
+
+    ONNX states none there. ONNX Runtime's division of what is left rounds to zero, and gives one if
+    it is less than a stride too short: MXNet's exporter relies on that, which drops ceil_mode.
+    """
+    rank = len(spatial)
+    before, after = list(pads[:rank]), list(pads[rank:])
+    for dim, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
+        missing = d * (k - 1) + 1 - extent - before[dim] - after[dim]
+        if not is_open(missing) and 0 < missing < s:
+            after[dim] += missing
     return (*before, *after)

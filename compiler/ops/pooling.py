@@ -20,7 +20,7 @@ from compiler.ops.computed import counting, is_computed, table
 from compiler.ops.gather import row_strides
 from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.padding import ceil_pads, resolve_pads
+from compiler.ops.padding import ceil_pads, cut_pads, resolve_pads
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import (
     Shape,
@@ -163,6 +163,8 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     full = pads
     if node.integer("ceil_mode", 0) and node.word("auto_pad", "NOTSET") == "NOTSET":
         full = ceil_pads(spatial, kernel, strides, dilations, pads)
+    else:
+        full = pads = cut_pads(spatial, kernel, strides, dilations, pads)
     attrs = {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": full}
     return attrs, pads, spatial
 

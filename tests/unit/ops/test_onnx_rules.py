@@ -123,6 +123,21 @@ CASES = [
         for ceil in (0, 1)
         for include in (0, 1)
     ),
+    Case("MaxPool", ((1, 2, 6, 7),), {"kernel_shape": [7, 8], "strides": [7, 2]}),
+    *(
+        Case(
+            "AveragePool",
+            ((1, 2, 6, 5),),
+            {
+                "kernel_shape": [8, 7],
+                "strides": [3, 7],
+                "pads": [0, 1, 1, 0],
+                "count_include_pad": include,
+            },
+            opset=11,
+        )
+        for include in (0, 1)
+    ),
     Case("GlobalAveragePool", ((2, 3, 4, 5),)),
     Case("GlobalMaxPool", ((2, 3, 4),)),
     *(Case(op, ((2, 3, 4), i64(1)), opset=18, low=0.1) for op in REDUCTIONS),
