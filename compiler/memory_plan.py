@@ -16,17 +16,16 @@ import numpy as np
 
 from compiler import ops
 from compiler.ops.registry import OpKind
+from compiler.placement import Placement, same_bytes
 from compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
     LoopStep,
     NativeStep,
-    Placement,
     Step,
     ViewStep,
     bodies_of,
-    same_bytes,
 )
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.runtime.native_functions import native_signature

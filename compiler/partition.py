@@ -25,19 +25,17 @@ from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.passes.layouts import assign_layouts
 from compiler.passes.narrow_values import narrow_values
 from compiler.passes.wide_concats import narrow_concats
+from compiler.placement import Placement, distance, same_bytes
 from compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
     LoopStep,
     NativeStep,
-    Placement,
     RefusalStep,
     Step,
     ViewStep,
     control_step,
-    distance,
-    same_bytes,
 )
 from compiler.sizes import asked_by
 from compiler.views import Views, union, view_offset

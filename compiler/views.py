@@ -28,7 +28,7 @@ from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Demand, LayoutChoice, channels_last
 from compiler.passes.turns import turns
-from compiler.plan import Placement, distance, same_bytes
+from compiler.placement import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.sizes import OpenSizeError, typical
 from compiler.workload import Halo, stored_bytes

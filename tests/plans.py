@@ -12,16 +12,15 @@ from compiler.graph.ir import Graph
 from compiler.memory_plan import MemoryPlan, value_bytes
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
+from compiler.placement import Placement, same_bytes
 from compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
     LoopStep,
     NativeStep,
-    Placement,
     ViewStep,
     bodies_of,
-    same_bytes,
 )
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import pack, unpack

@@ -26,7 +26,7 @@ from compiler.passes.fusion import Group
 from compiler.passes.narrow_values import narrow_source
 from compiler.passes.turns import RANKS as BLOCKED_RANKS
 from compiler.passes.turns import is_to_image, is_to_rows, turns
-from compiler.plan import Placement, distance, same_bytes
+from compiler.placement import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES
 from compiler.sizes import OpenSizeError, bounds, is_open, larger
 from compiler.workload import Halo

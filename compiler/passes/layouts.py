@@ -29,7 +29,7 @@ from compiler.passes.fusion import Group
 from compiler.passes.layout_costs import WEIGHT_MACS
 from compiler.passes.layout_options import ESTIMATES, LayoutChoice, LayoutCosts, Option, Options
 from compiler.passes.quadratic import Quadratic
-from compiler.plan import Placement
+from compiler.placement import Placement
 
 
 def assign_layouts(

@@ -12,7 +12,7 @@ from compiler.loops.layout import ROW_MAJOR
 from compiler.passes.fusion import Group
 from compiler.passes.layout_costs import WEIGHT_MACS
 from compiler.passes.layout_options import ESTIMATES, Option, Options
-from compiler.plan import Placement, same_bytes
+from compiler.placement import Placement, same_bytes
 from compiler.schedule.problem import anchor
 from compiler.schedule.select import untuned_schedules
 from compiler.target import Target

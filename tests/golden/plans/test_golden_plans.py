@@ -16,7 +16,8 @@ from compiler.driver import load_graph
 from compiler.memory_plan import value_bytes
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import optimise
-from compiler.plan import GraphPlan, KernelStep, NativeStep, Placement, Step, ViewStep
+from compiler.placement import Placement
+from compiler.plan import GraphPlan, KernelStep, NativeStep, Step, ViewStep
 
 NAMES = (
     "densenet121", "inception-v1", "inception-v2", "mobilenetv2", "resnet50", "shufflenet",

@@ -22,7 +22,8 @@ from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Option
 from compiler.passes.layouts import Assignment, assign_layouts
 from compiler.passes.quantised_products import quantised_products
-from compiler.plan import GraphPlan, Placement
+from compiler.placement import Placement
+from compiler.plan import GraphPlan
 from compiler.target import Target, resolve_target
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs

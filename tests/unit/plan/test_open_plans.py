@@ -23,16 +23,8 @@ from compiler.frontend.onnx_import import import_model
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.memory_plan import MemoryPlan, plan_memory, value_bytes
 from compiler.ops.interpret import run_graph
-from compiler.plan import (
-    GraphPlan,
-    KernelStep,
-    LoopStep,
-    Placement,
-    ViewStep,
-    bodies_of,
-    distance,
-    same_bytes,
-)
+from compiler.placement import Placement, distance, same_bytes
+from compiler.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
 from compiler.sizes import Dimension, at, open_size, typical_sizes
 from compiler.stacked_memory import stack_memory
 from compiler.target import resolve_target

@@ -9,7 +9,8 @@ from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, blocked
 from compiler.memory_plan import plan_memory
 from compiler.passes.pipeline import optimise
-from compiler.plan import GraphPlan, Placement, ViewStep, same_bytes
+from compiler.placement import Placement, same_bytes
+from compiler.plan import GraphPlan, ViewStep
 from tests.graphs import Maker
 from tests.plans import check_memory, planned
 

@@ -17,7 +17,8 @@ from compiler.memory_plan import plan_memory
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.passes.layout_options import channels_last
-from compiler.plan import GraphPlan, Placement, ViewStep
+from compiler.placement import Placement
+from compiler.plan import GraphPlan, ViewStep
 from compiler.target import resolve_target
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs

@@ -10,7 +10,7 @@ from compiler.choices import RULE
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.passes.layout_options import ESTIMATES
 from compiler.passes.layouts import Assignment
-from compiler.plan import Placement
+from compiler.placement import Placement
 from compiler.workload import Workload
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tuner.graph.planner import Planner, operations
