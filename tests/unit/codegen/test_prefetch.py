@@ -139,6 +139,18 @@ def test_few_rows_alone_ask_for_nothing_ahead() -> None:
     assert counts[: len(counts) // 2].min() == 1 and counts[len(counts) // 2 :].max() == 0
 
 
+@pytest.mark.parametrize("rows", [7, 15, 23])
+def test_two_tiles_of_a_rest_or_one_that_overlaps_ask_for_all(rows: int) -> None:
+    """Seven rows are two tiles of six, of which the second one asks a panel further."""
+    schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
+    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, rows)
+    near, panel = 8192 // LINE, 256 * WIDTH * DType.FLOAT32.bytes // LINE
+    begin = near if rows == 7 else panel
+    assert counts[:begin].max() == 0
+    assert counts[begin : 3 * panel].min() >= 1
+    assert counts[4 * panel + near + panel // 8 :].max() == 0
+
+
 def test_no_rows_ask_for_nothing() -> None:
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     assert asked(matmul(open_size(ROWS), 3 * WIDTH, 64), schedule, 0).max() == 0
