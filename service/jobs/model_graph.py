@@ -146,7 +146,7 @@ def model_graph(planned: Planned) -> ModelGraph:
 
 
 def _width(name: str) -> float:
-    return 28.0 + 7.0 * max(10, min(len(name), LONGEST_NAME))
+    return 30.0 + 7.8 * max(14, min(len(name), LONGEST_NAME))
 
 
 @dataclass(frozen=True, slots=True)
