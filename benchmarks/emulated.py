@@ -182,8 +182,8 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
     ran = {each.model for each in found}
     if absent := [model for model in origin.options["models"] if model not in ran]:
         said += f" The run was ended before {', '.join(absent)}."
-    if len(commits := dict.fromkeys(each.commit for each in found if each.commit)) > 1:
-        said += f" Cells are of the commits {', '.join(commits)}."
+    if len(commits := dict.fromkeys(each.commit or "an earlier run" for each in found)) > 1:
+        said += f" Cells are of {', '.join(commits)}."
     lines += [said, ""]
     return "\n".join([*lines, markdown_table(["model", *machines], rows, text=1), ""])
 
