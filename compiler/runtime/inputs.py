@@ -51,11 +51,34 @@ def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
 def arrays_in_order(
     inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
 ) -> Sequence[Array]:
-    """The input arrays in the order of the names.
+    """The input arrays in the order of the names. What lends its memory by DLPack, as tensors of
+    PyTorch and JAX do, is read where it lies.
 
     Raises:
-        InvalidInputError: if the names or the count are wrong.
+        InvalidInputError: if the names or the count are wrong, or one cannot be lent.
     """
+    ordered = _in_order(inputs, names)
+    for array in ordered:
+        if type(array) is not np.ndarray and hasattr(array, "__dlpack__"):
+            return [_lent(each, name) for each, name in zip(ordered, names, strict=True)]
+    return ordered
+
+
+def _lent(array: Any, name: str) -> Array:
+    """The array itself, or one over what another library lends."""
+    if isinstance(array, np.ndarray | np.generic) or not hasattr(array, "__dlpack__"):
+        return array  # type: ignore[no-any-return]  # what it is, is checked with its port
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInputError(
+            f"input '{name}' is a {type(array).__name__} that NumPy cannot borrow: {error}"
+        ) from error
+
+
+def _in_order(
+    inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
+) -> Sequence[Array]:
     if type(inputs) is dict and len(inputs) == len(names):  # the fast path; errors are found below
         try:
             return [inputs[name] for name in names]

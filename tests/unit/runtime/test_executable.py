@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int64
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -402,6 +403,41 @@ def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf)
     for form in (given, given.view(np.uint16)):
         (output,) = executable.run({"x": form})
         np.testing.assert_array_equal(output, given.view(np.uint16))
+
+
+class Lender:
+    """A tensor of another library."""
+
+    def __init__(self, array: np.ndarray, error: Exception | None = None) -> None:
+        self._array = array
+        self._error = error
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_inputs_are_borrowed_and_outputs_lent_by_dlpack(address_of: AddressOf, named: bool) -> None:
+    ports = (Port("x", DType.FLOAT32, (4,)), Port("z", DType.FLOAT32, (4,)))
+    calls = tuple(Copy(ref("output", n), ref("input", n), 16) for n in range(2))
+    echo = Executable(Program("echo", ports, ports, (), calls, 0, 0), aligned_empty(0), address_of)
+    x, z = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+
+    def run(given: Any) -> Any:
+        return echo.run({"x": x, "z": given} if named else [x, given])
+
+    outputs = run(Lender(z))
+    assert [np.from_dlpack(output).tolist() for output in outputs] == [x.tolist(), z.tolist()]
+    with pytest.raises(InvalidInputError, match="'z' has dtype float64, expected float32"):
+        run(Lender(z.astype(np.float64)))
+    for error in (BufferError("requires grad"), RuntimeError("on a GPU"), TypeError("bfloat16")):
+        with pytest.raises(InvalidInputError, match=f"'z' is a Lender that .*: {error}"):
+            run(Lender(z, error))
 
 
 def test_an_arena_that_does_not_fit_into_memory_is_refused(
