@@ -1,22 +1,30 @@
 """The clients that are made of something else: `python -m deploy.clients` writes them.
 
 - `service/client/blocking`, of the coroutines in `service/client/asynchronous`: the same lines
-  without `async` and `await`, as httpcore's and psycopg's blocking halves are made.
+  without `async` and `await`, as httpcore's and psycopg's blocking halves are made;
+- `clients/typescript/schema.d.ts`, of the service's description, by openapi-typescript, which npm
+  fetches; then the compiler checks all of that folder.
 
-A test fails where one is not what its source makes.
+A test fails where one is not what its source makes. `--python` leaves TypeScript as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COROUTINES = ROOT / "service" / "client" / "asynchronous"
 BLOCKING = ROOT / "service" / "client" / "blocking"
+TYPESCRIPT = ROOT / "clients" / "typescript"
+SCHEMA = TYPESCRIPT / "schema.d.ts"
 
 WORDS = {
     "AsyncBaseTransport": "BaseTransport",
@@ -39,6 +47,9 @@ def main() -> None:
     for path, text in blocking_files().items():
         path.write_text(text)
         print(path.relative_to(ROOT))
+    if "--python" not in sys.argv[1:]:
+        SCHEMA.write_text(typescript())
+        print(SCHEMA.relative_to(ROOT))
 
 
 def blocking_files() -> dict[Path, str]:
@@ -70,6 +81,44 @@ def without_coroutines(source: str) -> str:
         elif token.string in WORDS:
             lines[row - 1] = line[:start] + WORDS[token.string] + line[end:]
     return "".join(lines)
+
+
+def described() -> str:
+    """The description that TypeScript is made of: every refusal of an operation is a problem."""
+    from service.api.app import create_app
+    from service.settings import Settings
+
+    description = create_app(Settings()).openapi()
+    problem = {"schema": {"$ref": "#/components/schemas/ProblemView"}}
+    refused = {"description": "Refused", "content": {"application/problem+json": problem}}
+    for path in description["paths"].values():
+        for operation in path.values():
+            known = operation["responses"]
+            good = {status: said for status, said in known.items() if status < "4"}
+            operation["responses"] = {**good, "default": refused}
+    return json.dumps(description, sort_keys=True)
+
+
+def stamp(description: str) -> str:
+    """The first line of what is made of a description: by it a test knows whether it is old."""
+    digest = hashlib.sha256(description.encode()).hexdigest()
+    return f"// Made by deploy/clients.py of the description with SHA-256 {digest}.\n"
+
+
+def typescript() -> str:
+    """The types of the interface. Raises CalledProcessError if the folder has errors of types."""
+    description = described()
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work, "typescript")
+        shutil.copytree(TYPESCRIPT, folder, ignore=shutil.ignore_patterns("node_modules"))
+        (folder / "openapi.json").write_text(description)
+        run = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run(run, cwd=folder, check=True)
+        made = ["npx", "openapi-typescript", "openapi.json", "-o", "schema.d.ts"]
+        made.append("--default-non-nullable=false")  # what has a default need not be given
+        subprocess.run(made, cwd=folder, check=True, capture_output=True)
+        subprocess.run(["npx", "tsc"], cwd=folder, check=True)
+        return stamp(description) + (folder / "schema.d.ts").read_text()
 
 
 def _formatted(path: Path, text: str) -> str:

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from db.storage import Storage
-from deploy.clients import blocking_files
+from deploy.clients import SCHEMA, blocking_files, described, stamp
 from service.api.schemas.jobs import JobEventView, JobRequest
 from service.api.schemas.lookups import LookupRequest
 from service.client import (
@@ -224,6 +224,13 @@ def test_the_blocking_client_is_made_of_the_coroutines() -> None:
     """`python -m deploy.clients` writes it."""
     for path, text in blocking_files().items():
         assert path.read_text() == text, f"{path.name} is not what its source makes"
+
+
+def test_typescript_is_made_of_the_description() -> None:
+    """`python -m deploy.clients` writes it, and has the compiler of TypeScript check it."""
+    first = SCHEMA.read_text().partition("\n")[0]
+    assert f"{first}\n" == stamp(described()), "run python -m deploy.clients"
+    assert "JobView: {" in SCHEMA.read_text()
 
 
 def test_the_client_imports_no_compiler_and_no_database() -> None:
