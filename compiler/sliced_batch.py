@@ -65,7 +65,7 @@ def in_slices(graph: Graph, one: Graph) -> Graph:
     """
     batches = (graph.types[name].shape[0] // one.types[name].shape[0] for name in graph.outputs)
     (count,) = set(batches)
-    builder = GraphBuilder()
+    builder = GraphBuilder({*graph.inputs, *graph.outputs})
     types, nodes, inputs, operands = dict(one.types), list(one.nodes), [], []
     taken = {*types, *(node.name for node in nodes)}
 

@@ -150,7 +150,11 @@ def _average_expression(
 
 
 def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
-    """kernel, strides, pads and dilations; then the pads without what ceil_mode adds."""
+    """kernel, strides, pads and dilations; then the pads that an average may count.
+
+    Those are without what ceil_mode adds. ONNX Runtime counts what the only window of a short
+    dimension lacks up to opset 18, and no more from 19 on.
+    """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")
     if kernel is None:
@@ -164,7 +168,8 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     if node.integer("ceil_mode", 0) and node.word("auto_pad", "NOTSET") == "NOTSET":
         full = ceil_pads(spatial, kernel, strides, dilations, pads)
     else:
-        full = pads = cut_pads(spatial, kernel, strides, dilations, pads)
+        full = cut_pads(spatial, kernel, strides, dilations, pads)
+        pads = full if node.opset < 19 else pads
     attrs = {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": full}
     return attrs, pads, spatial
 

@@ -86,6 +86,17 @@ def test_batches_that_stay_in_one_piece() -> None:
 
 
 @pytest.mark.usefixtures("small_caches")
+@pytest.mark.parametrize("taken", ["slices", "begin", "step", "x.slices.reshape"])
+def test_outputs_may_have_the_names_of_what_slices_add(taken: str) -> None:
+    made = compiled(model(f'"{taken}" = Conv<pads=[1,1,1,1]>(x, w)', "", f'"{taken}"'))
+    assert steps_of(made) and [port.name for port in made.outputs] == [taken]
+    reference = onnx.reference.ReferenceEvaluator(onnx.load_from_string(model()))
+    np.testing.assert_allclose(
+        made.run(feeds(12))[0], reference.run(["a"], feeds(12))[0], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("small_caches")
 def test_a_job_has_the_loop_and_so_has_a_library(tmp_path: Path) -> None:
     planned = plan_model(ModelRequest(model(), dims={"n": 12}))
     assert [count for _, count in planned.workloads][:2] != [1, 1]

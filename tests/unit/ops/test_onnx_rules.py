@@ -134,8 +134,9 @@ CASES = [
                 "pads": [0, 1, 1, 0],
                 "count_include_pad": include,
             },
-            opset=11,
+            opset=opset,
         )
+        for opset in (11, 19)
         for include in (0, 1)
     ),
     Case("GlobalAveragePool", ((2, 3, 4, 5),)),
