@@ -12,12 +12,13 @@ import multiprocessing
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import TimeoutError as TooLongError
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fastapi.concurrency import contextmanager_in_threadpool
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from pebble import ProcessExpired, ProcessPool
 
 from db.stores.blobs import BlobStore
@@ -44,6 +45,9 @@ PLANS_KEPT = 1024
 
 GRAPHS_KEPT = 16
 """Drawings that are remembered; a large one takes 10 MB."""
+
+LOOK_SECONDS = 5.0
+"""How often a question that waits looks whether there is still a pool that will answer it."""
 
 T = TypeVar("T")
 
@@ -132,8 +136,7 @@ class Planning:
     def close(self) -> None:
         """End the child."""
         if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
+            _end(self._pool)
 
     async def _ask(self, question: Question, what: str) -> Any:
         if self._waiting >= MOST_WAITING:
@@ -145,11 +148,10 @@ class Planning:
             )
         self._waiting += 1
         try:
-            answer = await asyncio.wrap_future(
-                self._started().schedule(
-                    planning_child.answer, args=[question], timeout=self._seconds
-                )
-            )
+            try:
+                answer = await self._answer(question)
+            except BrokenProcessPool:  # a child without work was killed: this was not its fault
+                answer = await self._answer(question)
         except TooLongError:
             limit = f"{self._seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
             raise ApiProblem(
@@ -161,11 +163,41 @@ class Planning:
                 "planning-failed",
                 f"{what} ended the process that read it (exit code {error.exitcode})",
             ) from error
+        except BrokenProcessPool as error:
+            raise ApiProblem(
+                503,
+                "planning-broken",
+                "the process that reads models ended twice before it read this one",
+                headers={"Retry-After": "5"},
+            ) from error
         finally:
             self._waiting -= 1
         if isinstance(answer, Refusal):
             raise ApiProblem(answer.status, answer.slug, answer.detail, answer.extra)
         return answer
+
+    async def _answer(self, question: Question) -> Any:
+        """Raises BrokenProcessPool if the pool ended before the child had the question."""
+        await self._let_go()
+        pool = self._started()
+        asked = asyncio.wrap_future(
+            pool.schedule(planning_child.answer, args=[question], timeout=self._seconds)
+        )
+        try:
+            while not (await asyncio.wait([asked], timeout=LOOK_SECONDS))[0]:
+                if not pool.active:
+                    raise BrokenProcessPool("the pool ended and forgot the question")
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    async def _let_go(self) -> None:
+        """A pool is over for good once a child ends that had no work: where memory runs out the
+        kernel may choose it."""
+        pool = self._pool
+        if pool is not None and not pool.active:
+            self._pool = None
+            await run_in_threadpool(_end, pool)
 
     def _started(self) -> ProcessPool:
         if self._pool is None:
@@ -180,6 +212,11 @@ class Planning:
                 initargs=[self._memory_bytes],
             )
         return self._pool
+
+
+def _end(pool: ProcessPool) -> None:
+    pool.stop()
+    pool.join()
 
 
 def _key(question: WorkloadsQuestion) -> str:

@@ -26,6 +26,12 @@ class Silence:
         self._clock = clock
         self._since: float | None = None
         self._pause = FIRST_PAUSE_SECONDS
+        self._opened: float | None = None
+
+    def opened(self) -> None:
+        """A stream was opened. If it lasts longer than any pause, that was an answer, though
+        nothing came: a proxy may end quiet streams again and again."""
+        self._opened = self._clock()
 
     def over(self) -> None:
         """The service said something."""
@@ -36,6 +42,9 @@ class Silence:
         if not error.passing:
             raise error
         now = self._clock()
+        if self._opened is not None and now - self._opened > LAST_PAUSE_SECONDS:
+            self.over()
+        self._opened = None
         self._since = now if self._since is None else self._since
         seconds = max(self._pause * random.uniform(0.5, 1.0), error.retry_seconds)
         if now + seconds - self._since > self._patience_seconds:

@@ -40,6 +40,14 @@ MOST_STEPS = 6000
 MOST_NODES = 200
 """ONNX nodes that are named for one step; of more, how many there are."""
 
+MOST_NAMED = 100_000
+"""ONNX nodes that are named for all steps together: one may be behind thousands."""
+
+MOST_EDGES = 100_000
+
+LONGEST_NODE_NAME = 200
+"""Characters of an ONNX node's name; of a longer one, the ends."""
+
 BOX_HEIGHT = 44.0
 LAYER_DISTANCE = 78.0
 LONGEST_NAME = 30
@@ -134,15 +142,29 @@ def model_graph(planned: Planned) -> ModelGraph:
         raise InvalidModelError(
             f"model '{plan.graph.name}': {len(found.steps)} steps, {MOST_STEPS} are drawn at most"
         )
+    if len(found.edges) > MOST_EDGES:
+        raise InvalidModelError(
+            f"model '{plan.graph.name}': {len(found.edges)} values go from step to step, "
+            f"{MOST_EDGES} are drawn at most"
+        )
     widths = [_width(step.name) for step in found.steps]
     lay = layered(widths, found.edges, BOX_HEIGHT, LAYER_DISTANCE)
     behind = _onnx_nodes(found, read_model(planned.request.model).proto.graph.node)
-    steps = tuple(
-        _drawn(plan, step, behind.get(n, ()), lay.centres[n], widths[n])
-        for n, step in enumerate(found.steps)
-    )
+    left, steps = MOST_NAMED, []
+    for n, step in enumerate(found.steps):
+        nodes = behind.get(n, ())
+        named = [(_short(name), _short(op)) for name, op in nodes[: min(MOST_NODES, left)]]
+        left -= len(named)
+        more = len(nodes) - len(named)
+        steps.append(_drawn(plan, step, named, more, lay.centres[n], widths[n]))
     edges = tuple(DrawnEdge(*edge, path) for edge, path in zip(found.edges, lay.paths, strict=True))
-    return ModelGraph(steps, edges, lay.width, lay.height, planned.stages is not None)
+    return ModelGraph(tuple(steps), edges, lay.width, lay.height, planned.stages is not None)
+
+
+def _short(name: str) -> str:
+    """The ends of a name of a megabyte."""
+    half = LONGEST_NODE_NAME // 2
+    return name if len(name) <= LONGEST_NODE_NAME else f"{name[:half]}...{name[-half:]}"
 
 
 def _width(name: str) -> float:
@@ -245,7 +267,12 @@ def _name(step: Step) -> str:
 
 
 def _drawn(
-    plan: GraphPlan, found: _Found, nodes: Sequence[tuple[str, str]], centre: Point, width: float
+    plan: GraphPlan,
+    found: _Found,
+    nodes: Sequence[tuple[str, str]],
+    more: int,
+    centre: Point,
+    width: float,
 ) -> DrawnStep:
     kind = plan.graph.types[found.value]
     step = found.step
@@ -260,8 +287,8 @@ def _drawn(
         precision=str(kind.dtype) if workload is None else _precision(workload),
         operators=() if workload is None else tuple(n.op for n in workload.graph.nodes),
         kernels=tuple(_kernels(step)),
-        nodes=tuple(nodes[:MOST_NODES]),
-        more=max(0, len(nodes) - MOST_NODES),
+        nodes=tuple(nodes),
+        more=more,
         x=round(centre[0], 1),
         y=round(centre[1], 1),
         width=width,

@@ -193,7 +193,8 @@ class AsyncClient(AsyncConnection):
         silence = self._silence()
         while True:
             try:
-                async for event in self._stream(f"/v1/jobs/{quoted(job_id)}/events", after):
+                path = f"/v1/jobs/{quoted(job_id)}/events"
+                async for event in self._stream(path, after, silence):
                     silence.over()
                     if event.sequence > after:
                         after = event.sequence

@@ -147,7 +147,7 @@ class AsyncConnection:
             if token is None or (most is not None and len(found) >= most):
                 return found
 
-    async def _stream(self, path: str, after: int) -> AsyncIterator[JobEventView]:
+    async def _stream(self, path: str, after: int, silence: Silence) -> AsyncIterator[JobEventView]:
         """The server-sent events behind `after`, until the stream ends or breaks."""
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         try:
@@ -156,6 +156,7 @@ class AsyncConnection:
                 if answer.status_code >= 400:
                     await answer.aread()
                     raise refusal(answer)
+                silence.opened()
                 async for event in httpx2.EventSource(answer):
                     if event.data:  # a pause to be kept between attempts has none
                         yield parsed(JobEventView, event.data)

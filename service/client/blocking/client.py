@@ -195,7 +195,8 @@ class Client(Connection):
         silence = self._silence()
         while True:
             try:
-                for event in self._stream(f"/v1/jobs/{quoted(job_id)}/events", after):
+                path = f"/v1/jobs/{quoted(job_id)}/events"
+                for event in self._stream(path, after, silence):
                     silence.over()
                     if event.sequence > after:
                         after = event.sequence

@@ -149,7 +149,7 @@ class Connection:
             if token is None or (most is not None and len(found) >= most):
                 return found
 
-    def _stream(self, path: str, after: int) -> Iterator[JobEventView]:
+    def _stream(self, path: str, after: int, silence: Silence) -> Iterator[JobEventView]:
         """The server-sent events behind `after`, until the stream ends or breaks."""
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         try:
@@ -158,6 +158,7 @@ class Connection:
                 if answer.status_code >= 400:
                     answer.read()
                     raise refusal(answer)
+                silence.opened()
                 for event in httpx2.EventSource(answer):
                     if event.data:  # a pause to be kept between attempts has none
                         yield parsed(JobEventView, event.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from compiler.target import resolve_target
 from db.storage import Storage
 from db.stores.verdicts import VerdictKind
 from service.api import planning as api_planning
+from service.api import planning_child
 from service.api.errors import ApiProblem
 from service.api.planning import Planning
 from service.api.planning_child import WorkloadsQuestion
@@ -79,6 +81,34 @@ def test_a_model_that_kills_its_reader_fails_alone(limited: Callable[..., Planni
     assert "model 'm'" in problem.detail and "3" in problem.detail
     # the next one finds a new child
     assert asyncio.run(planning._ask(doing(os.getpid), "next")) != os.getpid()
+
+
+def test_a_child_that_is_killed_without_work_is_replaced(limited: Callable[..., Planning]) -> None:
+    planning = limited()
+
+    async def run() -> None:
+        for pause in (0.0, 0.3):  # before the pool has seen that the child is gone, and after
+            child = await planning._ask(doing(os.getpid), "first")
+            os.kill(child, signal.SIGKILL)
+            await asyncio.sleep(pause)
+            found = await asyncio.gather(
+                *(planning._ask(doing(os.getpid), "next") for _ in range(3))
+            )
+            assert child not in found
+
+    asyncio.run(run())
+
+
+def test_a_pool_that_breaks_again_and_again_is_no_error_of_ours(
+    limited: Callable[..., Planning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = limited()
+    monkeypatch.setattr(planning_child, "begin", len)  # fails: the child ends without a question
+    problem = refused(planning, doing(os.getpid))
+    assert (problem.status, problem.slug) == (503, "planning-broken")
+    assert problem.headers == {"Retry-After": "5"}
+    monkeypatch.undo()
+    assert asyncio.run(planning._ask(doing(len, b"123"), "next")) == 3
 
 
 def test_a_model_has_a_time_limit(limited: Callable[..., Planning]) -> None:

@@ -311,7 +311,14 @@ def test_patience_counts_from_the_first_failure() -> None:
     now[0] = 3600.0  # a stream that was quiet for an hour broke
     silent.over()
     assert silent.pause(error) <= 0.001
-    now[0] = 3609.0
+    for hour in range(2, 12):  # one that was opened again, and again came nothing
+        silent.opened()
+        now[0] = 3600.0 * hour
+        assert silent.pause(error) <= 0.001
+    silent.opened()
+    now[0] += 4.0
+    assert silent.pause(error) > 0.0
+    now[0] += 5.0
     error.retry_seconds = 2.0
     with pytest.raises(UnreachableError):
         silent.pause(error)

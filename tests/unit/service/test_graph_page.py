@@ -90,6 +90,25 @@ def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         model_graph(plan_model(ModelRequest(branched(), TARGET)))
 
 
+def test_too_many_values_between_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_EDGES", 2)
+    with pytest.raises(graphs.InvalidModelError, match="2 are drawn at most"):
+        model_graph(plan_model(ModelRequest(branched(), TARGET)))
+
+
+def test_names_are_limited_for_all_steps_together(
+    drawn: ModelGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = [len(step.nodes) for step in drawn.steps]
+    monkeypatch.setattr(graphs, "MOST_NAMED", 2)
+    monkeypatch.setattr(graphs, "LONGEST_NODE_NAME", 4)
+    few = model_graph(plan_model(ModelRequest(branched(), TARGET)))
+    assert [len(step.nodes) + step.more for step in few.steps] == behind
+    assert len(names(few)) == 2
+    assert all(len(each) <= 7 for each in names(few))
+    assert HOSTILE[:2] + "..." + HOSTILE[-2:] in names(few)
+
+
 def task(key: str, seconds: float | None) -> TaskView:
     return TaskView(
         workload_key=key, name="k", count=1, weight=1.0, status="tuned",
