@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from service.api.schemas.workers import WorkerView
-    from service.client import Job
+    from service.client import Client, Job
 
 MOST_JOBS = 20
+
+NEWEST = 200
+
+AT_WORK = ("running", "verifying")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,7 +48,7 @@ def top(
     """
     out = console(as_json)
     with connect(server, token) as client:
-        jobs, workers = client.jobs(limit=200), client.workers()
+        jobs, workers = _jobs(client), client.workers()
         if as_json:
             say_json({"jobs": _most_wanted(jobs), "workers": list(workers)})
             return
@@ -57,7 +61,15 @@ def top(
             while True:
                 live.update(top_view(jobs, workers, time.time()), refresh=True)
                 time.sleep(interval)
-                jobs, workers = client.jobs(limit=200), client.workers()
+                jobs, workers = _jobs(client), client.workers()
+
+
+def _jobs(client: Client) -> list[Job]:
+    """The newest, and those that run, however many newer ones wait."""
+    found = [*client.jobs(limit=NEWEST)]
+    for state in AT_WORK:
+        found += client.jobs(state, NEWEST)
+    return list({job.id: job for job in found}.values())
 
 
 def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
@@ -92,7 +104,7 @@ def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> 
             f"{progress.trials_done}/{progress.trials_budget}",
             milliseconds(progress.best_seconds),
             "-" if job.gain is None else f"{job.gain:.2f}",
-            duration((job.finished_at or now) - began),
+            duration(max(0.0, (job.finished_at or now) - began)),
             "-" if job.final else duration(progress.seconds_left),
             Text(one_sentence(job.error or job.reason or "", 80)),
         )
@@ -103,6 +115,6 @@ def _most_wanted(jobs: Sequence[Job]) -> list[Job]:
     """Those that run, those that wait, and the newest of those that are over."""
 
     def rank(job: Job) -> int:
-        return 2 if job.final else 0 if job.state in ("running", "verifying") else 1
+        return 2 if job.final else 0 if job.state in AT_WORK else 1
 
     return sorted(jobs, key=lambda job: (rank(job), -job.created_at))[:MOST_JOBS]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.cli import top
 from service.cli.diffing import difference_view
 from service.cli.terminal import console
 from service.cli.top import top_view
@@ -114,6 +115,20 @@ def test_two_artifacts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is a file: give an artifact's folder, or a job" in capsys.readouterr().err
     assert run("diff", tmp_path / "a", "5f", "--server", "http://127.0.0.1:9") == 1
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_top_knows_what_runs_behind_many_that_wait() -> None:
+    asked = []
+
+    class Service:
+        def jobs(self, state: str | None = None, limit: int = 100) -> list[Job]:
+            asked.append(state)
+            waiting = [job("queued", id=f"{n:032x}", created_at=NOW + n) for n in range(limit)]
+            return {None: waiting, "running": [job("running", id="f" * 32)]}.get(state, [])
+
+    found = top._jobs(Service())  # type: ignore[arg-type]
+    assert top._most_wanted(found)[0].id == "f" * 32
+    assert {"running", "verifying"} < set(asked)
 
 
 def test_top_shows_first_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
