@@ -125,7 +125,7 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> Side:
             task.name,
             task.count,
             finite(task.best_seconds) or finite(task.default_seconds),
-            _mapping(task.facts.get("schedule")),
+            _schedule(task.facts.get("schedule")),
         )
         for task in tasks
     }
@@ -147,7 +147,7 @@ def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Side:
     """An artifact; `seconds` of one run of it, where it was timed."""
     schedules = _mapping(artifact.metadata.get("schedules")) or {}
     known = {
-        key: Kernel(key, "", None, None, _mapping((_mapping(said) or {}).get("schedule")))
+        key: Kernel(key, "", None, None, _schedule((_mapping(said) or {}).get("schedule")))
         for key, said in schedules.items()
     }
     program = artifact.programs[0].program
@@ -182,6 +182,13 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def _mapping(said: object) -> dict[str, Any] | None:
     return said if isinstance(said, dict) else None
+
+
+def _schedule(said: object) -> dict[str, Any] | None:
+    """A schedule as it is written; None for what a file may hold instead."""
+    found = _mapping(said) or {}
+    known = "algorithm" in found and isinstance(found.get("choices", {}), dict)
+    return found if known else None
 
 
 def _side(side: Side) -> dict[str, Any]:

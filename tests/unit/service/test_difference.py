@@ -117,6 +117,15 @@ def test_two_artifacts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "does not answer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lie", [{}, [], 5, {"algorithm": "a", "choices": 5}, {"choices": {}}])
+def test_a_schedule_that_is_none_is_not_known(
+    lie: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = side_of_job(job(), [task("a", 1e-3, schedule=lie)])
+    found = difference(side, side_of_job(job(), [task("a", 2e-3)]))
+    assert found.pairs[0].same_schedule is None and "2.000" in shown(difference_view(found), capsys)
+
+
 def test_top_knows_what_runs_behind_many_that_wait() -> None:
     asked = []
 
