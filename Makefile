@@ -64,19 +64,19 @@ demo: $(STAMPS)/run
 	@$(PY) -m examples.demo $(ARGS)
 
 test: $(STAMPS)/test
-	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 test-devices: $(STAMPS)/test
-	$(PY) -m pytest -q -rs -n $(JOBS) tests/devices $(ARGS)
+	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal tests/devices $(ARGS)
 
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PY) -m pytest -q -n $(JOBS)
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
 fuzz: $(STAMPS)/test
-	$(PY) -m pytest -q -n $(JOBS) -m "hypothesis or graphs" --hypothesis-profile=fuzz \
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "hypothesis or graphs" --hypothesis-profile=fuzz \
 	  --timeout=3600 $(ARGS)
 
 format: $(STAMPS)/test

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ComparedKernel:
     """One workload of a side. `seconds` is one run of it, None where nothing measured it."""
 
     key: str
@@ -25,12 +25,12 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedSide:
     """An artifact or a job; `facts` are what it was made for and how large it is, in words."""
 
     name: str
     facts: Mapping[str, Any]
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, ComparedKernel]
     seconds: float | None  # all kernels of a run of the model
 
 
@@ -38,11 +38,11 @@ class Side:
 class Pair:
     """A workload that at least one side has."""
 
-    a: Kernel | None
-    b: Kernel | None
+    a: ComparedKernel | None
+    b: ComparedKernel | None
 
     @property
-    def either(self) -> Kernel:
+    def either(self) -> ComparedKernel:
         found = self.a or self.b
         assert found is not None
         return found
@@ -75,11 +75,11 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ModelDifference:
     """Both sides, and their kernels: first those whose time differs most."""
 
-    a: Side
-    b: Side
+    a: ComparedSide
+    b: ComparedSide
     pairs: Sequence[Pair] = field(default_factory=tuple)
 
     @property
@@ -110,17 +110,17 @@ class Difference:
         }
 
 
-def difference(a: Side, b: Side) -> Difference:
+def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
     """Kernels are matched by their workloads, whatever the sides are."""
     keys = dict.fromkeys([*a.kernels, *b.kernels])
     pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
-    return Difference(a, b, sorted(pairs, key=_weight, reverse=True))
+    return ModelDifference(a, b, sorted(pairs, key=_weight, reverse=True))
 
 
-def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> Side:
+def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
     """A job, with the best that it knows of each task."""
     known = {
-        task.workload_key: Kernel(
+        task.workload_key: ComparedKernel(
             task.workload_key,
             task.name,
             task.count,
@@ -140,14 +140,14 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> Side:
         "kernels": sum(kernel.count or 0 for kernel in known.values()),
         "workloads": len(known),
     }
-    return Side(f"job {job.id}", facts, known, total if whole else None)
+    return ComparedSide(f"job {job.id}", facts, known, total if whole else None)
 
 
-def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Side:
+def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> ComparedSide:
     """An artifact; `seconds` of one run of it, where it was timed."""
     schedules = _mapping(artifact.metadata.get("schedules")) or {}
     known = {
-        key: Kernel(key, "", None, None, _schedule((_mapping(said) or {}).get("schedule")))
+        key: ComparedKernel(key, "", None, None, _schedule((_mapping(said) or {}).get("schedule")))
         for key, said in schedules.items()
     }
     program = artifact.programs[0].program
@@ -165,10 +165,10 @@ def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Side:
         "arena_bytes": max(entry.program.arena_bytes for entry in artifact.programs),
         "file_bytes": sum(f.stat().st_size for f in artifact.path.iterdir() if f.is_file()),
     }
-    return Side(f"artifact {artifact.path}", facts, known, seconds)
+    return ComparedSide(f"artifact {artifact.path}", facts, known, seconds)
 
 
-def _cost(kernel: Kernel) -> float:
+def _cost(kernel: ComparedKernel) -> float:
     return (kernel.seconds or 0.0) * (kernel.count or 1)
 
 
@@ -191,11 +191,11 @@ def _schedule(said: object) -> dict[str, Any] | None:
     return found if known else None
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: ComparedSide) -> dict[str, Any]:
     return {"name": side.name, **side.facts, "seconds": side.seconds}
 
 
-def _kernel(kernel: Kernel | None) -> dict[str, Any] | None:
+def _kernel(kernel: ComparedKernel | None) -> dict[str, Any] | None:
     if kernel is None:
         return None
     return {"count": kernel.count, "seconds": kernel.seconds, "schedule": kernel.schedule}

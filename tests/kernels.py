@@ -13,9 +13,9 @@ import mmap
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -31,6 +31,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.sizes import at, replaced
 from compiler.target import Target, resolve_target
 from compiler.workload import Boundary, Halo, Workload
+from tests.examples import examples
 
 Array = np.ndarray[Any, Any]
 Numbers = np.random.Generator
@@ -38,6 +39,14 @@ Numbers = np.random.Generator
 HOST = resolve_target("host")
 WIDTHS = tuple(bits for bits in (128, 256, 512) if bits <= HOST.vector_bits)
 """Vector widths that this machine runs."""
+
+
+def widths_in_turn(cases: Iterable[str]) -> list[tuple[str, int]]:
+    """Each case with one of the widths, in turn; with all where property tests draw many."""
+    if examples(100) > 100:
+        return [(case, bits) for case in cases for bits in WIDTHS]
+    return list(zip(cases, cycle(WIDTHS)))
+
 
 LINE = 64
 _PROT_NONE = 0

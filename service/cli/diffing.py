@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from service.client import Client
-    from service.difference import Difference, Kernel, Side
+    from service.difference import ComparedKernel, ComparedSide, ModelDifference
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def diff(
     console().print(difference_view(found, everything))
 
 
-def difference_view(found: Difference, everything: bool = False) -> RenderableType:
+def difference_view(found: ModelDifference, everything: bool = False) -> RenderableType:
     """What is not the same of both as a whole, then a line for each kernel that differs."""
     from rich.console import Group
     from rich.text import Text
@@ -93,7 +93,7 @@ def difference_view(found: Difference, everything: bool = False) -> RenderableTy
     return Group(*parts)
 
 
-def _side(given: str, client: Callable[[], Client]) -> Side:
+def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
     """A folder is an artifact, all else a job. Raises UserError."""
     from service.client import NotKnownError
     from service.difference import side_of_artifact, side_of_job
@@ -133,14 +133,14 @@ def _said(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _counts(a: Kernel | None, b: Kernel | None) -> str:
+def _counts(a: ComparedKernel | None, b: ComparedKernel | None) -> str:
     counts = [None if kernel is None else kernel.count for kernel in (a, b)]
     if counts[0] == counts[1]:
         return _said(counts[0])
     return " > ".join(map(_said, counts))
 
 
-def _schedules(a: Kernel | None, b: Kernel | None) -> str:
+def _schedules(a: ComparedKernel | None, b: ComparedKernel | None) -> str:
     """What became of the schedule: the knobs that differ, all of one that is new."""
     from service.wording import schedule_text
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from service.api.schemas.jobs import TaskView
 from service.dashboard.figures import percent
 from service.jobs.layered import Point
-from service.jobs.model_graph import BOX_HEIGHT, LONGEST_NAME, DrawnStep, ModelGraph, StepKind
+from service.jobs.model_graph import BOX_HEIGHT, LONGEST_NAME, DrawnKind, DrawnStep, ModelGraph
 from service.sentences import one_sentence
 from service.units import finite, microseconds
 
@@ -24,7 +24,7 @@ MARGIN = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class StepBox:
     """A step; `classes` choose its colours, `link` is the workload of its first kernel, or ""."""
 
     number: int
@@ -45,7 +45,7 @@ class GraphFigures:
     """`lines` are (start, end, path of SVG). `heat` are the legends of the colours of time;
     `precisions` and `layouts`, (colour, name, steps)."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[StepBox, ...]
     lines: tuple[tuple[int, int, str], ...]
     width: int
     height: int
@@ -97,7 +97,7 @@ def _box(
     whole: float,
     precisions: Mapping[str, int],
     layouts: Mapping[str, int],
-) -> Box:
+) -> StepBox:
     share = None if seconds is None else seconds / whole
     classes = [step.kind.value]
     if step.kernels:
@@ -111,7 +111,7 @@ def _box(
         under = "not measured"
     name = one_sentence(step.name, LONGEST_NAME) or "-"
     said = f"{step.kind.value} {one_sentence(step.name, 120)}, {under}"
-    return Box(
+    return StepBox(
         number,
         step,
         " ".join(classes),
@@ -120,7 +120,7 @@ def _box(
         name,
         one_sentence(under, LONGEST_NAME),
         said,
-        step.kernels[0][0] if step.kind is StepKind.KERNEL else "",
+        step.kernels[0][0] if step.kind is DrawnKind.KERNEL else "",
         seconds,
         share,
     )

@@ -54,7 +54,7 @@ LONGEST_NAME = 30
 """Characters of a name in a box."""
 
 
-class StepKind(StrEnum):
+class DrawnKind(StrEnum):
     INPUT = "input"
     OUTPUT = "output"
     KERNEL = "kernel"
@@ -81,7 +81,7 @@ class DrawnStep:
         more: how many others there are.
     """
 
-    kind: StepKind
+    kind: DrawnKind
     name: str
     value: str
     type: str
@@ -176,7 +176,7 @@ class _Found:
     """A step, or an input or an output of the graph, before it is drawn. `inside` are the values
     that it computes, its own among them."""
 
-    kind: StepKind
+    kind: DrawnKind
     name: str
     value: str
     step: Step | None = None
@@ -196,7 +196,7 @@ class _Steps:
     def of(cls, plan: GraphPlan) -> _Steps:
         made = cls(plan)
         for value in plan.graph.inputs:
-            made._add(_Found(StepKind.INPUT, value, value, inside=(value,)), ())
+            made._add(_Found(DrawnKind.INPUT, value, value, inside=(value,)), ())
         for step in plan.steps:
             sources = tuple(dict.fromkeys(n for v in step.inputs for n in made.makers.get(v, ())))
             if isinstance(step, ViewStep):
@@ -205,7 +205,7 @@ class _Steps:
             inside = tuple(_made(plan, step))
             made._add(_Found(_kind(step), _name(step), step.output, step, inside), sources)
         for value in plan.graph.outputs:
-            found = _Found(StepKind.OUTPUT, value, value)
+            found = _Found(DrawnKind.OUTPUT, value, value)
             made._add(found, made.makers.get(value, ()), makes=False)
         return made
 
@@ -230,18 +230,18 @@ def _made(plan: GraphPlan, step: Step) -> Iterator[str]:
         pending += [v for v in fresh if plan.graph.producer(v) is not None]
 
 
-def _kind(step: Step) -> StepKind:
+def _kind(step: Step) -> DrawnKind:
     match step:
         case KernelStep():
-            return StepKind.KERNEL
+            return DrawnKind.KERNEL
         case NativeStep():
-            return StepKind.NATIVE
+            return DrawnKind.NATIVE
         case LoopStep():
-            return StepKind.LOOP
+            return DrawnKind.LOOP
         case BranchStep():
-            return StepKind.BRANCH
+            return DrawnKind.BRANCH
         case RefusalStep():
-            return StepKind.REFUSAL
+            return DrawnKind.REFUSAL
         case ViewStep():
             raise ValueError("a view is no step of the drawing")
         case _:

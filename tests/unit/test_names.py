@@ -19,6 +19,10 @@ TWINS = {
     "Numerics": "the numerics mode, as an option and as a field",
     "Size": "an extent that is known at run time; a number of bytes or elements that travels",
     "Precision": "of a model's kernels, as an option and as a field",
+    # Users of the client call its results what they are.
+    "Job": "a row of the database; what the client answers",
+    "Task": "what trials are spent on; what the client answers of it",
+    "Curve": "of gains and what they cost, for forecasts; what the client answers, to be drawn",
 }
 """Names that stand twice, and what they stand for."""
 

@@ -19,7 +19,7 @@ from compiler.sizes import Dimension
 from compiler.target import Target
 from compiler.workload import Workload
 from tests.graphs import random_inputs
-from tests.kernels import WIDTHS, WorkloadCode, width
+from tests.kernels import WIDTHS, WorkloadCode, width, widths_in_turn
 from tests.unit.schedule import (
     test_open_attention,
     test_open_images,
@@ -27,6 +27,8 @@ from tests.unit.schedule import (
     test_open_rows,
 )
 from tests.unit.schedule.open_nests import open_workload
+
+pytestmark = pytest.mark.graphs
 
 Sizes = Sequence[Mapping[str, int]]
 
@@ -68,8 +70,7 @@ def first_that_lowers(workload: Workload, target: Target, sizes: Sizes) -> Sched
     raise AssertionError("no schedule takes the workload")
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("case", _TWO)
+@pytest.mark.parametrize(("case", "bits"), widths_in_turn(_TWO))
 def test_every_size_is_computed(case: str, bits: int) -> None:
     build, dimensions = _TWO[case]
     names = {d.name for d in dimensions}
@@ -78,8 +79,7 @@ def test_every_size_is_computed(case: str, bits: int) -> None:
     assert schedule.algorithm != "scalar"
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("case", test_open_attention.CASES)
+@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_open_attention.CASES))
 def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
     build, dimensions, each = test_open_attention.CASES[case]
     workload, target = open_workload(build, *dimensions), width(bits)
@@ -91,8 +91,7 @@ def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
         assert_right(workload, schedule, target, sizes)
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("case", test_open_images.CASES)
+@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_open_images.CASES))
 def test_every_size_of_windows_is_computed(case: str, bits: int) -> None:
     build, dimensions, sizes, algorithm, in_blocks = test_open_images.CASES[case]
     around, blocks = test_open_images.AROUND, blocked(4, 1, min(16, bits // 32))

@@ -13,7 +13,7 @@ from service.cli.diffing import difference_view
 from service.cli.terminal import console
 from service.cli.top import top_view
 from service.client import Job, Task
-from service.difference import Difference, difference, side_of_job
+from service.difference import ModelDifference, difference, side_of_job
 from tests.golden.service.canned import NOW, SCHEDULE
 from tests.golden.service.canned import job as job_json
 from tests.golden.service.canned import task as task_json
@@ -36,7 +36,7 @@ def task(key: str, seconds: float | None, **changes: Any) -> Task:
     )
 
 
-def compared() -> Difference:
+def compared() -> ModelDifference:
     other = {"algorithm": "direct", "choices": {"tile_m": 8, "parallel": 1}}
     a = side_of_job(
         job(options={"precision": "float32"}),

@@ -15,7 +15,7 @@ from db.stores.tasks import JobTask, TaskStatus
 from service.api.schemas.jobs import TaskView
 from service.dashboard.graph_figures import GraphFigures
 from service.jobs import model_graph as graphs
-from service.jobs.model_graph import ModelGraph, StepKind, chosen_by, model_graph
+from service.jobs.model_graph import DrawnKind, ModelGraph, chosen_by, model_graph
 from service.jobs.planning import ModelRequest, plan_model
 from tests.unit.service.pages import HOSTILE, opened, sign_in
 
@@ -63,12 +63,12 @@ def names(graph: ModelGraph) -> list[str]:
 def test_every_node_of_the_file_is_behind_a_step(drawn: ModelGraph) -> None:
     assert set(names(drawn)) == {HOSTILE, "second", "soft", "folded", "scale", "join", "end"}
     kinds = [step.kind for step in drawn.steps]
-    assert kinds[0] is StepKind.INPUT and kinds[-1] is StepKind.OUTPUT
+    assert kinds[0] is DrawnKind.INPUT and kinds[-1] is DrawnKind.OUTPUT
     products = [s for s in drawn.steps if s.name.startswith("matmul")]
     found = {name for step in products for name, _ in step.nodes}
     assert {HOSTILE, "second"} <= found, "also where one product computes both"
     for step in drawn.steps:
-        assert (step.kind is StepKind.KERNEL) == bool(step.kernels)
+        assert (step.kind is DrawnKind.KERNEL) == bool(step.kernels)
         assert step.type == "float32 8x16" or "matmul" in step.name
 
 
