@@ -258,7 +258,10 @@ def canned(**jobs: Any) -> dict[str, Any]:
     made = {**TOKENS[1], "secret": "tw_secret"}
     return {
         "POST /v1/models": named,
-        "GET /v1/jobs": [job(), job(**{"state": "waiting_for_worker", "target": "a [b]", **jobs})],
+        "GET /v1/jobs": [
+            job(),
+            job(**{"id": "2" * 32, "state": "waiting_for_worker", "target": "a [b]", **jobs}),
+        ],
         "POST /v1/jobs": job(**jobs),
         f"GET /v1/jobs/{JOB}": job(**jobs),
         f"GET /v1/jobs/{JOB}/tasks": TASKS,
