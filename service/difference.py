@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from service.units import finite
+from service.wording import schedule_text
 
 if TYPE_CHECKING:
     from compiler.runtime.artifact import Artifact
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComparedKernel:
-    """One workload of a side. `seconds` is one run of it, None where nothing measured it."""
+    """One workload of a side. `seconds` is one run of it, None where nothing measured it; `flops`
+    are the operations of its definition."""
 
     key: str
     name: str
     count: int | None
     seconds: float | None
     schedule: Mapping[str, Any] | None
+    flops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,42 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A workload that at least one side has."""
+    """A workload that at least one side has, or one of each that are alike."""
 
     a: ComparedKernel | None
     b: ComparedKernel | None
+
+    @property
+    def alike(self) -> bool:
+        """Whether they are two workloads of one name: of other types, or in other layouts."""
+        return self.a is not None and self.b is not None and self.a.key != self.b.key
+
+    @property
+    def counts(self) -> str:
+        """How often a run of the model runs it: `4`, or `4 > 2` where that is not the same."""
+        counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
+        said = ["-" if count is None else str(count) for count in counts]
+        return said[0] if counts[0] == counts[1] else " > ".join(said)
+
+    @property
+    def schedules(self) -> str:
+        """What became of the schedule: the knobs that differ, all of one that is new."""
+        a, b = self.a, self.b
+        if a is None or b is None:
+            only, kernel = ("only in B", b) if a is None else ("only in A", a)
+            return f"{only}: {schedule_text(kernel.schedule if kernel else None)}"
+        one, other = a.schedule or {}, b.schedule or {}
+        if one == other:
+            return "the same"
+        if one.get("algorithm") != other.get("algorithm"):
+            return f"{schedule_text(one)} > {schedule_text(other)}"
+        knobs = [f"{name}={x}>{y}" for name, x, y in knob_changes(one, other)]
+        return " ".join([str(other.get("algorithm")), *knobs])
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing is known to differ."""
+        return bool(self.same_schedule) and self.ratio in (None, 1)
 
     @property
     def either(self) -> ComparedKernel:
@@ -103,6 +138,7 @@ class ModelDifference:
                     "a": _kernel(pair.a),
                     "b": _kernel(pair.b),
                     "ratio": pair.ratio,
+                    "alike": pair.alike,
                     "same_schedule": pair.same_schedule,
                 }
                 for pair in self.pairs
@@ -111,10 +147,44 @@ class ModelDifference:
 
 
 def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
-    """Kernels are matched by their workloads, whatever the sides are."""
+    """Kernels are matched by their workloads, whatever the sides are; of the others, those that are
+    alike: of the same name, as many of them on both sides, in their order."""
     keys = dict.fromkeys([*a.kernels, *b.kernels])
     pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
+    pairs = _matched(_matched(pairs, lambda k: (k.name, k.flops)), lambda k: k.name)
     return ModelDifference(a, b, sorted(pairs, key=_weight, reverse=True))
+
+
+def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashable]) -> list[Pair]:
+    """Pairs, with those that have one side joined where they are alike."""
+    sides: tuple[dict[Hashable, list[ComparedKernel]], ...] = {}, {}
+    for pair in pairs:
+        if (pair.a is None) != (pair.b is None) and pair.either.name:
+            side = sides[pair.a is None]
+            side.setdefault(identity(pair.either), []).append(pair.either)
+    partner: dict[str, ComparedKernel] = {}
+    for name, ours in sides[0].items():
+        others = sides[1].get(name, [])
+        if len(ours) == len(others):
+            partner |= {one.key: other for one, other in zip(ours, others, strict=True)}
+    taken = {kernel.key for kernel in partner.values()}
+    return [
+        Pair(pair.a, partner.get(pair.a.key, pair.b)) if pair.a is not None else pair
+        for pair in pairs
+        if pair.a is not None or pair.either.key not in taken
+    ]
+
+
+def knob_changes(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, object, object]]:
+    """The knobs of two schedules that differ, with both values; `-` where one has it not."""
+    before, after = (
+        {name: "-" if value is None else value for name, value in each.get("choices", {}).items()}
+        for each in (one, other)
+    )
+    found = [(name, before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}]
+    return [(name, x, y) for name, x, y in found if x != y]
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
@@ -126,6 +196,7 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
             task.count,
             finite(task.best_seconds) or finite(task.default_seconds),
             _schedule(task.facts.get("schedule")),
+            finite(task.facts.get("flops")),
         )
         for task in tasks
     }

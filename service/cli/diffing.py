@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from service.client import Client
-    from service.difference import ComparedKernel, ComparedSide, ModelDifference
+    from service.difference import ComparedSide, ModelDifference
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,8 +37,9 @@ def diff(
 ) -> None:
     """What differs between two artifacts or jobs: kernels, times, schedules, sizes, precision.
 
-    Kernels are matched by their workloads. Times are those that a job measured; of artifacts that
-    run on this machine, each is timed as a whole. A ratio below 1 says that B is faster.
+    Kernels are matched by their workloads, and those of other types or layouts by what they
+    compute ("alike"). Times are those that a job measured; of artifacts that run on this machine,
+    each is timed as a whole. A ratio below 1 says that B is faster.
 
     Example: tilewright diff before/ after/
     """
@@ -74,16 +75,16 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
     rows = make_table("<workload", "count", "A us", "B us", "B / A", "<schedule")
     same = 0
     for pair in found.pairs:
-        if pair.same_schedule and (pair.ratio is None or pair.ratio == 1) and not everything:
+        if pair.same and not everything:
             same += 1
             continue
         rows.add_row(
-            Text(pair.name),
-            _counts(pair.a, pair.b),
+            Text(f"{pair.name} (alike)" if pair.alike else pair.name),
+            pair.counts,
             microseconds(pair.a.seconds if pair.a else None),
             microseconds(pair.b.seconds if pair.b else None),
             "-" if pair.ratio is None else f"{pair.ratio:.3f}",
-            Text(_schedules(pair.a, pair.b)),
+            Text(pair.schedules),
         )
     parts: list[RenderableType] = [head]
     if rows.row_count:
@@ -131,28 +132,3 @@ def _timed(folder: Path) -> float | None:
 
 def _said(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _counts(a: ComparedKernel | None, b: ComparedKernel | None) -> str:
-    counts = [None if kernel is None else kernel.count for kernel in (a, b)]
-    if counts[0] == counts[1]:
-        return _said(counts[0])
-    return " > ".join(map(_said, counts))
-
-
-def _schedules(a: ComparedKernel | None, b: ComparedKernel | None) -> str:
-    """What became of the schedule: the knobs that differ, all of one that is new."""
-    from service.wording import schedule_text
-
-    if a is None or b is None:
-        only, kernel = ("only in B", b) if a is None else ("only in A", a)
-        return f"{only}: {schedule_text(kernel.schedule if kernel else None)}"
-    one, other = a.schedule or {}, b.schedule or {}
-    if one == other:
-        return "the same"
-    if one.get("algorithm") != other.get("algorithm"):
-        return f"{schedule_text(one)} > {schedule_text(other)}"
-    before, after = one.get("choices", {}), other.get("choices", {})
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    knobs = [f"{n}={_said(before.get(n))}>{_said(after.get(n))}" for n in names]
-    return " ".join([str(other.get("algorithm")), *knobs])

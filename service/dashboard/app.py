@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api import errors
 from service.api.errors import ApiProblem
 from service.dashboard import (
+    compare_pages,
     cost_model_pages,
     device_pages,
     graph_pages,
@@ -66,6 +67,7 @@ def create_dashboard(service: FastAPI) -> FastAPI:
         job_pages,
         graph_pages,
         task_pages,
+        compare_pages,
         device_pages,
         record_pages,
         cost_model_pages,

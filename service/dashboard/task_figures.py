@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.api.schemas.resources import TrialView
+from service.dashboard.interaction_figures import KnobPair, interactions, value_rank
 from service.sentences import one_sentence
 
 WIDTH, HEIGHT = 320.0, 120.0
@@ -26,9 +27,11 @@ ALGORITHM = "algorithm"
 class KnobPlot:
     """A knob's values from left to right, and the speed of each trial (1: the fastest) upwards.
 
-    `matters` is how much faster the best trial of its best value is than that of its worst.
+    `matters` is how much faster the best trial of its best value is than that of its worst; `name`
+    is the `knob` as it is shown.
     """
 
+    knob: str
     name: str
     names: tuple[tuple[float, str], ...]
     dots: tuple[tuple[float, float], ...]
@@ -39,11 +42,12 @@ class KnobPlot:
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
     """`fastest` are the trials that worked, the fastest first; `failed` is by kind of failure, with
-    the text of the newest one."""
+    the text of the newest one. `pairs` are knobs that depend on each other."""
 
     fastest: tuple[TrialView, ...]
     failed: tuple[tuple[str, int, str], ...]
     knobs: tuple[KnobPlot, ...]
+    pairs: tuple[KnobPair, ...]
 
     @classmethod
     def of(cls, trials: Sequence[TrialView]) -> TaskFigures:
@@ -53,16 +57,26 @@ class TaskFigures:
         kinds = Counter(trial.status for trial in trials if trial.status != "ok")
         errors = {trial.status: trial.error for trial in reversed(trials)}
         failed = tuple((kind, n, errors[kind]) for kind, n in kinds.most_common())
-        return cls(tuple(fastest), failed, _plots(fastest))
+        speeds = [(_choices(trial), _speed(trial, fastest[0])) for trial in fastest]
+        plots = _plots(speeds)
+        pairs = interactions(speeds, [plot.knob for plot in plots])
+        return cls(tuple(fastest), failed, plots, pairs)
 
 
-def _plots(fastest: Sequence[TrialView]) -> tuple[KnobPlot, ...]:
+def _choices(trial: TrialView) -> dict[str, Any]:
+    """The values of a trial's knobs; the algorithm is one."""
+    return {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
+
+
+def _speed(trial: TrialView, fastest: TrialView) -> float:
+    return (fastest.run_seconds or 0.0) / (trial.run_seconds or 1.0)
+
+
+def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> tuple[KnobPlot, ...]:
     """Those that tell most; knobs of which one value was tried tell nothing."""
     values: dict[str, list[tuple[str, float]]] = defaultdict(list)
     order: dict[str, dict[str, Any]] = defaultdict(dict)
-    for trial in fastest:
-        speed = (fastest[0].run_seconds or 0.0) / (trial.run_seconds or 1.0)
-        choices = {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
+    for choices, speed in trials:
         for knob, value in choices.items():
             values[knob].append((str(value), speed))
             order[knob][str(value)] = value
@@ -74,7 +88,7 @@ def _plots(fastest: Sequence[TrialView]) -> tuple[KnobPlot, ...]:
 
 def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any]) -> KnobPlot:
     """`found` are a value and a speed for each trial, the fastest first."""
-    ordered = sorted(values, key=lambda name: _rank(values[name]))
+    ordered = sorted(values, key=lambda name: value_rank(values[name]))
     across = {name: WIDTH * (n + 0.5) / len(ordered) for n, name in enumerate(ordered)}
     best: dict[str, float] = {}
     for name, speed in found:
@@ -82,15 +96,10 @@ def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any])
     worst = min(best.values())  # 0 beside a time that is absurd
     step = -(-len(ordered) // MOST_NAMES)
     return KnobPlot(
+        knob=knob,
         name=one_sentence(knob, 40),
         names=tuple((across[n], one_sentence(n, LONGEST_NAME)) for n in ordered[::step]),
         dots=tuple((across[name], HEIGHT * (1.0 - speed)) for name, speed in found[:MOST_DOTS]),
         best=one_sentence(found[0][0], 40),
         matters=max(best.values()) / worst if worst else math.inf,
     )
-
-
-def _rank(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, before all others by name."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return (0, float(value), "") if number else (1, 0.0, str(value))

@@ -13,7 +13,7 @@ from service.cli.diffing import difference_view
 from service.cli.terminal import console
 from service.cli.top import top_view
 from service.client import Job, Task
-from service.difference import ModelDifference, difference, side_of_job
+from service.difference import ComparedSide, ModelDifference, difference, side_of_job
 from tests.golden.service.canned import NOW, SCHEDULE
 from tests.golden.service.canned import job as job_json
 from tests.golden.service.canned import task as task_json
@@ -68,6 +68,30 @@ def test_kernels_are_matched_by_their_workloads() -> None:
     assert (found.a.seconds, found.b.seconds) == (pytest.approx(11e-3), pytest.approx(6.001e-3))
     told = json.loads(json.dumps(found.to_json()))
     assert told["ratio"] == pytest.approx(6.001 / 11) and told["kernels"][3]["a"] is None
+
+
+def test_kernels_in_other_types_are_alike() -> None:
+    """As many of one name on both sides, first those with as many operations, in their order."""
+
+    def side(*named: tuple[str, str, float | None]) -> ComparedSide:
+        tasks = []
+        for key, name, flops in named:
+            known = task(key, 1e-3)
+            tasks.append(known.model_copy(update={"name": name, "facts": {"flops": flops}}))
+        return side_of_job(job(), tasks)
+
+    a = side(("1", "conv", 5.0), ("2", "conv", 7.0), ("3", "pool", None), ("4", "", 1.0))
+    b = side(("5", "conv", 7.0), ("6", "conv", 6.0), ("7", "pool", 1.0), ("8", "", 1.0))
+    c = side(("5", "conv", 7.0), ("7", "pool", 1.0), ("9", "pool", 1.0))
+
+    def joined(other: ComparedSide) -> dict[str, str]:
+        pairs = difference(a, other).pairs
+        assert sum(p.a is not None for p in pairs) == 4
+        assert sum(p.b is not None for p in pairs) == len(other.kernels)
+        return {p.a.key[0]: p.b.key[0] for p in pairs if p.a and p.b and p.alike}
+
+    assert joined(b) == {"2": "5", "1": "6", "3": "7"}
+    assert joined(c) == {"2": "5"}, "which of two pools it is nobody knows"
 
 
 def test_absurd_times_are_not_compared() -> None:

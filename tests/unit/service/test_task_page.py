@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.storage import Storage
 from db.stores.tasks import JobTask
+from service.dashboard.interaction_figures import MOST_STRENGTH, interactions
 from service.jobs.planning import ModelRequest, plan_model
 from tests.unit.service.api_calls import problem
 from tests.unit.service.pages import HOSTILE, opened, sign_in
@@ -77,6 +79,36 @@ def test_knobs_are_told_by_what_they_matter(browser: TestClient, storage: Storag
     assert len(seen.named("circle")) == 2 * len(tried)
     assert "12816" in seen.text, "numbers stand in their order"
     assert "3 crash, such as" in seen.text and seen.text.count(HOSTILE) > 5
+
+
+def test_knobs_that_depend_on_each_other_come_first(browser: TestClient, storage: Storage) -> None:
+    """`a` and `b` do best with the same value, `c` does the same with any."""
+    job, workload = task_of_job(storage)
+    tried = [(a, b, c) for a in (1, HOSTILE) for b in (1, HOSTILE) for c in (1, 2)]
+    storage.records.add_trials(
+        trial(n, job, workload, 1e-6 * (1 if a == b else 2) * (1.1 if c == 2 else 1), a=a, b=b, c=c)
+        for n, (a, b, c) in enumerate(tried)
+    )
+    seen = opened(browser, f"/dashboard/jobs/{job}/tasks/{workload}")
+    captions = re.findall(r"(\w) ↓ and (\w) → ([\d.]+)x", seen.text)
+    assert captions == [("a", "b", "1.41"), ("c", "a", "1.00"), ("c", "b", "1.00")]
+    shades = [cell["class"] for cell in seen.named("td") if "shade" in str(cell.get("class"))]
+    assert shades[:4] == ["shade10", "shade5", "shade5", "shade10"]
+    assert shades.count("shade9") == 4, "with the worse value of c"
+
+
+def test_pairs_with_few_trials_or_absurd_times() -> None:
+    few = [({"a": n, "b": n}, 1.0) for n in range(9)]
+    assert interactions(few, ["a", "b", "none"]) == ()
+    speeds = [1.0, 5e-324, 5e-324, 1.0, 0.0, 0.0]
+    absurd = [({"a": n // 2, "b": n % 2}, speed) for n, speed in enumerate(speeds)]
+    (pair,) = interactions(absurd, ["a", "b"])
+    assert pair.strength == MOST_STRENGTH
+    shades = [[f and f.shade for f in fields] for _, fields in pair.rows]
+    assert shades == [[10, 0], [0, 10], [0, 0]]
+    many = [({"a": n, "b": m}, 1.0 / (n + m)) for n in range(1, 30) for m in range(1, 30)]
+    (pair,) = interactions(many, ["a", "b"])
+    assert len(pair.rows) == len(pair.columns) == 8 and pair.columns[0] == "1"
 
 
 def test_times_that_are_absurd_are_drawn(browser: TestClient, storage: Storage) -> None:

@@ -1,0 +1,81 @@
+"""Two jobs kernel by kernel: of two devices, two precisions, or before and after a change."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from db.storage import Storage
+from db.stores.tokens import Token
+from service.api.deps import Reader, StorageDep
+from service.api.routes import jobs as routes
+from service.api.schemas.jobs import JobView
+from service.dashboard.job_pages import MOST_ROWS, ROWS, RowsQuery
+from service.dashboard.pages import first_page, has_more, page, server_of
+from service.dashboard.session import PageRoute
+from service.difference import ComparedSide, ModelDifference, difference, side_of_job
+
+router = APIRouter(route_class=PageRoute)
+
+OFFERED = 100
+"""Jobs to choose from, the newest; any other by its id in the address."""
+
+JobQuery = Annotated[str, Query(max_length=64)]
+
+
+@router.get("/compare")
+def compare(
+    request: Request,
+    storage: StorageDep,
+    token: Reader,
+    a: JobQuery = "",
+    b: JobQuery = "",
+    rows: RowsQuery = ROWS,
+) -> Response:
+    """The form, and the comparison once both jobs are chosen."""
+    offered = {
+        job.id: job for job in routes.list_jobs(storage, token, first_page(request, OFFERED)[0])
+    }
+    for job_id in filter(None, (a, b)):
+        if job_id not in offered:
+            offered[job_id] = routes.get_job(job_id, storage, token)
+    found, cut = None, False
+    if a and b:
+        sides = [_side(request, offered[job_id], storage, token) for job_id in (a, b)]
+        cut = any(more for _, more in sides)
+        found = difference(sides[0][0], sides[1][0])
+    return page(
+        request,
+        "compare.html",
+        a=a,
+        b=b,
+        offered=_ordered(list(offered.values()), offered.get(a or b)),
+        found=found,
+        jobs=offered,
+        same=_same(found),
+        cut=cut,
+        rows=rows,
+        most_rows=MOST_ROWS,
+        server=server_of(request),
+    )
+
+
+def _side(
+    request: Request, job: JobView, storage: Storage, token: Token
+) -> tuple[ComparedSide, bool]:
+    """A job with its first tasks, and whether it has more."""
+    pages, answer = first_page(request, MOST_ROWS)
+    tasks = routes.list_job_tasks(job.id, storage, token, pages)
+    return side_of_job(job, tasks), has_more(answer)
+
+
+def _ordered(jobs: list[JobView], chosen: JobView | None) -> list[JobView]:
+    """Those of the same model as the chosen one first; each the newest first."""
+    digest = chosen.model if chosen is not None else ""
+    return sorted(jobs, key=lambda job: (job.model != digest, -job.created_at))
+
+
+def _same(found: ModelDifference | None) -> int:
+    """Kernels of which nothing is known to differ."""
+    return 0 if found is None else sum(pair.same for pair in found.pairs)
