@@ -98,7 +98,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
         with writing(storage.engine) as connection:
             for name in (*names, *(workload.key for workload, _ in planned.workloads)):
                 serve(connection, record_values(record_of_load(name), storage.clock()))
-        _retain(storage, retained)
+        retain(storage, retained)
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("ANALYZE")
         secret, token = storage.tokens.create("load", [Scope.ADMIN])
@@ -130,7 +130,7 @@ def record_of_load(workload: str) -> TuningRecord:
     return TuningRecord(RecordKey(workload, TARGET), schedule, measurement, workload, "1", "0")
 
 
-def _retain(storage: Storage, requests: int) -> None:
+def retain(storage: Storage, requests: int) -> None:
     """So many requests that ended, each with candidates to measure."""
     payload = {"candidates": ["x" * 200] * 5}
     for some in chunks([f"retained-{number}" for number in range(requests)]):

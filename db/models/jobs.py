@@ -13,6 +13,7 @@ class JobRow(Base):
     __table_args__ = (
         sa.UniqueConstraint("owner", "idempotency_key"),
         sa.Index(None, "state", "created_at"),
+        sa.Index(None, "created_at", "id"),  # the list of all
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

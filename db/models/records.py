@@ -17,7 +17,11 @@ class TrialRow(Base):
     __tablename__ = "trials"
     __table_args__ = (
         sa.Index(None, "workload_key", "target_key", "threads", "numerics"),
-        sa.Index(None, "job_id"),
+        # lists of them, the newest first: each ends with the order of the list
+        sa.Index(None, "workload_key", "serial"),
+        sa.Index(None, "job_id", "serial"),
+        sa.Index(None, "job_id", "workload_key", "serial"),
+        sa.Index(None, "job_id", "status", "serial"),  # also how many there are of each
     )
 
     # `serial` is the order of arrival; `id` names the trial, so that it is saved once.

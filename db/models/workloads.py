@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.models.base import Base, Json
@@ -11,6 +12,7 @@ from db.models.base import Base, Json
 
 class WorkloadRow(Base):
     __tablename__ = "workloads"
+    __table_args__ = (sa.Index(None, "created_at", "key"),)
 
     key: Mapped[str] = mapped_column(primary_key=True)
     text: Mapped[str]
@@ -18,13 +20,14 @@ class WorkloadRow(Base):
 
 
 class WorkloadShapeRow(Base):
-    """What a workload is apart from its sizes, the sizes, and what it is called; found when it is
-    first needed."""
+    """What a workload is apart from its sizes, the sizes, what it shares with those that differ in
+    numbers alone, and what it is called; found when it is first needed."""
 
     __tablename__ = "workload_shapes"
 
     workload_key: Mapped[str] = mapped_column(primary_key=True)
     structure: Mapped[str] = mapped_column(index=True)
+    family: Mapped[str] = mapped_column(index=True)
     sizes: Mapped[list[Any]]
     operator: Mapped[str]  # that names it: "conv"
     name: Mapped[str]  # for people: "conv 3x3 +relu 64x56x56"

@@ -24,10 +24,11 @@ INDEXED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """A workload's structure and sizes, and what people call it; nothing of one that is not read
-    any more."""
+    """A workload's structure, family and sizes, and what people call it; nothing of one that is
+    not read any more."""
 
     structure: str = ""
+    family: str = ""
     sizes: Sequence[int] = ()
     operator: str = ""
     name: str = ""
@@ -78,8 +79,8 @@ class ShapeStore:
             for row in found:
                 shape = shape_of(row.text)
                 named = {"operator": shape.operator, "name": shape.name}
-                sizes = {"structure": shape.structure, "sizes": list(shape.sizes)}
-                rows.append({"workload_key": row.key, **sizes, **named})
+                kin = {"structure": shape.structure, "family": shape.family}
+                rows.append({"workload_key": row.key, **kin, "sizes": list(shape.sizes), **named})
             with writing(self._engine) as connection:
                 insert_new(connection, _shapes, rows)
             count += len(rows)
@@ -127,6 +128,24 @@ class ShapeStore:
         )
         with reading(self._engine) as connection:
             return [Relative(row[0], tuple(row[1])) for row in connection.execute(query)]
+
+    def members(self, family: str, target_key: str, threads: int, numerics: str) -> list[str]:
+        """The keys of the workloads of a family that have a served record."""
+        query = (
+            sa.select(_shapes.c.workload_key)
+            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
+            .where(
+                _shapes.c.family == family,
+                _records.c.target_key == target_key,
+                _records.c.threads == threads,
+                _records.c.numerics == numerics,
+                _records.c.state == Standing.CONFIRMED.value,
+            )
+            .distinct()
+            .order_by(_shapes.c.workload_key)
+        )
+        with reading(self._engine) as connection:
+            return list(connection.execute(query).scalars())
 
     def times(
         self, workload_keys: Sequence[str], target_key: str, threads: int, numerics: str

@@ -44,6 +44,18 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+ROUTERS = (
+    sign_in.router,
+    job_pages.router,
+    graph_pages.router,
+    task_pages.router,
+    compare_pages.router,
+    device_pages.router,
+    record_pages.router,
+    cost_model_pages.router,
+    token_pages.router,
+)
+"""The pages, a file a group."""
 
 entrance = APIRouter(include_in_schema=False)
 
@@ -62,18 +74,8 @@ def create_dashboard(service: FastAPI) -> FastAPI:
     app.state = service.state
     app.add_middleware(_Guarded)
     errors.install(app, _refused)
-    for pages in (
-        sign_in,
-        job_pages,
-        graph_pages,
-        task_pages,
-        compare_pages,
-        device_pages,
-        record_pages,
-        cost_model_pages,
-        token_pages,
-    ):
-        app.include_router(pages.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC))
     return app
 

@@ -20,6 +20,9 @@ from service.jobs.planning import workload_name
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.tasks import Task
 
+MEMBERS_AT_ONCE = 50
+"""Of a family, whose records are read together."""
+
 
 def relatives_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
     """The served records of its family under the target, threads and numerics of a key.
@@ -27,20 +30,11 @@ def relatives_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterat
     The workload's own is not among them.
     """
     storage.shapes.index(shape_of)
-    fixed = workload.typical()
-    alike = storage.shapes.relatives(fixed.structure, key.target_key, key.threads, key.numerics)
-    keys = [
-        one.workload_key
-        for one in alike
-        if one.sizes == fixed.sizes and one.workload_key != workload.key
-    ]
-    texts = storage.workloads.workloads(keys)
-    family = workload.family
-    members = [name for name in keys if _family(texts.get(name, "")) == family]
-    served = storage.ledger.served(
-        [RecordKey(name, key.target_key, key.threads, key.numerics) for name in members]
-    )
-    yield from served.values()
+    where = key.target_key, key.threads, key.numerics
+    members = storage.shapes.members(workload.family, *where)
+    keys = [RecordKey(name, *where) for name in members if name != workload.key]
+    for start in range(0, len(keys), MEMBERS_AT_ONCE):  # mostly the first one will do
+        yield from storage.ledger.served(keys[start : start + MEMBERS_AT_ONCE]).values()
 
 
 def related_records(
@@ -91,18 +85,13 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """The structure, the sizes and the name of a workload's text; nothing of one of another
-    release."""
+    """The structure, the family, the sizes and the name of a workload's text; nothing of one of
+    another release."""
     try:
         workload = Workload.parse(text)
         fixed, name = workload.typical(), workload_name(workload)
     except CompilerError:
         return WorkloadShape()
-    return WorkloadShape(fixed.structure, fixed.sizes, name.partition(" ")[0], name)
-
-
-def _family(text: str) -> str:
-    try:
-        return Workload.parse(text).family
-    except CompilerError:
-        return ""
+    return WorkloadShape(
+        fixed.structure, workload.family, fixed.sizes, name.partition(" ")[0], name
+    )

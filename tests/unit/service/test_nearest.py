@@ -20,6 +20,7 @@ from db.errors import NotFoundError
 from db.storage import Storage
 from service.cli import run
 from service.cli.view import settled_line
+from service.jobs import families
 from service.jobs.families import records_of_relatives
 from service.jobs.nearest import Answer, Match, best_answer, distance
 from service.jobs.no_regret import settle
@@ -245,6 +246,27 @@ def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> 
     mine = tune(storage, wanted, {others(wanted)[1]: 1e-3})
     storage.records.add_record(replace(mine, codegen_version=CODEGEN_VERSION))
     assert records_of_relatives(tasks, storage) == {}, "it has a record of its own"
+
+
+def test_a_family_is_read_until_a_record_of_it_holds(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others have its structure and its sizes."""
+    monkeypatch.setattr(families, "MEMBERS_AT_ONCE", 1)
+    wanted, relatives = bounded(0.5), sorted(map(bounded, (0.1, 0.2, 0.3)), key=lambda w: w.key)
+    task = make_task(wanted, TARGET)
+    tune(storage, workload(16, op="Abs"), {others(wanted)[0]: 1e-3})
+    for number, one in enumerate(relatives):
+        found = tune(storage, one, {others(one)[number]: 1e-3})
+    assert records_of_relatives([task], storage) == {}, "all are of another code generation"
+    found = replace(found, codegen_version=CODEGEN_VERSION)
+    storage.records.add_record(found)
+    assert records_of_relatives([task], storage) == {task.key: found}
+    where = TARGET.key, 1, "fast"
+    keys = [one.key for one in relatives]
+    assert storage.shapes.members(wanted.family, *where) == keys
+    assert storage.shapes.members(wanted.structure, *where) == []
+    assert storage.shapes.members(wanted.family, TARGET.key, 2, "fast") == []
 
 
 def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> None:
