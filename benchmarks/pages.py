@@ -48,6 +48,7 @@ NOT_ASKED = {
 QUERIES: Mapping[str, Sequence[str]] = {
     "/dashboard/jobs": ("", "state=failed", "state=paused"),
     "/dashboard/jobs/{job_id}": ("", "rows=1000"),
+    "/dashboard/compare": ("", "a={job_id}&b={small_job}"),
     "/dashboard/devices": ("", "gone=true"),
     "/dashboard/records": ("", "named=conv", "named=nothing", "target=x86-64-v3", "state=disputed"),
     "/v1/jobs": ("", "state=paused", "limit=1000"),
