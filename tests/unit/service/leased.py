@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -104,7 +103,6 @@ def worker_process(
     with (spool / "log").open("ab") as log:
         process = subprocess.Popen(
             [*command, "--spool", str(spool), *options],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=log,
             stderr=log,
         )
