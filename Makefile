@@ -20,8 +20,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMPS := $(VENV)/stamps
-# Half as many again as there are cores: many tests wait for a process, a lease or a browser.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) * 3 // 2))')
+# Twice as many as there are cores: many tests wait for a process, a lease or a browser.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) * 2))')
 ARGS ?=
 EXPORT_VENV := .venv-export
 NATIVE := $(wildcard compiler/runtime/native/*.c compiler/runtime/native/*.h)
