@@ -7,7 +7,7 @@ that a static count is a filter worth having before anything is measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from compiler.target import Target
@@ -72,7 +72,7 @@ class InnerLoop:
     """One innermost loop: its function, the label of its header, its instructions as text.
 
     `fmas` and `spills` count among the instructions; a spill is a vector register on its way to or
-    from the stack.
+    from the stack. `registers` counts the vector registers that they name.
     """
 
     function: str
@@ -80,6 +80,7 @@ class InnerLoop:
     instructions: tuple[str, ...]
     fmas: int
     spills: int
+    registers: int = 0
 
 
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
@@ -98,10 +99,38 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
                 tuple(line.text for line in lines),
                 sum(line.fma for line in lines),
                 sum(line.stack is not None for line in lines),
+                _registers((line.text for line in lines), syntax),
             )
             for label, lines in loops.items()
         ]
     return tuple(found)
+
+
+def vector_registers(assembly: str, target: Target) -> int:
+    """How many vector registers a module names; arguments as above.
+
+    An instruction of RISC-V that takes several registers names the first.
+    """
+    syntax = target.family.syntax
+    bodies = (match["body"] for match in _FUNCTION.finditer(assembly))
+    return _registers((line.text for body in bodies for line in _lines(body, syntax)), syntax)
+
+
+SPILL_MARK = "  <- spill"
+
+
+def listing(assembly: str, target: Target) -> Iterator[str]:
+    """A module as a person reads it: functions, labels and instructions, without directives and
+    LLVM's comments; innermost loops and spills are marked. Arguments as above."""
+    syntax = target.family.syntax
+    for match in _FUNCTION.finditer(assembly):
+        yield f"{match['name']}:"
+        headers = _inner_headers(match["body"])
+        for line in _parsed(match["body"], syntax):
+            if isinstance(line, str):
+                yield f".LBB{line}:{'  <- innermost loop' if line in headers else ''}"
+            else:
+                yield f"    {line.text}{SPILL_MARK if line.stack else ''}"
 
 
 _FUNCTION = re.compile(r"-- Begin function (?P<name>\S+)\n(?P<body>.*?)-- End function", re.DOTALL)
@@ -126,12 +155,19 @@ class _Line:
 
 def _lines(body: str, syntax: AssemblySyntax) -> Iterator[_Line]:
     """The instructions of a function."""
+    return (line for line in _parsed(body, syntax) if isinstance(line, _Line))
+
+
+def _parsed(body: str, syntax: AssemblySyntax) -> Iterator[_Line | str]:
+    """The instructions of a function, and the labels of its blocks between them."""
     has_frame = syntax.frame_setup.search(body) is not None
     inner_headers = _inner_headers(body)
     loop = ""
     for line in body.splitlines():
         if (block := _BLOCK.match(line)) is not None:
             loop = block["label"] if block["label"] in inner_headers else ""
+            if block["label"]:
+                yield block["label"]
         inside = _IN_LOOP.search(line)
         if inside is not None:
             loop = inside["header"] if inside["header"] in inner_headers else ""
@@ -159,6 +195,17 @@ def _count(body: str, syntax: AssemblySyntax) -> KernelStatistics:
             numbers[line.stack] += 1
             numbers["inner_spills"] += inner
     return KernelStatistics(**numbers)
+
+
+def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
+    """How many vector registers they name, each once, whatever it is called."""
+    return len(
+        {
+            int(found["number"]) // syntax.parts.get(found["kind"], 1)
+            for text in instructions
+            for found in syntax.register.finditer(text.partition(" ")[2])
+        }
+    )
 
 
 def _inner_headers(body: str) -> frozenset[str]:

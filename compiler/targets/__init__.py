@@ -271,6 +271,8 @@ class AssemblySyntax:
 
     `vector`, `stack`, `frame` and `store_operands` are searched in an instruction's operands, `fma`
     and `store_name` in its name. `frame` counts in functions that have a line of `frame_setup`.
+    `register` finds a vector register by any of its names: its `kind` and `number`. `parts` says of
+    which kinds several, numbered on, lie in one register.
     """
 
     vector: re.Pattern[str] = _NEVER
@@ -279,6 +281,8 @@ class AssemblySyntax:
     frame_setup: re.Pattern[str] = _NEVER
     store_operands: re.Pattern[str] = _NEVER
     store_name: re.Pattern[str] = _NEVER
+    register: re.Pattern[str] = _NEVER
+    parts: Mapping[str, int] = field(default_factory=dict)
     fma: re.Pattern[str] = re.compile(r"^v?fn?m(add|sub|acc|sac)")
 
 

@@ -218,6 +218,7 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\[x29\b"),
     frame_setup=re.compile(r"\tmov\tx29, sp"),
     store_name=re.compile(r"^(str|stp|stur|st1)"),
+    register=re.compile(r"\b(?P<kind>[bhsdqvz])(?P<number>\d+)\b"),
     fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us)(dot|mmla)\b|^smlal\b"),
 )
 

@@ -86,6 +86,8 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\[r11\b"),
     frame_setup=re.compile(r"\t(add|mov)\tr11, sp"),
     store_name=re.compile(r"^(vst1|vstr)"),
+    register=re.compile(r"\b(?P<kind>[qds])(?P<number>\d+)\b"),
+    parts={"d": 2, "s": 4},
     fma=re.compile(r"^v(fma|fms|mla|mls)"),
 )
 

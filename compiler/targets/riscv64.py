@@ -99,6 +99,7 @@ FAMILY = Family(
     syntax=AssemblySyntax(
         # Addresses of spilled vectors are computed, so only LLVM's comments tell spills.
         vector=re.compile(r"\bv\d+\b"),
+        register=re.compile(r"\b(?P<kind>v)(?P<number>\d+)\b"),
         fma=re.compile(r"^v?fn?m(add|sub|acc|sac)|^vwmacc"),
     ),
     elf_machine=243,

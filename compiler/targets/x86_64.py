@@ -338,6 +338,7 @@ _SYNTAX = AssemblySyntax(
     frame=re.compile(r"\(%rbp[,)]"),
     frame_setup=re.compile(r"\tmovq\t%rsp, %rbp"),
     store_operands=re.compile(r"\([^()]*\)\s*(?:\{%k\d\}\s*)?$"),
+    register=re.compile(r"%(?P<kind>[xyz]mm)(?P<number>\d+)"),
     fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16|^tdp"),
 )
 

@@ -8,6 +8,7 @@ request its time.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,15 +27,19 @@ from db.types import canonical_json
 from service.api import planning_child
 from service.api.errors import ApiProblem
 from service.api.planning_child import (
+    CodeQuestion,
     GraphQuestion,
     JobCheck,
     ModelCheck,
     PlannedWorkload,
+    PredictionsQuestion,
     Question,
     Refusal,
     WorkloadsQuestion,
 )
 from service.jobs.model_graph import ModelGraph
+from service.jobs.predicted import Predicted
+from service.jobs.shown_code import ShownCode
 from service.settings import Settings
 
 MOST_WAITING = 64
@@ -45,6 +50,12 @@ PLANS_KEPT = 1024
 
 GRAPHS_KEPT = 16
 """Drawings that are remembered; a large one takes 10 MB."""
+
+CODES_KEPT = 64
+"""Schedules that are remembered as code: 300 kB at most."""
+
+PREDICTIONS_KEPT = 64
+"""Tasks whose predictions are remembered: 100 kB at most."""
 
 LOOK_SECONDS = 5.0
 """How often a question that waits looks whether there is still a pool that will answer it."""
@@ -90,6 +101,8 @@ class Planning:
         self._waiting = 0
         self._plans: _Remembered[Sequence[PlannedWorkload]] = _Remembered(PLANS_KEPT)
         self._graphs: _Remembered[ModelGraph] = _Remembered(GRAPHS_KEPT)
+        self._codes: _Remembered[ShownCode] = _Remembered(CODES_KEPT)
+        self._predictions: _Remembered[Predicted] = _Remembered(PREDICTIONS_KEPT)
 
     async def check_model(self, path: Path, name: str) -> None:
         """Raises a problem that says why a file is no ONNX model."""
@@ -115,6 +128,32 @@ class Planning:
     async def graph(self, question: GraphQuestion) -> ModelGraph:
         """The drawing of a job's model, made once for the same question. Raises a problem."""
         return await self._graphs.get(_graph_key(question), lambda: self._graph(question))
+
+    def knows_code(self, question: CodeQuestion) -> bool:
+        """Whether a schedule's code is there, or made just now."""
+        return _code_key(question) in self._codes
+
+    async def code(self, question: CodeQuestion) -> ShownCode:
+        """A schedule as code, made once for the same question. Raises a problem."""
+
+        async def make() -> ShownCode:
+            found: ShownCode = await self._ask(question, "the code of the schedule")
+            return found
+
+        return await self._codes.get(_code_key(question), make)
+
+    def knows_predictions(self, question: PredictionsQuestion) -> bool:
+        """Whether a task's predictions are there, or made just now."""
+        return _predictions_key(question) in self._predictions
+
+    async def predictions(self, question: PredictionsQuestion) -> Predicted:
+        """What is predicted of a task's trials, asked once for the same. Raises a problem."""
+
+        async def make() -> Predicted:
+            found: Predicted = await self._ask(question, "what the cost model predicts")
+            return found
+
+        return await self._predictions.get(_predictions_key(question), make)
 
     async def _graph(self, question: GraphQuestion) -> ModelGraph:
         digest = question.check.digest
@@ -231,6 +270,22 @@ def _key(question: WorkloadsQuestion) -> str:
         question.dims,
     )
     return canonical_json((question.digest, *how, chosen))
+
+
+def _code_key(question: CodeQuestion) -> str:
+    how = (question.text, question.target.key, question.threads, question.numerics)
+    return _short((*how, question.schedule))
+
+
+def _predictions_key(question: PredictionsQuestion) -> str:
+    trials = [trial.id for trial in question.trials]
+    model = hashlib.sha256(question.model).hexdigest()
+    return _short((question.text, question.target.key, trials, model))
+
+
+def _short(key: object) -> str:
+    """Names a question by a few bytes, however long its parts are."""
+    return hashlib.sha256(canonical_json(key).encode()).hexdigest()
 
 
 def _graph_key(question: GraphQuestion) -> str:

@@ -25,7 +25,10 @@ from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
 from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
 from service.jobs.planning import ModelRequest, plan_model, workload_name
+from service.jobs.predicted import Predicted, predicted
+from service.jobs.shown_code import ShownCode, shown_code
 from service.jobs.stage_planning import plan_first_program
+from tuner.measure.measurement import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,34 @@ class GraphQuestion:
         return model_graph(chosen_by(planned, self.choice))
 
 
+@dataclass(frozen=True, slots=True)
+class CodeQuestion:
+    """What a schedule makes of a workload's text, for any target; without one, the untuned one."""
+
+    text: str
+    schedule: Mapping[str, Any] | None
+    target: Target
+    threads: int
+    numerics: str
+
+    def run(self) -> ShownCode:
+        return shown_code(self.text, self.schedule, self.target, self.threads, self.numerics)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionsQuestion:
+    """What the models of cost say of trials of a workload's text. `model` are the bytes of a stored
+    cost model; empty for none."""
+
+    text: str
+    target: Target
+    trials: tuple[Trial, ...]
+    model: bytes = b""
+
+    def run(self) -> Predicted:
+        return predicted(self.text, self.target, self.trials, self.model)
+
+
 def _model(path: Path, digest: str) -> bytes:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
@@ -130,7 +161,9 @@ def _model(path: Path, digest: str) -> bytes:
     return data
 
 
-Question = ModelCheck | JobCheck | WorkloadsQuestion | GraphQuestion
+Question = (
+    ModelCheck | JobCheck | WorkloadsQuestion | GraphQuestion | CodeQuestion | PredictionsQuestion
+)
 
 
 def begin(memory_bytes: int) -> None:

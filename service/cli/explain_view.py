@@ -81,12 +81,13 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
                 lines += _facts_at(report, one)
     for name, value in lines:
         facts.add_row(Text(name, style="bold"), Text(value))
-    loops = make_table("<innermost loop", "instructions", "FMAs", "spills")
+    loops = make_table("<innermost loop", "instructions", "FMAs", "registers", "spills")
     for loop in kernel.loops:
         loops.add_row(
             f"{loop.function} {loop.label}",
             str(len(loop.instructions)),
             str(loop.fmas),
+            str(loop.registers),
             str(loop.spills),
         )
     title = Text(f"{kernel.number}: {kernel.name}", style="bold")

@@ -248,6 +248,11 @@ class FeatureExtractor:
         self._rows: dict[Schedule, np.ndarray | None] = {}
         self._reference: list[_Absolute] | None = None
 
+    @property
+    def points(self) -> Sequence[SizePoint]:
+        """The sizes that are looked at."""
+        return self._points
+
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """Rows over COLUMNS, one for each point; None for a schedule that cannot be lowered.
 

@@ -46,24 +46,43 @@ def samples_of(
         if problem is None or code is None:
             continue
         try:
-            space = schedule_space(problem, code, key.threads, key.numerics)
+            features = CandidateFeatures(key, problem, code)
         except CompilerError:
             continue
-        lower, default = partial(_nest, problem, code, key.threads), space.default()
-        extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
-        drawn = points_of(problem, threads=key.threads)
-        for (schedule, distribution), measurement in measured.items():
-            facts = target_facts(code, key.threads, _device(measurement))
-            points = drawn if not distribution else points_at(problem, distribution, key.threads)
-            if not points or (measurement.ok and bool(distribution) != bool(problem.dimensions)):
-                continue  # it does not say at which sizes of the workload it is
-            if (facts, distribution) not in extractors:
-                extractor = FeatureExtractor(lower, default, facts, points)
-                extractors[facts, distribution] = extractor
-            row = extractors[facts, distribution].row(schedule)
-            if row is not None:
-                found += point_samples(task_name(key), points, row, measurement)
+        for (schedule, _), measurement in measured.items():
+            extractor = features.of(measurement)
+            row = None if extractor is None else extractor.row(schedule)
+            if extractor is not None and row is not None:
+                found += point_samples(task_name(key), extractor.points, row, measurement)
     return found
+
+
+class CandidateFeatures:
+    """The features of the candidates of one record key, on whichever devices they were measured and
+    at whichever sizes. Raises CompilerError for a workload that has no schedules here."""
+
+    def __init__(self, key: RecordKey, workload: Workload, target: Target) -> None:
+        self._workload, self._target, self._threads = workload, target, key.threads
+        self._default = schedule_space(workload, target, key.threads, key.numerics).default()
+        self._drawn = points_of(workload, threads=key.threads)
+        self._extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
+
+    def of(self, measurement: Measurement) -> FeatureExtractor | None:
+        """What describes a candidate that was measured so; None if the workload cannot have these
+        sizes, or if it is not said at which it was."""
+        distribution = measurement.distribution
+        facts = target_facts(self._target, self._threads, _device(measurement))
+        if (facts, distribution) not in self._extractors:
+            points = self._drawn
+            if distribution:
+                points = points_at(self._workload, distribution, self._threads)
+            lower = partial(_nest, self._workload, self._target, self._threads)
+            extractor = FeatureExtractor(lower, self._default, facts, points)
+            self._extractors[facts, distribution] = extractor
+        found = self._extractors[facts, distribution]
+        if measurement.ok and bool(distribution) != bool(self._workload.dimensions):
+            return None
+        return found if found.points else None
 
 
 def _device(measurement: Measurement) -> DeviceFacts | None:

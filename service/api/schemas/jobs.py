@@ -210,6 +210,63 @@ class NestView(View):
     text: str = Field(examples=["nest conv2d ..."])
 
 
+class CodeLoopView(View):
+    """An innermost loop of a kernel's code; `registers` are the vector registers that it names."""
+
+    label: str = Field(examples=["0_4"])
+    instructions: int
+    fmas: int
+    spills: int
+    registers: int
+
+
+class CodeView(View):
+    """A schedule of a task as code for its target: made by LLVM, run by nobody."""
+
+    schedule: ScheduleJson
+    nest: str = Field(examples=["nest conv2d ..."])
+    assembly: str = Field(
+        description="Without directives; innermost loops and spills are marked",
+        examples=["tw_9f86_s0:\n    vxorps ..."],
+    )
+    nest_lines_left_out: int = Field(description="Of a text that is too long")
+    assembly_lines_left_out: int
+    instructions: int = Field(description="As they stand, not as often as they run")
+    fmas: int
+    spills: int = Field(description="Stores and reloads of vector registers on the stack")
+    registers: int = Field(description="Vector registers that the code names")
+    all_registers: int = Field(description="Vector registers of the target")
+    loops: list[CodeLoopView] = Field(description="Those with most multiply-adds first")
+    more_loops: int = Field(description="Innermost loops that are not listed")
+
+
+class PredictionView(View):
+    """What was predicted of a trial beside what was measured."""
+
+    trial_id: Id
+    measured_seconds: Seconds
+    estimated_seconds: Seconds = Field(description="By the machine's roofs, without learning")
+    score: float | None = Field(description="Of the cost model: higher is faster, without a unit")
+
+
+class OrderView(View):
+    """How well trials are ordered by what was predicted of them."""
+
+    pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
+    top1: float = Field(description="Fastest time over that of the first pick")
+    top5: float
+
+
+class PredictionsView(View):
+    """Predicted against measured, of the newest trials of a task that worked."""
+
+    version: int | None = Field(description="Of the cost model; without one, roofs predict alone")
+    refusal: str = Field(description="Why the cost model could not be asked", examples=[""])
+    by_score: OrderView | None
+    by_estimate: OrderView | None
+    trials: list[PredictionView]
+
+
 class JobEventView(View):
     """The data of a server-sent event; its id is the sequence number, its event the kind."""
 

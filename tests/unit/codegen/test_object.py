@@ -16,11 +16,14 @@ from compiler.codegen.object import (
 )
 from compiler.codegen.spills import most_stack_accesses, spilling_loop
 from compiler.codegen.statistics import (
+    SPILL_MARK,
     InnerLoop,
     KernelStatistics,
     function_statistics,
     inner_loops,
+    listing,
     statistics,
+    vector_registers,
 )
 from compiler.errors import CompilerError
 from compiler.target import Target, resolve_target
@@ -234,6 +237,39 @@ def test_spills_are_counted(name: str, lanes: int, registers: int) -> None:
     assert spills.spill_reloads >= 8
     assert 8 <= spills.inner_spills <= spills.spills
     assert spills.fmas == registers + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [("x86-64-v4", 16), ("x86-64-v3", 8), ("aarch64", 4), ("cortex-a7", 4), ("riscv64", 4)],
+)
+def test_registers_are_counted_and_code_is_listed(name: str, lanes: int) -> None:
+    target = resolve_target(name)
+    few = emit_assembly(many_accumulators(3, lanes), target)
+    (loop,) = inner_loops(few, target)
+    assert 3 < loop.registers <= vector_registers(few, target) <= 8
+    many = emit_assembly(many_accumulators(target.vector_registers + 8, lanes), target)
+    assert vector_registers(many, target) == target.vector_registers
+    lines = list(listing(many, target))
+    counted = statistics(many, target)
+    marked = [line for line in lines if line.endswith(SPILL_MARK)]
+    assert 8 <= len(marked) == counted.spills
+    assert sum(line.startswith("    ") for line in lines) == counted.instructions
+    assert [line.endswith("<- innermost loop") for line in lines].count(True) == 1
+    assert not any(line.strip().startswith((".cfi", ".p2align", "#", "//")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "count"),
+    [
+        ("x86-64-v4", "vaddps\t(%rax), %xmm1, %ymm17\n\tvaddps\t%zmm1, %zmm2, %zmm1", 3),
+        ("aarch64", "fmul\tv0.4s, v1.4s, v0.s[0]\n\tldr\td1, [x9, #32]\n\tb.ge\t.LBB0_3", 2),
+        ("armv7", "vmul.f32\tq8, q9, d4[0]\n\tvadd.f32\ts8, s9, s10\n\tadd\tr5, r6, #8", 3),
+    ],
+)
+def test_a_register_has_many_names(name: str, code: str, count: int) -> None:
+    assembly = f"# -- Begin function f\nf:\n\t{code}\n# -- End function\n"
+    assert vector_registers(assembly, resolve_target(name)) == count
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""A task's schedules as code, and what the models of cost predict of its trials."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+
+from db.errors import NotFoundError
+from db.storage import Storage
+from db.stores.jobs import Job
+from db.stores.tasks import JobTask
+from service.api.deps import PlanningDep, Reader, StorageDep
+from service.api.gate import GatedRoute
+from service.api.limiter import Limited, Limiter, LimiterDep
+from service.api.planning import Planning
+from service.api.planning_child import CodeQuestion, PredictionsQuestion
+from service.api.refusals import refuses
+from service.api.schemas.jobs import (
+    CodeLoopView,
+    CodeView,
+    OrderView,
+    PredictionsView,
+    PredictionView,
+)
+from service.jobs.addressee import target_of_key
+from service.jobs.predicted import Predicted
+from service.jobs.shown_code import ShownCode
+from tuner.cost_model.metrics import Scores
+from tuner.measure.measurement import RecordKey, Status
+
+router = APIRouter(tags=["jobs"], route_class=GatedRoute)
+
+MOST_PREDICTED = 400
+"""Trials of a task that are predicted, the newest: features of each take some milliseconds."""
+
+
+@router.get("/jobs/{job_id}/tasks/{workload}/code")
+@refuses(404, 422, 429)
+async def get_code(
+    job_id: str,
+    workload: str,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    _: Reader,
+    untuned: bool = False,
+) -> CodeView:
+    """The loop nest and the assembly of a task's best schedule, with its registers and spills
+    counted; with `untuned`, or while none is chosen, of the untuned one."""
+    question = await run_in_threadpool(code_question, job_id, workload, storage, untuned)
+    return code_view(await made_code(question, planning, limiter))
+
+
+@router.get("/jobs/{job_id}/tasks/{workload}/predictions")
+@refuses(404, 422, 429)
+async def get_predictions(
+    job_id: str,
+    workload: str,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    _: Reader,
+) -> PredictionsView:
+    """What the cost model that tuning runs of the target start from says of a task's newest trials,
+    and what the machine's roofs say, beside what was measured. It may have learned from them."""
+    version, question = await run_in_threadpool(predictions_question, job_id, workload, storage)
+    found = await made_predictions(question, planning, limiter)
+    return predictions_view(version, found)
+
+
+def code_question(job_id: str, workload: str, storage: Storage, untuned: bool) -> CodeQuestion:
+    """What a task's code is made by. Raises NotFoundError for the job or the task."""
+    job, task = job_and_task(job_id, workload, storage)
+    target = target_of_key(job.target_key or "", storage)
+    text = storage.workloads.workload(workload)
+    chosen = None if untuned else (task.facts or {}).get("schedule")
+    return CodeQuestion(text, chosen, target, job.threads, job.numerics)
+
+
+def predictions_question(
+    job_id: str, workload: str, storage: Storage
+) -> tuple[int | None, PredictionsQuestion]:
+    """The version of the cost model, and the question. Raises NotFoundError, as above."""
+    job, _ = job_and_task(job_id, workload, storage)
+    target = target_of_key(job.target_key or "", storage)
+    found = storage.trials.list(
+        job_id=job_id, workload_key=workload, status=Status.OK, limit=MOST_PREDICTED
+    )
+    key = RecordKey(workload, target.key, job.threads, job.numerics)
+    trials = tuple(one.trial for one in found if one.trial.key == key and not one.trial.withdrawn)
+    model = storage.cost_models.promoted(target.key) if trials else None
+    data = b"" if model is None else storage.cost_models.data(model)
+    text = storage.workloads.workload(workload)
+    version = None if model is None else model.version
+    return version, PredictionsQuestion(text, target, trials, data)
+
+
+async def made_code(question: CodeQuestion, planning: Planning, limiter: Limiter) -> ShownCode:
+    """The code, made if nobody asked for it lately; that is what the limiter counts.
+
+    Raises:
+        ApiProblem: if it cannot be made, or the token has had as many made as it may.
+    """
+    if not planning.knows_code(question):
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
+    return await planning.code(question)
+
+
+async def made_predictions(
+    question: PredictionsQuestion, planning: Planning, limiter: Limiter
+) -> Predicted:
+    """Predictions, made if nobody asked for them lately; counted and refused as code is."""
+    if not planning.knows_predictions(question):
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
+    return await planning.predictions(question)
+
+
+def code_view(found: ShownCode) -> CodeView:
+    return CodeView(
+        schedule=dict(found.schedule),
+        nest=found.nest,
+        assembly=found.assembly,
+        nest_lines_left_out=found.left_out[0],
+        assembly_lines_left_out=found.left_out[1],
+        instructions=found.counts.instructions,
+        fmas=found.counts.fmas,
+        spills=found.counts.spills,
+        registers=found.registers,
+        all_registers=found.all_registers,
+        loops=[CodeLoopView.model_validate(loop, from_attributes=True) for loop in found.loops],
+        more_loops=found.more_loops,
+    )
+
+
+def predictions_view(version: int | None, found: Predicted) -> PredictionsView:
+    return PredictionsView(
+        version=version,
+        refusal=found.refusal,
+        by_score=_order_view(found.task.by_score),
+        by_estimate=_order_view(found.task.by_estimate),
+        trials=[
+            PredictionView.model_validate(one, from_attributes=True) for one in found.task.trials
+        ],
+    )
+
+
+def _order_view(scores: Scores | None) -> OrderView | None:
+    return None if scores is None else OrderView.model_validate(scores, from_attributes=True)
+
+
+def job_and_task(job_id: str, workload: str, storage: Storage) -> tuple[Job, JobTask]:
+    """Raises NotFoundError for either."""
+    job = storage.jobs.get(job_id)
+    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
+    if not found:
+        raise NotFoundError("task", workload)
+    return job, found[0][1]

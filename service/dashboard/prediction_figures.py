@@ -1,0 +1,73 @@
+"""Predicted against measured: of each trial, how fast it was and how fast it was said to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.api.schemas.jobs import OrderView, PredictionsView
+from service.units import finite
+
+WIDTH, HEIGHT = 320.0, 220.0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionPlot:
+    """Who predicted, and a dot for each trial: rightwards what was said, upwards what was measured.
+
+    Measured speeds go from 0 to 1, the fastest; what was said, from the least to the most.
+    """
+
+    name: str
+    means: str
+    order: OrderView | None
+    dots: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionFigures:
+    """The cost model where there is one, then the machine's roofs."""
+
+    version: int | None
+    refusal: str
+    trials: int
+    plots: tuple[PredictionPlot, ...]
+    size: tuple[float, float] = (WIDTH, HEIGHT)
+
+    @classmethod
+    def of(cls, found: PredictionsView) -> PredictionFigures:
+        times = [finite(one.measured_seconds) for one in found.trials]
+        measured = [s if s is not None and s > 0.0 else math.inf for s in times]
+        scores = [one.score for one in found.trials]
+        estimates = [finite(one.estimated_seconds) for one in found.trials]
+        plots = []
+        if any(score is not None for score in scores):
+            known = [finite(score) for score in scores]
+            name = f"Cost model, version {found.version}"
+            dots = _dots(known, measured)
+            plots.append(PredictionPlot(name, "its score", found.by_score, dots))
+        if found.trials:
+            # in the logarithm: a kernel that is said to take twice as long is as far away anywhere
+            logs = [-math.log(s) if s is not None and s > 0.0 else None for s in estimates]
+            dots = _dots(logs, measured)
+            means = "speed, by the logarithm"
+            plots.append(PredictionPlot("The machine's roofs", means, found.by_estimate, dots))
+        return cls(found.version, found.refusal, len(found.trials), tuple(plots))
+
+
+def _dots(
+    said: Sequence[float | None], measured: Sequence[float]
+) -> tuple[tuple[float, float], ...]:
+    known = [value for value in said if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = high - low
+    fastest = min(measured, default=math.inf)
+    return tuple(
+        (
+            WIDTH * ((value - low) / span if span and math.isfinite(span) else 0.5),
+            HEIGHT * (1.0 - fastest / seconds) if math.isfinite(seconds) else HEIGHT,
+        )
+        for value, seconds in zip(said, measured, strict=True)
+        if value is not None
+    )

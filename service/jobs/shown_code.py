@@ -1,0 +1,114 @@
+"""A stored schedule of a workload as code: its loop nest, and the assembly that comes of it.
+
+It is made for any target, by LLVM, and nothing of it is run. What a strange workload or schedule
+may do to LLVM is the affair of the process that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.build import lower_workload
+from compiler.codegen.statistics import (
+    InnerLoop,
+    KernelStatistics,
+    inner_loops,
+    listing,
+    statistics,
+    vector_registers,
+)
+from compiler.loops.text import print_nest
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import untuned_schedule
+from compiler.target import Target
+from compiler.workload import Workload
+
+MOST_NEST = 60_000
+MOST_ASSEMBLY = 200_000
+"""Characters that are kept of each, in whole lines: code that is written out may have megabytes."""
+
+MOST_LOOPS = 20
+"""Innermost loops that are told of, those with most multiply-adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLoop:
+    """Counts of an innermost loop; `registers` are the vector registers that it names."""
+
+    label: str
+    instructions: int
+    fmas: int
+    spills: int
+    registers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCode:
+    """What a schedule makes of a workload.
+
+    `left_out` counts the lines that are missing of `nest` and `assembly`, `more_loops` the loops.
+    `registers` are the vector registers that the code names, of `all_registers` of the target.
+    """
+
+    schedule: Mapping[str, Any]
+    nest: str
+    assembly: str
+    left_out: tuple[int, int]
+    counts: KernelStatistics
+    registers: int
+    all_registers: int
+    loops: tuple[CodeLoop, ...]
+    more_loops: int
+
+
+def shown_code(
+    text: str, schedule: Mapping[str, Any] | None, target: Target, threads: int, numerics: str
+) -> ShownCode:
+    """A schedule of a workload's text as code; without a schedule, the untuned one.
+
+    Raises:
+        CompilerError: for a workload or a schedule of another release, or code that LLVM refuses.
+    """
+    workload = Workload.parse(text)
+    if schedule is None:
+        chosen = untuned_schedule(workload, target, threads, numerics)
+    else:
+        chosen = Schedule.from_json(dict(schedule))
+    lowered = lower_workload(workload, chosen, target, threads)
+    assembly = lowered.assembly(target)
+    nest, of_nest = _cut(print_nest(lowered.nest).splitlines(), MOST_NEST)
+    listed, of_assembly = _cut(listing(assembly, target), MOST_ASSEMBLY)
+    loops = sorted(inner_loops(assembly, target), key=_weight, reverse=True)
+    return ShownCode(
+        schedule=chosen.to_json(),
+        nest=nest,
+        assembly=listed,
+        left_out=(of_nest, of_assembly),
+        counts=statistics(assembly, target),
+        registers=vector_registers(assembly, target),
+        all_registers=target.vector_registers,
+        loops=tuple(
+            CodeLoop(loop.label, len(loop.instructions), loop.fmas, loop.spills, loop.registers)
+            for loop in loops[:MOST_LOOPS]
+        ),
+        more_loops=len(loops[MOST_LOOPS:]),
+    )
+
+
+def _weight(loop: InnerLoop) -> tuple[int, int]:
+    return loop.fmas, len(loop.instructions)
+
+
+def _cut(lines: Iterable[str], most: int) -> tuple[str, int]:
+    """As many lines as have so many characters together, and how many are left out."""
+    kept: list[str] = []
+    left_out = used = 0
+    for line in lines:
+        used += len(line) + 1
+        if used <= most:
+            kept.append(line)
+        else:
+            left_out += 1
+    return "\n".join(kept), left_out

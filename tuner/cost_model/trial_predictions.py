@@ -1,0 +1,73 @@
+"""What models of cost say of trials that were measured: how well they would have ranked them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.target import Target
+from compiler.workload import Workload
+from tuner.cost_model.dataset import CandidateFeatures
+from tuner.cost_model.metrics import LEAST_SAMPLES, Scores, task_scores
+from tuner.cost_model.protocol import CostModel
+from tuner.measure.measurement import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPrediction:
+    """Of one trial: seconds that were measured and that the machine's roofs suggest, and the score
+    of a cost model (higher is faster, in a scale of its own); None without a model."""
+
+    trial_id: str
+    measured_seconds: float
+    estimated_seconds: float
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPredictions:
+    """Of the trials of a task. `by_score` and `by_estimate` say how well each orders them: None
+    without a model, or of too few trials."""
+
+    trials: tuple[TrialPrediction, ...]
+    by_score: Scores | None
+    by_estimate: Scores | None
+
+
+def predict_trials(
+    trials: Sequence[Trial], workload: Workload, target: Target, model: CostModel | None
+) -> TaskPredictions:
+    """What is predicted of the trials of one record key.
+
+    Left out are failures, and trials of devices, sizes and schedules that this release cannot
+    describe.
+    """
+    if not trials:
+        return TaskPredictions((), None, None)
+    features = CandidateFeatures(trials[0].key, workload, target)
+    found = []
+    for trial in trials:
+        seconds = trial.measurement.run_seconds
+        extractor = features.of(trial.measurement)
+        if extractor is None or not trial.measurement.ok or not seconds:
+            continue
+        estimated = extractor.estimated_seconds(trial.schedule)
+        if estimated is None:
+            continue
+        score = None
+        if model is not None:
+            score = extractor.scores([trial.schedule], model.predict)[trial.schedule]
+        found.append(TrialPrediction(trial.id, seconds, estimated, score))
+    return TaskPredictions(
+        tuple(found),
+        None if model is None else _order(found, [one.score or 0.0 for one in found]),
+        _order(found, [-one.estimated_seconds for one in found]),
+    )
+
+
+def _order(found: Sequence[TrialPrediction], scores: Sequence[float]) -> Scores | None:
+    if len(found) < LEAST_SAMPLES:
+        return None
+    return task_scores(np.array([one.measured_seconds for one in found]), np.array(scores))
