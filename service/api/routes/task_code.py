@@ -61,8 +61,11 @@ async def get_predictions(
     limiter: LimiterDep,
     _: Reader,
 ) -> PredictionsView:
-    """What the cost model that tuning runs of the target start from says of a task's newest trials,
-    and what the machine's roofs say, beside what was measured. It may have learned from them."""
+    """What the models of cost say of a task's newest trials, beside what was measured.
+
+    The cost model is the version that tuning runs of the target start from, and may have learned
+    from these trials; the estimate is that of the machine's roofs.
+    """
     version, question = await run_in_threadpool(predictions_question, job_id, workload, storage)
     found = await made_predictions(question, planning, limiter)
     return predictions_view(version, found)
