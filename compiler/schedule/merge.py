@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor, walk
+from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.rewriting import rewrite
@@ -35,11 +35,11 @@ def merge_axes(problem: Problem) -> Problem:
 def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
     if first.extent == 1 or second.extent == 1:
         return None
-    counted = (node.index for node in walk(problem.expr) if isinstance(node, IndexValue))
+    counted = (node.index for node in problem.parts if isinstance(node, IndexValue))
     if any(axis in index.axes() for index in counted for axis in (first, second)):
         return None
     joint = Axis(f"{first.name}{second.name}", first.extent * second.extent)
-    accesses = [node for node in walk(problem.expr) if isinstance(node, Load)]
+    accesses = [node for node in problem.parts if isinstance(node, Load)]
     changed: dict[Load, Load] = {}
     tensors: dict[str, Tensor] = {}
     for load in (*accesses, problem.output):

@@ -51,9 +51,14 @@ class Problem:
     """The outer axes that `compose` was asked to split off."""
 
     @cached_property
+    def parts(self) -> tuple[Expr, ...]:
+        """Every distinct node of the expression, operands first."""
+        return tuple(walk(self.expr))
+
+    @cached_property
     def reductions(self) -> tuple[Reduce, ...]:
         """Every distinct reduction, inner ones first."""
-        return tuple(node for node in walk(self.expr) if isinstance(node, Reduce))
+        return tuple(node for node in self.parts if isinstance(node, Reduce))
 
     @property
     def reduction(self) -> Reduce:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import tee
 
 from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
@@ -13,6 +12,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.sharing import share_out
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from compiler.schedule.templates import FALLBACK, Template, templates
+from compiler.schedule.templates.contraction import serving_rows
 from compiler.sizes import OpenSizeError
 from compiler.target import Target
 from compiler.workload import Workload
@@ -80,12 +80,13 @@ def untuned_schedules(
     Raises:
         CompilerError: if no template applies.
     """
-    found = _applicable(workload.typical(), target, threads, numerics)
+    typical = workload.typical()
     if any_rows or workload.dimensions:
-        found, again = tee(found)  # what is not asked for is not made
-        first = (s.open_rows if workload.dimensions else s.any_rows for _, s in again)
-        yield from (schedule for schedule in first if schedule is not None)
-    for _, space in found:
+        # asked before any space is made: to choose the defaults of those takes longest
+        first = serving_rows(typical, target, threads, is_open=bool(workload.dimensions))
+        if first is not None:
+            yield first
+    for _, space in _applicable(typical, target, threads, numerics):
         yield space.default
 
 

@@ -47,10 +47,7 @@ class SubSpace:
     `constraint` holds on any machine: loops that fit together, code of a size that compiles.
     `machine` knows the target: registers, the waste of tails, caches. `default` is the assignment
     for a workload nobody has tuned. It is always a point: constraints against waste may refuse
-    every assignment of a tiny workload. `any_rows`, where there is one, is for a number of rows
-    that changes between uses: tiles and packed weights are those of many rows, whatever their
-    number, and the rows are the outermost loop: kernels differ only in the rows that are left over.
-    `open_rows` is for one kernel that takes any number of rows.
+    every assignment of a tiny workload.
     """
 
     algorithm: str
@@ -58,8 +55,6 @@ class SubSpace:
     constraint: Constraint
     default: Schedule
     machine: Constraint = anything
-    any_rows: Schedule | None = None
-    open_rows: Schedule | None = None
 
     def unconstrained(self) -> SubSpace:
         """The space without what is known of the machine."""

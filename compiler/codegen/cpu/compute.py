@@ -144,7 +144,7 @@ class ComputeLowering:
         return over(
             self.context,
             tile.axis,
-            tile.step,
+            granularity if self._is_rest(tile) else tile.step,
             lambda carried: self._reduce(level + 1, carried, keys),
             carried=values,
             unroll=tile.unroll,
@@ -153,6 +153,15 @@ class ComputeLowering:
             clip=None if tile.unroll else self._clip_loads(tile),
             padding=self.padding,
         )
+
+    def _is_rest(self, tile: Tile) -> bool:
+        """Whether a reduction loop of several steps is that of a rest: rows of which some may be
+        computed again. There is one pass of it, and its steps take less code one by one."""
+        one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
+        is_inner = tile is self.compute.reduce[-1] and not tile.unroll
+        is_partial = tile.axis in self.compute.partial
+        rows = any(self.context.environment[t.axis].rows for t in self.spatial)
+        return one_by_one and is_inner and not is_partial and rows
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
         """Loads that may clip the range of this reduction loop to what is in bounds."""

@@ -13,13 +13,14 @@ the default, `contraction_lowering.py` makes the nest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from compiler.errors import ScheduleError
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import SubSpace
 from compiler.schedule.templates import contraction_lowering
-from compiler.schedule.templates.contraction_analysis import analyse
+from compiler.schedule.templates.contraction_analysis import Contraction, analyse
 from compiler.schedule.templates.contraction_space import (
     default_schedule,
     fits,
@@ -53,12 +54,9 @@ class _Template:
         def machine(choice: Mapping[str, Choice]) -> bool:
             return fits(found, target, choice)
 
-        algorithm = "direct" if found.window else "gemm" if found.tile else "gemv"
+        algorithm = _algorithm(found)
         default = default_schedule(found, target, algorithm, knobs, threads)
-        any_rows = rows_schedule(found, target, algorithm, threads)
-        # Rows outermost read all weights again for each tile of a range.
-        open_rows = rows_schedule(found, target, algorithm, threads, default["order"])
-        return SubSpace(algorithm, knobs, form, default, machine, any_rows, open_rows)
+        return SubSpace(algorithm, knobs, form, default, machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -70,3 +68,32 @@ class _Template:
 
 
 TEMPLATE = _Template()
+
+
+@lru_cache(maxsize=1024)
+def serving_rows(
+    workload: Workload, target: Target, threads: int, *, is_open: bool
+) -> Schedule | None:
+    """The schedule of a product of weights whose rows are any number; None of other workloads.
+
+    Where uses differ in that number, kernels share tiles and packed weights, and rows are the
+    outermost loop: the kernels differ only in the rows that are left over. Where rows are open, one
+    kernel takes any number of them, in the order of loops of the default: rows outermost would read
+    all weights again for each tile of a range.
+    """
+    found = analyse(workload)
+    if found is None:
+        return None
+    algorithm = _algorithm(found)
+    any_rows = rows_schedule(found, target, algorithm, threads)
+    if any_rows is None or not is_open:
+        return any_rows
+    knobs = knobs_of(found, target, threads)
+    if not all(knob.values for knob in knobs):
+        return None
+    default = default_schedule(found, target, algorithm, knobs, threads)
+    return rows_schedule(found, target, algorithm, threads, default["order"])
+
+
+def _algorithm(found: Contraction) -> str:
+    return "direct" if found.window else "gemm" if found.tile else "gemv"

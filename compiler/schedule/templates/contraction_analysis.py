@@ -64,6 +64,13 @@ class Contraction:
         dtype = self.problem.reduction.body.dtype
         return widened(broadcast, dtype) * widened(streamed, dtype)
 
+    @cached_property
+    def lanes_are_a_group(self) -> bool:
+        """Whether the lanes are the channels of a group, which a tile must not leave."""
+        groups = set(self.problem.groups)
+        index = self.problem.output.index
+        return any(self.lanes in i.axes() and groups & set(i.axes()) for i in index)
+
     @property
     def multiplies_matrices(self) -> bool:
         """Whether a step multiplies two rows by two columns, with eight bytes of each."""

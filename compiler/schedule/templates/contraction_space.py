@@ -70,6 +70,9 @@ by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outerm
 _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
 """Orders in which all tiles pass over one panel before the next."""
 
+_VALID = 10.0
+"""More than any score: what is valid counts so much more than what is not."""
+
 _FEWEST = 2
 """Rows that there may be of any number."""
 
@@ -154,7 +157,7 @@ def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> 
         return False
     if choice.get("prefetch") == NEXT_PANEL and (split > 1 or choice["order"] not in _ONE_PANEL):
         return False
-    if _in_groups(found) and found.lanes.extent % (vectors * target.lanes(DType.FLOAT32)):
+    if found.lanes_are_a_group and found.lanes.extent % (vectors * target.lanes(DType.FLOAT32)):
         return False
     written_out = int(choice["unroll"]) * tile * vectors
     if choice.get("taps") == "unroll":
@@ -209,13 +212,6 @@ def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) ->
     return wide or found
 
 
-def _in_groups(found: Contraction) -> bool:
-    """Whether the lanes are the channels of a group, which a tile must not leave."""
-    groups = set(found.problem.groups)
-    index = found.problem.output.index
-    return any(found.lanes in i.axes() and groups & set(i.axes()) for i in index)
-
-
 def default_schedule(
     found: Contraction,
     target: Target,
@@ -246,6 +242,8 @@ def default_schedule(
     ):
         own = wide if wide is not None and products == MATRICES else found
         spare = target.vector_registers - own.registers(target, int(tile), int(vectors))
+        if spare < 0 and products != TILES and best is not None and best[0] >= _VALID:
+            continue
         choice: dict[str, Choice] = {
             "tile": tile,
             "vectors": vectors,
@@ -286,7 +284,7 @@ def default_schedule(
             score *= min(1.0, int(tile) / _CROWDED_ROWS)
             score *= 1.0 if order == "lanes-inner" else _CROWDED
         valid = lowers(found, target, choice) and fits(found, target, choice)
-        score += 10.0 if valid else 0.0
+        score += _VALID if valid else 0.0
         # If scores are equal, the first order wins: panels outermost, so each stays in the cache.
         if best is None or score > best[0]:
             best = score, Schedule.of(algorithm, **choice)

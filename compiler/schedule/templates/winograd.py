@@ -114,6 +114,12 @@ def _divides(block: int, tiles: int) -> bool:
     return block <= tiles and -(-tiles // block) * block <= 1.15 * tiles
 
 
+def _tiles_fill(block: int, tile: int) -> bool:
+    """Whether register tiles of so many rows leave little of a block to a last one. A narrower tail
+    takes as long as a full tile, since it waits for the same latency."""
+    return tile <= block and -(-block // tile) * tile <= 1.34 * block
+
+
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
     """Registers beside the accumulators, a row of a panel and what it is multiplied with."""
     factors = vectors + target.factor_registers(tile, vectors)
@@ -134,7 +140,7 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers = target.vector_registers
     tiles = prod(found.tile_counts(m))
-    if not _divides(block, tiles) or tile > block:
+    if not _divides(block, tiles) or not _tiles_fill(block, tile):
         return False
     spare = _spare_registers(target, tile, vectors)
     if spare < (0 if choice["unroll"] == 1 else _UNROLL_REGISTERS):
@@ -143,9 +149,6 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
         return False
     if int(choice["unroll"]) * tile * vectors > 128:
         return False
-    # A narrower tail takes as long as a full tile, since it waits for the same latency.
-    if -(-block // tile) * tile > 1.34 * block:
-        return False
     whole = -(-found.filters // target.lanes(DType.FLOAT32))
     return -(-whole // vectors) * vectors <= 1.3 * whole
 
@@ -153,30 +156,31 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
 def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: int) -> Schedule:
     """The cheapest of the valid points that round well."""
     values = {knob.name: knob.values for knob in knobs}
-    pairs = [
-        (tile, vectors)
-        for tile, vectors in product(values["tile"], values["vectors"])
-        if _spare_registers(target, int(tile), int(vectors)) >= 0
-    ]
+    pairs: list[tuple[int, int, int]] = []
+    for each in product(values["tile"], values["vectors"]):
+        tile, vectors = map(int, each)
+        spare = _spare_registers(target, tile, vectors)
+        twice = spare >= _UNROLL_REGISTERS and target.keeps_sums(tile, vectors)
+        if spare >= 0:
+            pairs.append((tile, vectors, 2 if twice else 1))
     best: tuple[float, Schedule] | None = None
     for m in _accurate(found) or values["outputs"][:1]:
         tiles = prod(found.tile_counts(int(m)))
         sizes = [b for b in values["block"] if _divides(int(b), tiles)]
-        for block, (tile, vectors) in product(sizes or values["block"][:1], pairs):
-            spare = _spare_registers(target, int(tile), int(vectors))
+        for block, (tile, vectors, unroll) in product(sizes or values["block"][:1], pairs):
+            if best is not None and not _tiles_fill(int(block), tile):
+                continue  # most of them: the others are looked at closely
             choice: dict[str, Choice] = {
                 "outputs": m,
                 "block": block,
                 "tile": tile,
                 "vectors": vectors,
-                "unroll": 2
-                if spare >= _UNROLL_REGISTERS and target.keeps_sums(int(tile), int(vectors))
-                else 1,
+                "unroll": unroll,
             }
             valid = _fits(found, target, choice)
             if best is not None and not valid:
                 continue
-            useful = _useful(found, target, int(block), int(tile), int(vectors))
+            useful = _useful(found, target, int(block), tile, vectors)
             blocks = -(-tiles // int(block))
             useful *= blocks / (-(-blocks // threads) * threads)
             cost = _cost(found, target.core, int(m), int(block), useful, threads)

@@ -8,8 +8,8 @@ A block of tiles passes through three nests while V and M stay in the cache:
 
 Tiles are numbered through all images, rows and columns, so that a block has any number of them. If
 tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are clamped to
-the last ones: what overlaps is computed twice. Of an open number of tiles, the last block has those
-that are left. A window that moves by `s` pixels is `s` windows
+the last ones: what overlaps is computed twice. Of an open number of tiles that may be few, the last
+block has those that are left. A window that moves by `s` pixels is `s` windows
 that move by one, a phase each (polyphase decomposition): phases are more channels. Those that have
 one tap less than the others need no product at infinity.
 """
@@ -52,12 +52,16 @@ from compiler.schedule.structure import (
     with_halo,
 )
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
-from compiler.sizes import always_less, is_open
+from compiler.sizes import always_less, bounds, is_open
 from compiler.target import Target
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
 """Bytes ahead. Hardware prefetchers do not follow several short rows at once."""
+
+_MANY_TILES = 2.5
+"""Of an open number of tiles that is never below so many for each tile of a block but one, the last
+block is computed whole: on average a fifth of the tiles of the smallest images twice."""
 
 
 def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
@@ -132,8 +136,9 @@ class _Blocks:
     """Blocks of `room` tiles of `outputs` outputs, and all that no other knob changes.
 
     The axes and tensors that the nests share, and the nests before and after the products. Blocks
-    and the tiles in each have axes of their own. Of an open number of tiles, the last block has
-    those that are left: the loops are over numbers of tiles, from block to block and inside of it.
+    and the tiles in each have axes of their own. Of an open number of tiles that may be few, the
+    last block has those that are left: the loops are over numbers of tiles, from block to block and
+    inside of it. Where there are always many, it is as full as others, which is less code.
     """
 
     def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
@@ -146,12 +151,13 @@ class _Blocks:
         ]
         self.counts = found.tile_counts(self.outputs)
         self.number = number = Axis("tile", prod(self.counts))
-        self.is_open = is_open(number.extent)
+        few = bounds(number.extent)[0] < _MANY_TILES * (room - 1)
+        self.is_cut = is_open(number.extent) and few
         block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
-        self.loop = LoopSpec(number, room) if self.is_open else LoopSpec(block)
-        self.tile = number if self.is_open else tile
+        self.loop = LoopSpec(number, room) if self.is_cut else LoopSpec(block)
+        self.tile = number if self.is_cut else tile
         """Runs over the tiles of a block."""
-        self.place = affine(number) - (number // room) * room if self.is_open else affine(tile)
+        self.place = affine(number) - (number // room) * room if self.is_cut else affine(tile)
         """Where in its block a tile is."""
         self._number = block * room + tile
         self.starts = tuple(
@@ -235,7 +241,7 @@ class _Blocks:
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Loops over channels and the tiles of a block; the lets say where a tile starts."""
         known = Let(self.number, self._number, self.number.extent - 1)
-        lets = [] if self.is_open else [known]
+        lets = [] if self.is_cut else [known]
         steps = self.found.steps(self.outputs)
         for dim, (start, step) in enumerate(zip(self.starts, steps, strict=True)):
             size, inside = prod(self.counts[dim:]), prod(self.counts[dim + 1 :])
@@ -293,7 +299,7 @@ class _Blocks:
                 x + p * side.alpha(self.outputs)
                 for x, p, side in zip(point, phase, self.sides, strict=True)
             ]
-            place = self.place if self.is_open else affine(t)
+            place = self.place if self.is_cut else affine(t)
             left = Load(self.transformed, (*point, place, *map(affine, phase), affine(ic)))
             target = Load(self.products, (*point, place, affine(oc)))
             right = (*shifted, affine(oc), affine(ic))
@@ -306,7 +312,7 @@ class _Blocks:
     def axes(self) -> tuple[Axis, Axis, Axis]:
         """Of a product: tiles, filters and channels."""
         return (
-            self.number if self.is_open else Axis("t", self.tile.extent),
+            self.number if self.is_cut else Axis("t", self.tile.extent),
             Axis("go", self.found.filters),
             Axis("gi", self.found.channels),
         )

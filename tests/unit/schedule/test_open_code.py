@@ -122,6 +122,17 @@ def test_tiles_of_open_images_are_transformed(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
+def test_the_last_block_of_many_tiles_is_whole(bits: int) -> None:
+    blocks = blocked(4, 1, min(16, bits // 32))
+    places = {"x": (blocks, test_open_images.AROUND), "y": (blocks, test_open_images.AROUND)}
+    dimensions = (Dimension("h", 17, 40), Dimension("w", 21, 40))
+    sizes = [{"h": h, "w": w} for h, w in ((17, 21), (18, 40), (29, 31))]
+    workload = open_workload(test_open_images.of_image, *dimensions, places=places)
+    schedule = Schedule.of("winograd", outputs=4, block=13, tile=7, vectors=1, unroll=2)
+    assert_right(workload, schedule, width(bits), sizes)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
 def test_quadrants_of_open_rows_are_multiplied(bits: int) -> None:
     workload = open_workload(test_open_products.rows, Dimension("n", 2, 40))
     (space,) = [

@@ -145,6 +145,20 @@ def test_tiles_are_numbered_through_open_images() -> None:
         lower_schedule(small, schedule, TARGET)
 
 
+def test_the_last_block_is_whole_where_there_are_always_many_tiles() -> None:
+    """Images of 7 x 7 have four tiles of four outputs, of 17 x 21 thirty: 2.5 times a block of 13
+    without its first tile. Each block is as full as those of a fixed number of tiles."""
+    places = {"x": (BLOCKS, AROUND), "y": (BLOCKS, AROUND)}
+    schedule = Schedule.of("winograd", outputs=4, block=13, tile=7, vectors=2, unroll=1)
+    for low, is_whole in (((17, 21), True), ((17, 20), False), ((7, 7), False)):
+        dimensions = [Dimension(n, least, 30) for n, least in zip("hw", low, strict=True)]
+        workload = open_workload(of_image, *dimensions, places=places)
+        nest = lower_schedule(workload, schedule, TARGET).nest
+        assert any(axis.name == "tb" for axis in nest.axes) is is_whole
+    fixed = lower_schedule(workload.at({"h": 23, "w": 25}), schedule, TARGET).nest
+    assert any(axis.name == "tb" for axis in fixed.axes)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_take_open_sizes_refuses_them(case: str) -> None:
     build, dimensions, sizes, _, in_blocks = CASES[case]
