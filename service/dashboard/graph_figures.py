@@ -110,7 +110,14 @@ def _box(
     elif step.kernels:
         under = "not measured"
     name = one_sentence(step.name, LONGEST_NAME) or "-"
-    said = f"{step.kind.value} {one_sentence(step.name, 120)}, {under}"
+    below = one_sentence(under, LONGEST_NAME)
+    # what is seen is a part of what is said, so that who says it to a machine finds the step
+    said = f"{step.kind.value} {name}, {below}"
+    said += "".join(
+        f", {whole_text}"
+        for seen, whole_text in ((name, one_sentence(step.name, 120)), (below, under))
+        if whole_text not in ("", seen)
+    )
     return StepBox(
         number,
         step,
@@ -118,7 +125,7 @@ def _box(
         MARGIN + step.x - step.width / 2,
         MARGIN + step.y - BOX_HEIGHT / 2,
         name,
-        one_sentence(under, LONGEST_NAME),
+        below,
         said,
         step.kernels[0][0] if step.kind is DrawnKind.KERNEL else "",
         seconds,

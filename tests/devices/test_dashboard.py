@@ -1,5 +1,5 @@
-"""The dashboard in a browser: signing in, a job whose curve grows, cancelling it, and nothing from
-elsewhere.
+"""The dashboard in a browser: signing in, a job whose curve grows, cancelling it, nothing from
+elsewhere; and whether each page is for everybody, light and dark.
 
 Chromium is Debian's, without its own sandbox, as it is run by root here. What a page shows of its
 state is in attributes: the policy of the pages forbids to evaluate what waits for it.
@@ -16,8 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from compiler.schedule.schedule import Schedule
+from compiler.target import known_targets
 from tests.acceptance.test_kill import small_model
 from tests.devices.conftest import Service
+from tests.devices.everybody import DESK, all_wrong, axe, findings
+from tests.devices.packages import UnavailableError
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -50,8 +55,17 @@ def worker(plain_service: Service, tmp_path: Path) -> Iterator[None]:
     process.wait()
 
 
+@pytest.fixture(scope="session")
+def rules() -> Path:
+    """The script that judges pages, fetched before anything is started."""
+    try:
+        return axe()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
-def page(plain_service: Service) -> Iterator[playwright.Page]:
+def page(rules: Path, plain_service: Service) -> Iterator[playwright.Page]:
     """A page that complains of nothing and asks nobody else; checked at the end."""
     troubles: list[str] = []
 
@@ -61,7 +75,9 @@ def page(plain_service: Service) -> Iterator[playwright.Page]:
 
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
-        shown = browser.new_page()
+        context = browser.new_context(viewport=DESK)
+        context.add_init_script(path=rules)
+        shown = context.new_page()
         shown.set_default_timeout(PATIENCE)
         shown.on("request", asked)
         shown.on("pageerror", lambda error: troubles.append(str(error)))
@@ -83,6 +99,7 @@ def test_a_job_is_followed_and_cancelled(
     (job,) = re.findall(r"^job (\w+)$", plain_service.run(*submit), re.MULTILINE)
 
     page.goto(plain_service.url)
+    assert all_wrong(page) == []
     page.get_by_label("Token").fill(plain_service.token)
     page.keyboard.press("Enter")
     page.get_by_role("link", name="small.onnx").click()
@@ -102,6 +119,7 @@ def test_a_job_is_followed_and_cancelled(
     expect(curve.locator(".u-legend")).to_contain_text("seconds")
 
     page.get_by_role("button", name="Cancel").click()
+    assert findings(page) == []
     page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
     expect(page.locator("h1 .state")).to_have_text("cancelled", timeout=PATIENCE)
     expect(page.get_by_role("button", name="Pause")).to_have_count(0)
@@ -111,7 +129,56 @@ def test_a_job_is_followed_and_cancelled(
     for name in ("Devices", "Records", "Jobs"):
         page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    for place in places(plain_service, job):
+        page.goto(f"{plain_service.url}/dashboard/{place}")
+        assert all_wrong(page) == [], place
+    page.get_by_label("Name").fill("another")
+    page.get_by_role("button", name="Make").click()
+    expect(page.locator("#secret")).to_be_visible()
+    assert all_wrong(page) == []
+    missing = page.context.new_page()  # whose console says that there is nothing
+    missing.goto(f"{plain_service.url}/dashboard/jobs/none")
+    assert all_wrong(missing) == []
+    missing.close()
+
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Token")).to_be_visible()
     page.goto(f"{plain_service.url}/dashboard/jobs/{job}")
     expect(page.get_by_label("Token")).to_be_visible()
+
+
+def places(service: Service, job: str) -> list[str]:
+    """Every page, with something on it; the list of tokens is the last."""
+    target = known_targets()["x86-64-v3"].key
+    storage = service.storage()
+    try:
+        task = storage.tasks.list(job, limit=1)[0].workload_key
+        found = Measurement(Status.OK, samples_seconds=(1e-5, 1.1e-5), checks=3)
+        schedule = Schedule.of("direct", tile_m=4, tile_n=16)
+        storage.records.add_record(TuningRecord(RecordKey(task, target), schedule, found))
+        (record,) = storage.ledger.list(workload_key=task, limit=1)
+        for score in (0.6, 0.7):
+            storage.cost_models.add(
+                target,
+                b"trees",
+                feature_version=1,
+                objective="rank",
+                rows=9,
+                tasks=2,
+                trials=9,
+                scores={"rank": score, "top 1": 0.2},
+                chance={"rank": 0.5},
+            )
+    finally:
+        storage.close()
+    of_job = ("", "/graph?wait=true", f"/tasks/{task}")
+    return [
+        "jobs",
+        *(f"jobs/{job}{place}" for place in of_job),
+        f"compare?a={job}&b={job}",
+        "devices",
+        "records",
+        f"records/{record.id}",
+        "cost-models",
+        "tokens",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import AfterValidator, Field
 
 from compiler.ranges import parse_range
@@ -46,6 +47,12 @@ SHOWN_DEVICE = {
 Digest = Annotated[
     str,
     Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal", examples=[SHOWN_KEY]),
+]
+
+
+AddresseeQuery = Annotated[
+    str,
+    Query(max_length=200, description="Target key or name, or a worker", examples=[SHOWN_TARGET]),
 ]
 
 Numerics = Literal["fast", "strict", "loose"]
