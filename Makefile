@@ -3,6 +3,8 @@
 #   setup         a virtual environment in .venv with tilewright and all it needs to run
 #   demo          start the service and a worker, tune ResNet-50, compare with ONNX Runtime
 #   test          the test suite
+#   docs          the documentation as pages, in build/site; a dead link is an error
+#   reference     docs/reference anew, from the code
 #   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
 #   check         formatter, linter, type checker, tests: what .ci/run runs
@@ -32,7 +34,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels docs reference clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -85,6 +87,13 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)
+
+docs: $(STAMPS)/test
+	$(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
+
+reference: $(STAMPS)/run
+	$(PY) -m deploy.reference
 
 wheels: $(STAMPS)/run
 	$(PY) -m deploy.wheels $(ARGS)

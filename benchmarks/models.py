@@ -3,10 +3,13 @@
 `build(name)` gives a ModelProto, and `feeds(name, model)` its inputs. `check_spread` refuses
 outputs that would make a comparison worthless. Models from the transformers library are read from
 benchmarks/models/, which `make models` fills; all others need no file and no network.
+
+`python -m benchmarks.models mobilenetv2 -o model.onnx` writes one.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,3 +171,17 @@ def check_spread(outputs: NDArray[Any]) -> None:
     spread = float(np.std(outputs)) / max(float(np.max(np.abs(outputs))), 1e-30)
     if spread < 0.01:
         raise ValueError(f"the outputs are nearly equal: deviation {spread:.1e} of the largest")
+
+
+def main() -> None:
+    """Write a model's file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.models")
+    parser.add_argument("model", choices=sorted(MODELS), metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the ONNX file")
+    given = parser.parse_args()
+    given.output.write_bytes(build(given.model).SerializeToString())
+    print(f"{given.output}: {given.output.stat().st_size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,26 @@ def test_the_api_says_that_a_proxy_is_before_it() -> None:
     api = container("api")
     assert "0.0.0.0" in api["args"] and "api" in named("Ingress")
     assert "TILEWRIGHT_TRUSTED_PROXIES" in {each["name"] for each in api["env"]}
+
+
+def test_systemd_starts_the_worker_as_it_is(tmp_path: Path) -> None:
+    """Its options and variables exist; what confines it leaves what candidates' sandbox needs."""
+    text = (ROOT / "deploy" / "systemd" / "tilewright-worker.service").read_text()
+    lines = [line.partition("=") for line in text.splitlines() if re.match(r"[A-Z]\w+=", line)]
+    unit = {name: value for name, _, value in lines}
+    (tmp_path / "token").write_text("secret")
+    line = re.sub(r"\$\{(CREDENTIALS|STATE)_DIRECTORY\}", str(tmp_path), unit["ExecStart"])
+    command, *options = line.split()
+    assert command.endswith("/bin/tilewright-worker")
+    variables = dict(v.partition("=")[::2] for k, _, v in lines if k == "Environment")
+    parsed = parse_arguments(options, variables)
+    assert (parsed.server, parsed.token) == ("https://tilewright.example", "secret")
+    assert parsed.spool == tmp_path
+    assert unit["User"] != "root" and unit["LoadCredential"].startswith("token:")
+    assert not {"RestrictNamespaces", "MemoryDenyWriteExecute", "NoExecPaths"} & set(unit)
+    if shutil.which("systemd-analyze") is not None:
+        path = ROOT / "deploy" / "systemd" / "tilewright-worker.service"
+        asked = ["systemd-analyze", "verify", str(path)]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False).stderr
+        # the command lies on the board, not here
+        assert [line for line in said.splitlines() if "is not executable" not in line] == []

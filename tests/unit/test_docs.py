@@ -101,9 +101,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
-    assert [name for name in pages if f"({name})" not in index] == []
+    docs = ROOT / "docs"
+    index, navigation = (docs / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")} - {"index.md"}
+    assert sorted(name for name in pages if f"({name})" not in index) == []
+    assert sorted(name for name in pages if f": {name}\n" not in navigation) == []
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """`make reference` writes it anew."""
+    from deploy.reference import FOLDER, pages
+
+    old = {path for path, text in pages().items() if not path.exists() or path.read_text() != text}
+    assert sorted(path.name for path in old) == []
+    assert sorted(FOLDER.iterdir()) == sorted(pages())
 
 
 def test_no_entry_of_the_changelog_was_torn_by_a_merge() -> None:

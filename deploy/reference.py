@@ -1,0 +1,494 @@
+"""The pages of docs/reference, made of the code: `python -m deploy.reference`, or `make reference`.
+
+A test compares them, so that none goes stale. What people have to know beside names, types and
+defaults stands in the pages that are written by hand (docs/rest.md, docs/cli.md and others).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- Made by `make reference` of the code: change that. -->"
+
+
+def main() -> None:
+    """Write every page."""
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))
+
+
+def pages() -> dict[Path, str]:
+    """The text of every page of the reference."""
+    made = {
+        "rest": rest,
+        "cli": command_line,
+        "python": python,
+        "settings": settings,
+        "schema": schema,
+        "metrics": metrics,
+    }
+    return {FOLDER / f"{name}.md": page() for name, page in made.items()}
+
+
+def page(title: str, introduction: str, blocks: Iterable[str]) -> str:
+    """A page of Markdown."""
+    return "\n\n".join([f"# {title}", NOTE, introduction, *blocks]) + "\n"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; cells are of one line."""
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)])
+
+
+def cell(text: str) -> str:
+    """Text that ends neither its cell nor its row."""
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+
+
+def code(value: object) -> str:
+    """A value in code marks; nothing for what is nothing."""
+    return "" if value in (None, "") else f"`{value}`"
+
+
+def prose(text: str | None) -> str:
+    """A docstring or a help text: nothing in it is HTML."""
+    return inspect.cleandoc(text or "").replace("<", "&lt;").replace("::\n", ":\n")
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Every setting with its type, bounds and default."""
+    from service.settings import Settings
+
+    described = Settings.model_json_schema()["properties"]
+    prefix = Settings.model_config.get("env_prefix", "")
+    rows = [
+        [
+            code(prefix + name.upper()),
+            _type(schema, {}),
+            code(schema.get("default")),
+            schema["description"],
+        ]
+        for name, schema in described.items()
+    ]
+    return page(
+        "Settings",
+        "Each is an environment variable of the api, the tuner and the client commands; a worker "
+        "reads those of the same names that concern it. [The command line](../cli.md#settings) "
+        "says which of them belong together.",
+        [table(("variable", "type", "default", ""), rows)],
+    )
+
+
+# -- metrics ----------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """What Prometheus reads."""
+    from prometheus_client.metrics import MetricWrapperBase
+    from prometheus_client.registry import CollectorRegistry
+
+    from service.api.metrics import Metrics
+
+    def rows() -> Iterator[list[str]]:
+        for collector in vars(Metrics()).values():
+            if isinstance(collector, CollectorRegistry):
+                continue
+            # the library's own have names of labels, counters of the database one label
+            ours = not isinstance(collector, MetricWrapperBase)
+            labels = [getattr(collector, "_label", "")] if ours else collector._labelnames
+            for family in collector.collect() if ours else collector.describe():
+                ending = "_total" if family.type == "counter" else ""
+                names = " ".join(code(label) for label in labels)
+                yield [code(family.name + ending), family.type, names, family.documentation]
+
+    return page(
+        "Metrics",
+        "`GET /v1/metrics` answers tokens with the scope `read` in the text format of Prometheus. "
+        "Queues are read from the database when asked for; requests are those of the process that "
+        "answers. [Which of them says what is short](../scaling.md).",
+        [table(("metric", "kind", "labels", ""), sorted(rows()))],
+    )
+
+
+# -- database ---------------------------------------------------------------------------------
+
+
+def schema() -> str:
+    """Every table with its columns."""
+    import sqlalchemy as sa
+
+    from db.models import Base
+
+    blocks = []
+    for mapper in sorted(Base.registry.mappers, key=lambda mapper: str(mapper.local_table)):
+        described = mapper.local_table
+        assert isinstance(described, sa.Table)
+        comments = _comments(mapper.class_)
+        rows = []
+        for column in described.columns:
+            marks = ["key"] if column.primary_key else []
+            marks += [f"of `{key.target_fullname}`" for key in column.foreign_keys]
+            kind = str(column.type) + ("" if not column.nullable else ", or NULL")
+            rows.append([code(column.name), kind, ", ".join(marks), comments.get(column.key, "")])
+        blocks += [f"## {described.name}", prose(mapper.class_.__dict__.get("__doc__"))]
+        blocks.append(table(("column", "type", "", ""), rows))
+        unique = [
+            f"unique ({', '.join(column.name for column in constraint.columns)})"
+            for constraint in described.constraints
+            if isinstance(constraint, sa.UniqueConstraint)
+        ]
+        indexed = [
+            f"{'unique ' if index.unique else ''}index "
+            f"({', '.join(str(getattr(e, 'name', e)) for e in index.expressions)})"
+            for index in described.indexes
+        ]
+        if unique or indexed:
+            blocks.append("; ".join(sorted(unique) + sorted(indexed)) + ".")
+    return page(
+        "Database schema",
+        "The tables as the last migration leaves them, for SQLite and PostgreSQL alike. Times are "
+        "seconds since 1970, keys and digests SHA-256 in hexadecimal. "
+        "[The database](../database.md) says what the states mean and what is done in one "
+        "transaction.",
+        [block for block in blocks if block],
+    )
+
+
+def _comments(model: type) -> dict[str, str]:
+    """What stands behind a column's declaration, or above it, by the column's name."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(model).splitlines():
+        declared = re.match(r"\s+(\w+): Mapped\[.*?(?:  # (.*))?$", line)
+        if declared and (declared[2] or above):
+            found[declared[1]] = declared[2] or " ".join(above)
+        alone = re.match(r"\s+# (.*)", line)
+        above = [*above, alone[1]] if alone else []
+    return found
+
+
+# -- command line -----------------------------------------------------------------------------
+
+
+def command_line() -> str:
+    """Every command as `--help` has it."""
+    import typer.main
+
+    from service.cli import app
+
+    group: Any = typer.main.get_command(app)
+    blocks: list[str] = []
+    for name in sorted(group.commands):
+        blocks += _command(group.commands[name], f"tilewright {name}", "##")
+    return page(
+        "Command line",
+        "Every command with its arguments and options, as `tilewright COMMAND --help` says them. "
+        "[The command line](../cli.md) says what they print and mean.",
+        blocks,
+    )
+
+
+def _command(command: Any, name: str, marks: str) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    usage = [name, *(_argument(argument) for argument in arguments)]
+    yield f"{marks} {name}"
+    inner = getattr(command, "commands", {})
+    if not inner or command.invoke_without_command:
+        yield f"```\n{' '.join(usage)}{' [OPTIONS]' if options else ''}\n```"
+    text, _, example = prose(command.help).partition("\nExample: ")
+    yield re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())
+    if example:
+        yield f"```sh\n{example.strip()}\n```"
+    rows = [
+        [
+            " ".join(code(each) for each in [*p.opts, *p.secondary_opts])
+            if p.param_type_name == "option"
+            else code(_argument(p)),
+            _values(p),
+            "required" if p.required else code(_default(p)),
+            prose(p.help),
+        ]
+        for p in [*arguments, *options]
+    ]
+    if rows:
+        yield table(("", "value", "default", ""), rows)
+    for each in sorted(inner):
+        yield from _command(inner[each], f"{name} {each}", marks + "#")
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    name += "..." if parameter.nargs < 0 else ""
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def _values(parameter: Any) -> str:
+    if getattr(parameter, "is_flag", False):
+        return ""
+    kind = parameter.type_descriptor.annotation
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(code(each.value) for each in kind)
+    if parameter.metavar and parameter.param_type_name == "option":
+        return code(parameter.metavar)
+    name = {int: "integer", float: "number"}.get(kind, "")
+    bounds = [f">= {parameter.min}"] if parameter.min is not None else []
+    bounds += [f"<= {parameter.max}"] if parameter.max is not None else []
+    return f"{name} ({', '.join(bounds)})" if bounds else name
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or value is False or value == [] or callable(value):
+        return ""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+# -- REST -------------------------------------------------------------------------------------
+
+
+def rest() -> str:
+    """Every operation, then the objects that they take and answer with."""
+    from service.api.app import create_app
+    from service.settings import Settings
+
+    described = create_app(Settings()).openapi()
+    schemas = described["components"]["schemas"]
+    blocks = ["## Operations"]
+    for path in sorted(described["paths"]):
+        for verb, operation in sorted(described["paths"][path].items()):
+            blocks += _operation(f"{verb.upper()} {path}", operation, schemas)
+    blocks.append("## Objects")
+    for name, schema in sorted(schemas.items()):
+        rows = [
+            [
+                code(field),
+                _type(facts, schemas),
+                "required"
+                if name.endswith("Request") and field in schema.get("required", ())
+                else code(_plain(facts.get("default"))),
+                prose(facts.get("description")),
+            ]
+            for field, facts in schema.get("properties", {}).items()
+        ]
+        blocks += [f"### {name}", prose(schema.get("description"))]
+        blocks.append(table(("field", "type", "default", ""), rows) if rows else _type(schema, {}))
+    return page(
+        "REST interface",
+        "Every operation as the service describes it in `/openapi.json`, where examples are, too. "
+        "[The REST interface](../rest.md) says which scope an operation needs, how lists go on, "
+        "what is refused with which problem, and how to repeat a request.",
+        [block for block in blocks if block],
+    )
+
+
+def _operation(
+    name: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> Iterator[str]:
+    yield f"### {code(name)}"
+    yield prose(operation.get("description"))
+    rows = [
+        [
+            code(parameter["name"]),
+            parameter["in"],
+            _type(parameter["schema"], schemas),
+            "required"
+            if parameter["required"]
+            else code(_plain(parameter["schema"].get("default"))),
+            prose(parameter.get("description")),
+        ]
+        for parameter in operation.get("parameters", ())
+    ]
+    if rows:
+        yield table(("parameter", "in", "type", "default", ""), rows)
+    said = []
+    for content in operation.get("requestBody", {}).get("content", {}).items():
+        said.append(f"Takes {_content(content, schemas)}.")
+    for status, answer in operation["responses"].items():
+        if status < "300":
+            held = [_content(content, schemas) for content in answer.get("content", {}).items()]
+            said.append(f"Answers {status}{': ' + ' or '.join(held) if held else ''}.")
+    refused = [status for status in operation["responses"] if status >= "400"]
+    if refused:
+        said.append(f"Refuses with {', '.join(refused)}.")
+    yield " ".join(said)
+
+
+def _content(content: tuple[str, Mapping[str, Any]], schemas: Mapping[str, Any]) -> str:
+    media, held = content
+    kind = _type(held.get("schema", {}), schemas)
+    return kind if media == "application/json" and kind else code(media)
+
+
+def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """A JSON schema in words, with its bounds; objects are linked if they are on the page."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})" if name in schemas else name
+    if "anyOf" in schema:
+        kinds = [_type(each, schemas) for each in schema["anyOf"]]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema:
+        return ", ".join(code(each) for each in schema["enum"])
+    if "const" in schema:
+        return code(schema["const"])
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[key]:.19g}" for key, sign in signs.items() if key in schema]
+    match schema.get("type"):
+        case "array":
+            inner = _type(schema["items"], schemas) if "items" in schema else ""
+            return f"list of {inner}" if inner else "list"
+        case "object":
+            inner = schema.get("additionalProperties")
+            held = _type(inner, schemas) if isinstance(inner, dict) else ""
+            return f"object of {held}" if held else "object"
+        case "string":
+            return {"path": "path", "binary": "bytes"}.get(schema.get("format", ""), "text")
+        case "null":
+            return "null"
+        case None:
+            return ""
+        case kind:
+            return f"{kind} ({', '.join(bounds)})" if bounds else str(kind)
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON has it; none for what is empty."""
+    if value in (None, "", [], {}):
+        return None
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+# -- Python -----------------------------------------------------------------------------------
+
+
+def python() -> str:
+    """What is imported by others: names, signatures, docstrings."""
+    import compiler
+    from compiler import onnx_backend, ort
+    from compiler.runtime.executable import Executable, Session
+    from service import client
+    from service.jobs.known_model import KnownModel
+
+    blocks = ["## compiler", prose(compiler.__doc__)]
+    blocks += _members(compiler, ("compile_model", "load_artifact", "bind_workers"))
+    blocks += _class("Executable", Executable)
+    blocks += _class("Session", Session)
+    blocks += ["### Errors", _errors(compiler)]
+    blocks += ["## compiler.ort", prose(ort.__doc__)]
+    blocks += _members(ort, ort.__all__)
+    blocks += ["## compiler.onnx_backend", prose(onnx_backend.__doc__)]
+    blocks += ["## service.client", prose(client.__doc__)]
+    blocks += _members(client, ("Client", "Tuned", "Curve"))
+    blocks += ["### Errors of the client", _errors(client)]
+    blocks += ["## service.jobs.known_model", *_class("KnownModel", KnownModel)]
+    return page(
+        "Python",
+        "What other code may import. [The runtime](../runtime.md) and [the client](../client.md) "
+        "have examples.",
+        [block for block in blocks if block],
+    )
+
+
+def _members(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        member = getattr(module, name)
+        if inspect.isclass(member):
+            yield from _class(name, member)
+        elif callable(member):
+            yield from _function(f"### {name}", name, member)
+
+
+def _class(name: str, kind: type) -> Iterator[str]:
+    yield f"### {name}"
+    # of a dataclass that has none, it is the signature
+    written = not (kind.__doc__ or "").startswith(f"{kind.__name__}(")
+    yield _sections(prose(kind.__doc__)) if written else ""
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith(("compiler", "service")):
+            continue
+        for member, value in vars(base).items():
+            found = inspect.unwrap(getattr(value, "__func__", value))
+            if member.startswith("_") or not inspect.isfunction(found) or not found.__doc__:
+                continue
+            if vars(kind).get(member, value) is value:
+                yield from _function("", f"{name}.{member}", found)
+
+
+def _function(head: str, name: str, function: Callable[..., Any]) -> Iterator[str]:
+    yield head
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    inner = list(_parameters(own))
+    answer = signature.return_annotation
+    end = "" if answer is inspect.Signature.empty else f" -> {_annotation(answer)}"
+    text = f"{name}({', '.join(inner)}){end}"
+    if len(text) > 96:
+        text = "\n".join([f"{name}(", *(f"    {each}," for each in inner), f"){end}"])
+    yield f"```python\n{text}\n```"
+    yield _sections(prose(function.__doc__))
+
+
+def _parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
+    keywords = False
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and not keywords:
+            yield "*"
+        keywords |= each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        text = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + each.name
+        if each.annotation is not each.empty:
+            text += f": {_annotation(each.annotation)}"
+        if each.default is not each.empty:
+            default = each.default.value if isinstance(each.default, Enum) else each.default
+            text += " = ..." if callable(default) else f" = {default!r}"
+        yield text
+
+
+def _annotation(annotation: object) -> str:
+    """As it is written in modules that postpone annotations."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _sections(text: str) -> str:
+    """Google's sections as lists: `Args:` and `Raises:` with an entry a line."""
+
+    def entry(match: re.Match[str]) -> str:
+        return f"- `{match[1]}`: {' '.join(match[2].split())}"
+
+    parts = re.split(r"^(Args|Attributes|Raises|Returns|Yields):\n", text, flags=re.MULTILINE)
+    made = [parts[0].strip()]
+    for head, body in zip(parts[1::2], parts[2::2], strict=True):
+        entries = textwrap.dedent(body.strip("\n"))
+        listed = re.sub(
+            r"^([\w*., ]+?): ((?:.*)(?:\n(?:[ \t]+.*|$))*)", entry, entries, flags=re.MULTILINE
+        )
+        made.append(f"{head}:\n\n{listed}")
+    return "\n\n".join(made)
+
+
+def _errors(module: ModuleType) -> str:
+    kinds = [getattr(module, name) for name in module.__all__ if name.endswith("Error")]
+    rows = [
+        [code(kind.__name__), code(kind.__base__.__name__), prose(kind.__doc__).split("\n\n")[0]]
+        for kind in kinds
+    ]
+    return table(("error", "is a", ""), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What mkdocs needs to know of this repository: `mkdocs build`, or `make docs`.
+
+Pages link to files outside of docs/, as they do when they are read in the repository. Those of
+Markdown become pages of the site, at the same path; of others, and of folders, the words stay and
+the link goes. A link that leads nowhere fails the build either way.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+OWN = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+"""Pages that lie beside docs/, not in it."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages outside of docs/ that the navigation or a page of docs/ names."""
+    wanted = set(OWN)
+    for file in files.documentation_pages():
+        wanted |= _outside(f"docs/{file.src_uri}", file.content_string)
+    # reports link to what they were made with: of that the words do
+    wanted |= {each for name in OWN for each in _outside(name, (ROOT / name).read_text())}
+    for name in sorted(wanted):
+        files.append(File.generated(config, name, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with links as they are in the site."""
+    here = page.file.src_uri
+    place = _repository_path(here)
+
+    def changed(match: re.Match[str]) -> str:
+        text, (path, _, anchor) = match[1], match[2].partition("#")
+        if "://" in match[2] or not path or "`" in path:
+            return match[0]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
+        site = there.removeprefix("docs/")
+        if files.get_file_from_path(site) is not None:
+            link = posixpath.relpath(site, posixpath.dirname(here) or ".")
+            return f"[{text}]({link}{'#' + anchor if anchor else ''})"
+        # what exists and is no page, such as a folder or a source file
+        return text if (ROOT / there).exists() else match[0]
+
+    return LINK.sub(changed, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with `a|b` in tables as GitHub shows it: there a backslash keeps the cell whole."""
+    return CELL.sub(lambda match: match[0].replace("\\|", "|"), html)
+
+
+def _repository_path(src_uri: str) -> str:
+    """Where a page of the site lies in the repository."""
+    inside = f"docs/{src_uri}"
+    return inside if (ROOT / inside).exists() else src_uri
+
+
+def _outside(place: str, text: str) -> set[str]:
+    """Files of Markdown outside of docs/ that a page links to, by their paths."""
+    found = set()
+    for _, link in LINK.findall(text):
+        path = link.partition("#")[0]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
+        if path.endswith(".md") and "://" not in path and not there.startswith(("docs/", "..")):
+            found.add(there)
+    return {name for name in found if (ROOT / name).is_file()}
