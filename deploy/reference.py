@@ -354,8 +354,8 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
             inner = _type(schema["items"], schemas) if "items" in schema else ""
             return f"list of {inner}" if inner else "list"
         case "object":
-            inner = schema.get("additionalProperties")
-            held = _type(inner, schemas) if isinstance(inner, dict) else ""
+            values = schema.get("additionalProperties")
+            held = _type(values, schemas) if isinstance(values, dict) else ""
             return f"object of {held}" if held else "object"
         case "string":
             return {"path": "path", "binary": "bytes"}.get(schema.get("format", ""), "text")
@@ -381,7 +381,8 @@ def python() -> str:
     """What is imported by others: names, signatures, docstrings."""
     import compiler
     from compiler import onnx_backend, ort
-    from compiler.runtime.executable import Executable, Session
+    from compiler.runtime.executable import Executable
+    from compiler.runtime.session import Session
     from service import client
     from service.jobs.known_model import KnownModel
 
@@ -450,7 +451,8 @@ def _parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
         if each.kind is each.KEYWORD_ONLY and not keywords:
             yield "*"
         keywords |= each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        text = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + each.name
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(each.kind.name, "")
+        text = stars + each.name
         if each.annotation is not each.empty:
             text += f": {_annotation(each.annotation)}"
         if each.default is not each.empty:
