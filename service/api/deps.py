@@ -1,17 +1,18 @@
-"""Dependencies of the routes: the stores, the settings, and a token with the right scope."""
+"""What several routes take: stores, settings, a token with the right scope, an addressee."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from anyio import CapacityLimiter
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
 from service.api.gate import Needs
 from service.api.notifier import Notifier
 from service.api.planning import Planning
+from service.api.schemas.fields import SHOWN_TARGET
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
 from service.settings import Settings
@@ -81,3 +82,8 @@ Reader = Annotated[Token, Depends(Needs(Scope.READ))]
 Submitter = Annotated[Token, Depends(Needs(Scope.SUBMIT))]
 Measurer = Annotated[Token, Depends(Needs(Scope.MEASURE))]
 Admin = Annotated[Token, Depends(Needs(Scope.ADMIN))]
+
+AddresseeQuery = Annotated[
+    str,
+    Query(max_length=200, description="Target key or name, or a worker", examples=[SHOWN_TARGET]),
+]

@@ -281,6 +281,17 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_and_the_client_load_no_web_framework() -> None:
+    """It would be a fifth of the time that a command takes to say that a file is not there."""
+    code = (
+        "import sys, service.cli.view, service.client, db.storage; print('fastapi' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
 def test_the_client_knows_the_schemas_and_how_to_show_them() -> None:
     """And nothing that would bring the compiler, the database or the web framework along."""
     leaves = {"archive", "client", "console", "notebook", "progress", "sentences", "units"}

@@ -15,13 +15,13 @@ from db.storage import Storage
 from db.stores.audit import Action
 from service.api.audit import AuditDep
 from service.api.conditional import NOT_MODIFIED, tagged
-from service.api.deps import Admin, Reader, SettingsDep, StorageDep
+from service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
 from service.api.refusals import refuses
-from service.api.schemas.fields import AddresseeQuery, Digest, Numerics
+from service.api.schemas.fields import Digest, Numerics
 from service.api.schemas.records import (
     AnswerView,
     CoverageView,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Query
 from pydantic import AfterValidator, Field
 
 from compiler.ranges import parse_range
@@ -47,12 +46,6 @@ SHOWN_DEVICE = {
 Digest = Annotated[
     str,
     Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal", examples=[SHOWN_KEY]),
-]
-
-
-AddresseeQuery = Annotated[
-    str,
-    Query(max_length=200, description="Target key or name, or a worker", examples=[SHOWN_TARGET]),
 ]
 
 Numerics = Literal["fast", "strict", "loose"]
