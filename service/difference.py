@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComparedKernel:
-    """One workload of a side. `seconds` is one run of it, None where nothing measured it; `flops`
-    are the operations of its definition."""
+    """One workload of a side. `seconds` is one run of it, None where nothing measured it; `macs`
+    are the multiply-adds of its definition."""
 
     key: str
     name: str
     count: int | None
     seconds: float | None
     schedule: Mapping[str, Any] | None
-    flops: float | None = None
+    macs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
     alike: of the same name, as many of them on both sides, in their order."""
     keys = dict.fromkeys([*a.kernels, *b.kernels])
     pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
-    pairs = _matched(_matched(pairs, lambda k: (k.name, k.flops)), lambda k: k.name)
+    pairs = _matched(_matched(pairs, lambda k: (_plain(k), k.macs)), _plain)
     return ModelDifference(a, b, sorted(pairs, key=_weight, reverse=True))
 
 
@@ -175,6 +175,11 @@ def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashabl
     ]
 
 
+def _plain(kernel: ComparedKernel) -> str:
+    """Its name without conversions, of which narrower types have more."""
+    return kernel.name.replace(" +cast", "")
+
+
 def knob_changes(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, object, object]]:
@@ -196,7 +201,7 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
             task.count,
             finite(task.best_seconds) or finite(task.default_seconds),
             _schedule(task.facts.get("schedule")),
-            finite(task.facts.get("flops")),
+            finite(task.facts.get("macs")),
         )
         for task in tasks
     }

@@ -208,6 +208,7 @@ class Gate:
         self._limits = {
             "/models": ("the model", settings.max_model_bytes),
             "/records:import": ("the records", settings.max_import_bytes),
+            "/records/import": ("the records", settings.max_import_bytes),  # of the dashboard
             RESULT: ("the result", settings.max_result_bytes),
         }
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
 
 from db.stores.tokens import Scope
 from service.api.audit import AuditDep
-from service.api.deps import Measurer, Reader, StorageDep
+from service.api.deps import Admin, Measurer, Reader, StorageDep
 from service.api.pages import PagesDep
+from service.api.routes import tokens as token_routes
 from service.api.routes import workers as routes
+from service.api.schemas.tokens import TokenRequest
 from service.api.schemas.workers import DrainRequest
+from service.dashboard.adding import (
+    LINK_SECONDS,
+    browsers_measure_here,
+    link_code,
+    worker_command,
+    worker_link,
+)
 from service.dashboard.commands import worker_commands
+from service.dashboard.forms import checked_body, form_fields
 from service.dashboard.pages import address_of, next_link, page, server_of
 from service.dashboard.session import PageRoute
 
@@ -41,6 +52,31 @@ def devices(
         may_release=token.allows(Scope.ADMIN),
         commands=worker_commands(server_of(request)),
         next=next_link(request, response),
+    )
+
+
+@router.post("/devices/add")
+async def add(request: Request, storage: StorageDep, audit: AuditDep, token: Admin) -> Response:
+    """A token for one device, and what to do with it there: the one page that has its secret."""
+    form = await form_fields(request)
+    in_browser = form.get("kind") != ["python"]
+    body = checked_body(
+        TokenRequest,
+        name=form.get("name", [""])[0].strip(),
+        scopes=[Scope.MEASURE.value],
+        lifetime_seconds=LINK_SECONDS if in_browser else None,
+    )
+    made = await run_in_threadpool(token_routes.create_token, body, storage, audit, token)
+    server = server_of(request) + request.scope["root_path"].removesuffix("/dashboard")
+    link = worker_link(server, made.secret, made.name) if in_browser else ""
+    return page(
+        request,
+        "device_added.html",
+        made=made,
+        link=link,
+        code=link_code(link) if link else None,
+        works=browsers_measure_here(server),
+        command=worker_command(server, made.secret, made.name),
     )
 
 

@@ -7,17 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from db.standing import Backing, Standing
-from service.api.deps import Reader, StorageDep
+from db.stores.tokens import Scope
+from service.api.audit import AuditDep
+from service.api.deps import Admin, Reader, SettingsDep, StorageDep
+from service.api.errors import invalid
 from service.api.pages import PagesDep
 from service.api.routes import records as routes
-from service.api.schemas.records import CoverageView
+from service.api.schemas.records import CoverageView, WithdrawRequest
+from service.dashboard.forms import checked_body, form_fields, form_file
 from service.dashboard.pages import next_link, page, server_of
 from service.dashboard.session import PageRoute
 from service.jobs.addressee import target_names
 
 router = APIRouter(route_class=PageRoute)
+
+REFUSED = 100
+"""Lines of an import that are listed with what is wrong with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,53 @@ def records(
         target=target or "",
         next=next_link(request, response),
         server=server_of(request),
+        may_change=token.allows(Scope.ADMIN),
     )
+
+
+@router.get("/records/export", response_class=StreamingResponse)
+def export(
+    storage: StorageDep,
+    settings: SettingsDep,
+    token: Reader,
+    target: routes.TargetQuery = None,
+) -> Response:
+    """The records that are served as a file of signed lines, of one target or of all."""
+    answer = routes.export(storage, settings, token, target=target or None)
+    answer.headers["Content-Disposition"] = 'attachment; filename="records.jsonl"'
+    return answer
+
+
+@router.post("/records/import")
+async def take_in(
+    request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, token: Admin
+) -> Response:
+    """Take in a file of signed lines, and tell what became of them."""
+    lines = await form_file(request, "records")
+    if not lines.strip():
+        raise invalid("no file was chosen, or there is nothing in it")
+    done = await run_in_threadpool(routes.taken_in, lines, storage, settings, audit)
+    return page(request, "records_imported.html", done=done, shown=REFUSED)
+
+
+@router.post("/records/{record_id}/withdraw")
+async def withdraw(
+    request: Request, record_id: str, storage: StorageDep, audit: AuditDep, token: Admin
+) -> Response:
+    """Take back a record, or everything that its worker measured, and tell what that changed."""
+    form = await form_fields(request)
+    found = await run_in_threadpool(routes.shown_record, record_id, storage)
+    of_worker = form.get("what") == ["worker"]
+    if of_worker and not found.worker:
+        raise invalid("what: nobody knows which worker measured this record")
+    body = checked_body(
+        WithdrawRequest,
+        reason=form.get("reason", [""])[0].strip(),
+        records=[] if of_worker else [record_id],
+        workers=[found.worker] if of_worker else [],
+    )
+    done = await run_in_threadpool(routes.withdraw, body, storage, audit, token)
+    return page(request, "records_withdrawn.html", stored=found, done=done, reason=body.reason)
 
 
 @router.get("/records/{record_id}")
@@ -76,6 +131,7 @@ def record(request: Request, record_id: str, storage: StorageDep, token: Reader)
         request,
         "record.html",
         stored=found,
+        may_change=token.allows(Scope.ADMIN),
         target=names.get(found.record.target_key, found.record.target_key[:12]),
         backing=Backing(found.backing).sentence,
         measurement=json.dumps(found.record.measurement, indent=2),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qs
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from db.stores.tokens import Scope
@@ -17,6 +13,7 @@ from service.api.errors import invalid
 from service.api.pages import PagesDep
 from service.api.routes import tokens as routes
 from service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest
+from service.dashboard.forms import checked_body, form_fields
 from service.dashboard.pages import next_link, page
 from service.dashboard.session import COOKIE, PageRoute, keep
 
@@ -42,9 +39,9 @@ def tokens(
 
 @router.post("/tokens")
 async def create(request: Request, storage: StorageDep, audit: AuditDep, token: Admin) -> Response:
-    form = await _form(request)
+    form = await form_fields(request)
     days = form.get("days", [""])[0].strip()
-    body = _checked(
+    body = checked_body(
         TokenRequest,
         name=form.get("name", [""])[0],
         scopes=form.get("scope", []),
@@ -89,27 +86,8 @@ def _told(request: Request, made: NewTokenView, what: str) -> Response:
     return page(request, "token_made.html", made=made, what=what)
 
 
-async def _form(request: Request) -> dict[str, list[str]]:
-    try:
-        return parse_qs((await request.body()).decode("utf-8"), max_num_fields=20)
-    except ValueError:
-        raise invalid("the form has fields that it should not have") from None
-
-
 def _days(text: str) -> float:
     try:
         return float(text) * DAY
     except ValueError:
         raise invalid("days: this is no number") from None
-
-
-def _checked(body: type[TokenRequest], **fields: Any) -> TokenRequest:
-    """Raises a 422 problem that names the first field that is wrong."""
-    try:
-        checked: BaseModel = body.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise invalid(f"{where}: {first['msg']}") from None
-    assert isinstance(checked, TokenRequest)
-    return checked

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from db.standing import Standing
 from db.storage import Storage
 from db.stores.audit import Action
-from service.api.audit import AuditDep
+from service.api.audit import AuditDep, Auditor
 from service.api.conditional import NOT_MODIFIED, tagged
 from service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
@@ -169,15 +169,18 @@ async def import_(
     Five hundred lines are one transaction. If it fails in between, the lines before are taken in,
     and sending all of it again changes nothing of them.
     """
-    text = (await request.body()).decode("utf-8", "replace")
+    lines = await request.body()
+    return await run_in_threadpool(taken_in, lines, storage, settings, audit)
 
-    def take() -> ImportView:
-        def note(done: Imported) -> None:
-            audit(Action.RECORDS_IMPORTED, "records", **done.counts)
 
-        return import_view(import_records(text.split("\n"), storage, _trusted(settings), note))
+def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor) -> ImportView:
+    """Take in signed lines, and say what became of them."""
 
-    return await run_in_threadpool(take)
+    def note(done: Imported) -> None:
+        audit(Action.RECORDS_IMPORTED, "records", **done.counts)
+
+    text = lines.decode("utf-8", "replace")
+    return import_view(import_records(text.split("\n"), storage, _trusted(settings), note))
 
 
 @router.get("/schedules:explain")

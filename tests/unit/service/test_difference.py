@@ -71,17 +71,17 @@ def test_kernels_are_matched_by_their_workloads() -> None:
 
 
 def test_kernels_in_other_types_are_alike() -> None:
-    """As many of one name on both sides, first those with as many operations, in their order."""
+    """As many of one name on both sides, first those with as many multiply-adds, in their order."""
 
     def side(*named: tuple[str, str, float | None]) -> ComparedSide:
         tasks = []
-        for key, name, flops in named:
+        for key, name, macs in named:
             known = task(key, 1e-3)
-            tasks.append(known.model_copy(update={"name": name, "facts": {"flops": flops}}))
+            tasks.append(known.model_copy(update={"name": name, "facts": {"macs": macs}}))
         return side_of_job(job(), tasks)
 
     a = side(("1", "conv", 5.0), ("2", "conv", 7.0), ("3", "pool", None), ("4", "", 1.0))
-    b = side(("5", "conv", 7.0), ("6", "conv", 6.0), ("7", "pool", 1.0), ("8", "", 1.0))
+    b = side(("5", "conv +cast", 7.0), ("6", "conv", 6.0), ("7", "pool", 1.0), ("8", "", 1.0))
     c = side(("5", "conv", 7.0), ("7", "pool", 1.0), ("9", "pool", 1.0))
 
     def joined(other: ComparedSide) -> dict[str, str]:
