@@ -99,12 +99,14 @@ class Bound:
     """What an axis stands for in the present scope: a tile of `extent` that starts at `start`.
 
     Of an extent that is a size, `rows` are the numbers of its rows and of those up to which it is
-    rounded up: there the last one is repeated.
+    rounded up: there the last one is repeated. Of what a loop runs over, `has_rests` says whether
+    full tiles may leave such a tile.
     """
 
     start: Linear
     extent: int
     rows: tuple[Value, ...] = ()
+    has_rests: bool = False
 
 
 Environment = Mapping[Axis, Bound]

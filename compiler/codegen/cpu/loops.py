@@ -65,10 +65,10 @@ class Tail(Enum):
     """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
     several."""
     REPEATED = auto()
-    """One tile, of one row, a third, two thirds or all of them. Its last row is computed again in
-    place of those that are missing: what streams past the rows does so once. In a block of few full
-    tiles none has all of them: that is one more full tile that ends with the axis, or two of two
-    thirds where the block has no full tile."""
+    """One tile, of one row, or a quarter, a half, three quarters or all of them. Its last row is
+    computed again in place of those that are missing: what streams past the rows does so once. In a
+    block of few full tiles there are thirds, and none has all rows: that is one more full tile that
+    ends with the axis, or two of two thirds where the block has no full tile."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
@@ -140,7 +140,7 @@ def _open_segments(
             count, is_cut = (extent + step - 1) // step, tail is Tail.CUT
             return (Segment(0, count, step, step, is_cut=is_cut, overlaps=not is_cut),)
         tail = Tail.WHOLE
-    if tail is Tail.REPEATED and rest != 0 and not peel and 1 <= bounds(full)[1] <= _FEW_TILES:
+    if tail is Tail.REPEATED and rest != 0 and not peel and _is_block(full):
         return tuple(s for s in _repeated_segments(extent, step) if s.count != 0)
     result = []
     if peel:
@@ -155,7 +155,7 @@ def _open_segments(
     if tail is Tail.MASKED and granularity == 1:  # the tile is the vector
         tail = Tail.HALVES
     if tail is Tail.REPEATED:
-        rooms = sorted({1, *_rooms(step), step})
+        rooms = sorted({1, *(-(-step * quarter // 4) for quarter in (1, 2, 3, 4))})
         result += _one_of(offset, rest, step, rooms)
         rest = 0
     elif tail is not Tail.WHOLE:
@@ -169,8 +169,17 @@ def _open_segments(
     return tuple(s for s in result if s.count != 0)
 
 
+def _is_block(full: int) -> bool:
+    return 1 <= bounds(full)[1] <= _FEW_TILES
+
+
+def _has_rests(extent: int, step: int, tail: Tail) -> bool:
+    """Whether tiles that repeat rows are all that follows full tiles."""
+    return tail is Tail.REPEATED and is_open(extent) and not _is_block(extent // step)
+
+
 def _rooms(step: int) -> list[int]:
-    """For how many rows there are narrower tiles."""
+    """For how many rows of a block there are narrower tiles."""
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 
 
@@ -234,7 +243,7 @@ def over(
 ) -> list[Value]:
     """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
     outer, around = context.environment[axis], context.ranges.get(axis)
-    context.ranges[axis] = outer
+    context.ranges[axis] = replace(outer, has_rests=_has_rests(outer.extent, step, tail))
     values = list(carried)
     clipped = _clip(context, axis, outer, clip, padding) if clip else None
     if unroll and is_open(outer.extent):

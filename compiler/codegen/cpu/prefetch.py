@@ -102,13 +102,19 @@ def _share(
 
 
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
-    """Which of how many passes this is: those of the loops around it, each over its range."""
+    """Which of how many passes this is: those of the loops around it, each over its range.
+
+    A rest counts as one that is alone. Behind full tiles it reads what they have brought near, and
+    is over too soon to bring anything itself: of ten rows, one had to wait for half a panel.
+    """
     number, count = Linear(), 1
+    if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
+        return number, count
     for tile in passes:
         whole, here = context.ranges[tile.axis], context.environment[tile.axis]
         done = _runtime(here.start)
         done.add(_runtime(whole.start), -1)
-        tiles = -(-whole.extent // tile.step)
+        tiles = (whole.extent if whole.has_rests else whole.extent + tile.step - 1) // tile.step
         earlier, number = number, _tiles(context.emitter, done, tile.step, tiles)
         number.add(earlier, tiles)
         count *= tiles

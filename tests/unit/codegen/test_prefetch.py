@@ -121,7 +121,7 @@ def test_a_pass_alone_asks_for_its_own_panel(rows: int) -> None:
     assert set(counts[near : all_panels + near]) == {1}
 
 
-@pytest.mark.parametrize("rows", [9, 16, 64, 100, 4096])
+@pytest.mark.parametrize("rows", [16, 64, 4096])
 def test_passes_share_a_panel_whatever_their_number(rows: int) -> None:
     """Each step has instructions for a pass alone: with more, a line is asked for in as many more
     steps as a share is smaller than that."""
@@ -139,16 +139,22 @@ def test_few_rows_alone_ask_for_nothing_ahead() -> None:
     assert counts[: len(counts) // 2].min() == 1 and counts[len(counts) // 2 :].max() == 0
 
 
-@pytest.mark.parametrize("rows", [7, 15, 23])
-def test_two_tiles_of_a_rest_or_one_that_overlaps_ask_for_all(rows: int) -> None:
-    """Seven rows are two tiles of six, of which the second one asks a panel further."""
+@pytest.mark.parametrize("rows", [7, 10, 15, 20, 23, 100])
+def test_a_rest_leaves_the_next_panel_to_full_tiles(rows: int) -> None:
+    """It is over soon, and asks as a pass alone does: for what full tiles have brought near. One
+    full tile before it is alone, too."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, rows)
     near, panel = 8192 // LINE, 256 * WIDTH * DType.FLOAT32.bytes // LINE
-    begin = near if rows == 7 else panel
-    assert counts[:begin].max() == 0
-    assert counts[begin : 3 * panel].min() >= 1
-    assert counts[4 * panel + near + panel // 8 :].max() == 0
+    full = rows // 8
+    assert counts[:near].max() == 0
+    assert set(counts[near:panel]) == {1 + (full == 1)}
+    assert counts[panel : 3 * panel].min() >= 1 + (full > 0)
+    if full < 2:
+        assert counts[3 * panel + near :].max() == 0
+    else:
+        assert counts[3 * panel + near : 4 * panel].min() >= 1
+        assert counts[4 * panel + panel // 8 :].max() == 0
 
 
 def test_no_rows_ask_for_nothing() -> None:
