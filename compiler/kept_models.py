@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+import numpy as np
 
 from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from compiler.driver import Model
+    from compiler.frontend.model_file import ReadModel
     from compiler.runtime.stages import StagedExecutable
 
     Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
@@ -68,8 +71,9 @@ def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None
 class KeptModels:
     """Compiles models that are not kept, and keeps what it compiled.
 
-    A model is kept if it is a file or bytes, has one program, and no schedules or plans of others
-    are used: nobody knows whether they are the same the next time.
+    A model is kept if it is a file, bytes, or a message whose tensors are arrays apart from it; if
+    it has one program; and if no schedules or plans of others are used: nobody knows whether they
+    are the same the next time.
 
     Args:
         folder: where they are; None keeps nothing.
@@ -171,12 +175,12 @@ class _Source:
     """A model that can be told from others.
 
     Attributes:
-        model: a file, or its bytes.
+        model: a file, its bytes, or a message whose tensors are all apart from it.
         digest: SHA-256 (hex) of the bytes.
         state: of the file when it was read: where it lies, its size, when it changed.
     """
 
-    model: Path | bytes
+    model: Path | bytes | ReadModel
     digest: str
     state: tuple[int, ...] = ()
 
@@ -185,6 +189,8 @@ class _Source:
         """None if it is no file or bytes, or cannot be read, which the import can say better."""
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
+        if _is_whole(model):
+            return cls(model, _digest_of_parts(model))
         if not isinstance(model, str | os.PathLike):
             return None
         path = Path(model)
@@ -228,6 +234,26 @@ class _Source:
                 raise ChangedModelError(
                     f"'{location}' beside '{self.model}' has changed since it was compiled"
                 )
+
+
+def _is_whole(model: Model) -> TypeGuard[ReadModel]:
+    """Whether a message that was read has all its tensors apart, so that they are hashed where they
+    lie."""
+    tensors = getattr(model, "tensors", None)
+    if tensors is None:
+        return False
+    read = cast("ReadModel", model)
+    return all(each.name in tensors for each in read.proto.graph.initializer)
+
+
+def _digest_of_parts(model: ReadModel) -> str:
+    """Of the message, and of each tensor with its name, type and shape."""
+    digest = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
+    for name, tensor in sorted(model.tensors.items()):
+        array = np.ascontiguousarray(tensor.array)
+        digest.update(f"{name} {tensor.dtype} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _state_of(path: Path) -> tuple[int, ...]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
 from compiler.driver import CompileOptions, compile_whole
-from compiler.dtypes import DType
 from compiler.errors import (
     CompilerError,
     InvalidInputError,
@@ -76,14 +74,8 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         arrays = {name: np.asarray(array) for name, array in named.items()}
         executable = self.executable(arrays)
         given = {n: a for n, a in arrays.items() if n not in self._decisive}
-        found = executable.labelled(executable.run(given, labels=False))
-        typed = executable.listed(
-            [
-                array.view(ml_dtypes.bfloat16) if port.dtype is DType.BFLOAT16 else array
-                for array, port in zip(found, executable.outputs, strict=True)
-            ]
-        )
-        result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*typed)
+        found = executable.run(given)
+        result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*found)
         return result
 
     @property

@@ -142,7 +142,7 @@ class InferenceSession:
         except InvalidInputError as error:
             raise InvalidArgument(str(error)) from error
         outputs = dict(zip(self._compiled.output_names, found, strict=True))
-        return [self._shown(name, outputs[name]) for name in names]
+        return [outputs[name] for name in names]
 
     @property
     def _input_names(self) -> Sequence[str]:
@@ -154,19 +154,6 @@ class InferenceSession:
         """Of an input's elements; None if there is no such input, or it is no tensor."""
         kinds = {each.name: each.type for each in self._description.inputs}
         return numpy_type(kinds.get(name, ""))
-
-    def _shown(self, name: str, array: Any) -> Any:
-        """An output as users meet it: bfloat16 has a type where ml_dtypes is installed."""
-        if not isinstance(array, np.ndarray) or array.dtype != np.uint16:
-            return array
-        kinds = {each.name: each.type for each in self._description.outputs}
-        if kinds[name] != "tensor(bfloat16)":
-            return array
-        try:
-            from ml_dtypes import bfloat16
-        except ImportError:
-            return array
-        return array.view(bfloat16)
 
     def _output_names(self, asked: Sequence[str] | None) -> list[str]:
         known = self._compiled.output_names

@@ -11,12 +11,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
 from compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.native import check_threads, native, native_address
-from compiler.runtime.packing import Array, Bytes
+from compiler.runtime.packing import Array, Bytes, bfloat16_type
 from compiler.runtime.ports import open_dims
 from compiler.runtime.program import Port, Program
 from compiler.runtime.program_check import check_program
@@ -88,6 +89,9 @@ class Executable:
             for index, port in enumerate(program.outputs)
             if port.labels is not None
         )
+        bits = [k for k, port in enumerate(program.outputs) if port.dtype is DType.BFLOAT16]
+        kind = bfloat16_type() if bits else None
+        self._bfloat16 = tuple((index, kind) for index in bits if kind is not None)
         results = program.results
         self._lists = results if any(result.is_list for result in results) else ()
         self._texts = tuple(
@@ -150,8 +154,9 @@ class Executable:
         Args:
             inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
                 or of their positions in the labels of the port.
-            labels: whether texts are given as such, dictionaries as objects, and sequences as
-                lists of arrays; else all is as `outputs` describes it, numbers one by one.
+            labels: whether texts are given as such, dictionaries as objects, sequences as lists of
+                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else all is as
+                `outputs` describes it, numbers one by one, and bfloat16 its raw bits in uint16.
 
         Returns:
             The outputs, in the order of `output_names`, or of `outputs` without labels.
@@ -174,7 +179,7 @@ class Executable:
             outputs = self.run_into(arrays, {})
         if not labels:
             return outputs
-        return self.listed(self.labelled(outputs) if self._labelled else outputs)
+        return self.listed(self.labelled(outputs))
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
         """The inputs with positions of labels for texts."""
@@ -352,8 +357,11 @@ class Executable:
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """What the numbers of outputs stand for; outputs without labels as they are."""
+        """What the numbers of outputs stand for, and the raw bits of bfloat16; other outputs as
+        they are."""
         made = list(outputs)
+        for index, kind in self._bfloat16:
+            made[index] = made[index].view(kind)
         for index, labels in self._labelled:
             made[index] = labels.applied(made[index])
         return made

@@ -9,7 +9,7 @@ a reshape and a transpose, which is faster and covers nearly every buffer.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -212,6 +212,17 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
 def from_bfloat16(bits: Array) -> NDArray[np.float32]:
     """The numbers of raw bits: each is the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@cache
+def bfloat16_type() -> np.dtype | None:
+    """NumPy's type for bfloat16 where ml_dtypes is installed, which gives it one."""
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        return None
+    found: np.dtype = np.dtype(bfloat16)
+    return found
 
 
 def _in_logical_order(

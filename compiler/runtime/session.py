@@ -119,7 +119,7 @@ class Session:
             return [array for k, array in enumerate(shown) if k not in written]
 
     def state(self, name: str) -> Array:
-        """A copy of what the next step finds in an input.
+        """A copy of what the next step finds in an input; bfloat16 as its raw bits.
 
         Raises:
             InvalidArgumentError: if it is no state, another thread is running this session, or

@@ -84,7 +84,7 @@ class StagedSession:
             return [made[name] for name in self.output_names]
 
     def state(self, name: str) -> Array:
-        """A copy of what the next step finds in an input.
+        """A copy of what the next step finds in an input; bfloat16 as its raw bits.
 
         Raises:
             InvalidArgumentError: if it is no state, or another thread is running this session.
@@ -94,7 +94,7 @@ class StagedSession:
                 raise InvalidArgumentError(
                     f"there is no state '{name}', the states are {listed(self.states)}"
                 )
-            return self._now[name].copy()
+            return _bits(self._now[name].copy())
 
     def reset(self) -> None:
         """Put the first values back into the states.
@@ -113,7 +113,7 @@ def _first(name: str, dtype: np.dtype, dims: Dims, given: Array | None) -> Array
             raise InvalidInputError(f"input '{name}' is of type {type(given).__name__}, no array")
         with enough_memory_for(f"for state '{name}'"):
             copied = given.copy()
-        return copied.view(np.uint16) if copied.dtype.name == "bfloat16" else copied
+        return _bits(copied)
     shape = [dim for dim in dims if isinstance(dim, int)]
     if len(shape) < len(dims):
         raise InvalidArgumentError(
@@ -122,3 +122,8 @@ def _first(name: str, dtype: np.dtype, dims: Dims, given: Array | None) -> Array
         )
     check_memory(int(np.prod(shape, dtype=object)) * dtype.itemsize, f"for state '{name}'")
     return np.zeros(shape, dtype)
+
+
+def _bits(array: Array) -> Array:
+    """The array, with the raw bits of bfloat16."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

@@ -345,7 +345,8 @@ def run(
 
 def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str, Any]]:
     """An output as .npz holds it without pickle: of dictionaries their values, in columns; of a
-    list its elements, one by one, under names that none of the outputs has."""
+    list its elements, one by one, under names that none of the outputs has; of bfloat16 the bits.
+    """
     import numpy as np
 
     from compiler.runtime.ports import element_name
@@ -358,6 +359,8 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
         return [pair for pairs in each for pair in pairs]
     if output.dtype == object:
         output = np.array([list(row.values()) for row in output])
+    if output.dtype.name == "bfloat16":
+        output = output.view(np.uint16)
     return [(name, output)]
 
 

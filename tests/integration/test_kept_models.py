@@ -18,6 +18,7 @@ import compiler
 from compiler import kept_models
 from compiler.driver import CompileOptions
 from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.frontend.model_file import read_model, with_tensors
 from compiler.kept_folder import KeptFolder
 from compiler.kept_models import ARTIFACT, KeptModels, own_folder
 from compiler.runtime.executable import Executable
@@ -47,6 +48,19 @@ def folder(tmp_path: Path) -> KeptFolder:
 @pytest.fixture
 def kept(folder: KeptFolder) -> KeptModels:
     return KeptModels(folder)
+
+
+def test_a_message_whose_tensors_are_apart_is_kept(
+    folder: KeptFolder, kept: KeptModels, compiles: list[str]
+) -> None:
+    for factor, known in ((2.0, 1), (2.0, 1), (3.0, 2)):
+        read = with_tensors(read_model(model(factor)))
+        (found,) = kept.compile(read, CompileOptions()).run({"x": X})
+        np.testing.assert_allclose(found, factor * X)
+        assert len(compiles) == known
+        assert len(list(folder.entries())) == known
+    kept.compile(read_model(model()), CompileOptions())  # its tensors are in the message
+    assert len(list(folder.entries())) == 2
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ ABOUT_OPERATORS = ("compiler/ops/", "compiler/passes/")
 NOT_OF_OPERATORS = {
     "compiler/loops/maths.py": "functions of tensor expressions",
     "compiler/runtime/native_functions.py": "functions of the C runtime",
+    "compiler/torch/rules/elementwise.py": "operators of PyTorch",
 }
 """Tables of names that operators have, too."""
 

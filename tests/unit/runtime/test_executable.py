@@ -393,7 +393,9 @@ def test_inputs_that_are_converted_live_until_the_run_is_over(address_of: Addres
         assert [int(array) for array in executable.run(given)] == given
 
 
-def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf) -> None:
+def test_bfloat16_has_its_type_where_that_is_installed(
+    address_of: AddressOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     port = Port("x", DType.BFLOAT16, (4,))
     copy = Copy(ref("output"), ref("input"), 8)
@@ -402,7 +404,15 @@ def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf)
     given = np.array([1, -2, 0.5, 3], ml_dtypes.bfloat16)
     for form in (given, given.view(np.uint16)):
         (output,) = executable.run({"x": form})
-        np.testing.assert_array_equal(output, given.view(np.uint16))
+        assert output.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(output, given)
+        (bits,) = executable.run({"x": form}, labels=False)
+        assert bits.dtype == np.uint16
+        np.testing.assert_array_equal(bits, given.view(np.uint16))
+    monkeypatch.setattr("compiler.runtime.executable.bfloat16_type", lambda: None)
+    without = Executable(echo, np.empty(0, np.uint8), address_of)
+    (bits,) = without.run({"x": given})
+    assert bits.dtype == np.uint16
 
 
 class Lender:

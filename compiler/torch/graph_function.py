@@ -1,0 +1,222 @@
+"""A graph of PyTorch as a function of tensors that runs a compiled model.
+
+The weights are constants of the model. It is compiled when the function is first called, with the
+tensors that are given then, and again for other tensors in their places (a layer that a network has
+many times), or after they were written to.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from compiler.errors import CompilerError, ModelWarning
+from compiler.kept_models import KeptModels, own_folder
+from compiler.torch.options import BackendOptions
+from compiler.torch.symbolic import NotTranslatedError
+from compiler.torch.translation import OutputSpec, Translated, as_numpy, translate, used_as_tables
+
+if TYPE_CHECKING:
+    from compiler.kept_models import Compiled
+
+ALIGNMENT = 64
+"""Where inputs are read without a copy."""
+
+MOST_PROGRAMS = 64
+"""With different weights; the one used longest ago goes first."""
+
+MOST_CHANGES = 8
+"""How often weights may be written to before it is no longer worth compiling them in."""
+
+
+@dataclass(slots=True)
+class _Program:
+    """A compiled model, and the weights that it was compiled with.
+
+    Attributes:
+        weights: the position of each with a reference, its address and its count of changes.
+    """
+
+    compiled: Compiled
+    translated: Translated
+    weights: tuple[tuple[int, Any, int, int], ...]
+
+    def has(self, arguments: list[Any]) -> bool:
+        """Whether these are the weights, as they were then."""
+        for position, tensor, address, version in self.weights:
+            given = arguments[position]
+            same = tensor() is given and given._version == version
+            if not same or given.data_ptr() != address:
+                return False
+        return True
+
+    def run(self, arguments: list[Any]) -> list[Any]:
+        arrays = []
+        for position in self.translated.inputs:
+            given = arguments[position]
+            tensor = isinstance(given, torch.Tensor)
+            arrays.append(as_numpy(given) if tensor else np.array(given, np.int64))
+        found = self.compiled.run(arrays)
+        return [_given(spec, found) for spec in self.translated.outputs]
+
+
+class GraphFunction:
+    """What dynamo calls for a graph: a list of tensors and numbers -> a list of them.
+
+    Runs the graph as PyTorch does, operator by operator, if it cannot be compiled; a warning names
+    the operator then. May be called from several threads at once.
+
+    Args:
+        graph: of ATen operators, in which no value is written to.
+        weights: the positions of arguments that rarely change.
+        ranges: bounds of PyTorch's symbols.
+        options: how it is compiled.
+    """
+
+    _boxed_call = True  # dynamo hands over a list, which is emptied to free what is in it
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        weights: Collection[int],
+        ranges: Mapping[Any, Any],
+        options: BackendOptions,
+    ) -> None:
+        self._graph = graph
+        self._weights = frozenset(weights)
+        self._ranges = dict(ranges)
+        self._options = options
+        self._programs: OrderedDict[tuple[int, ...], _Program] = OrderedDict()
+        self._current: _Program | None = None
+        self._changes = 0
+        self._eager = False
+        self._lock = threading.Lock()
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self._tables = {p for p in self._weights if used_as_tables(nodes[p])}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the last call ran a compiled model."""
+        return self._current is not None and not self._eager
+
+    def __call__(self, given: list[Any]) -> Any:
+        arguments = list(given)
+        given.clear()
+        program = self._current
+        if program is None or self._eager or not program.has(arguments):
+            program = self._found(arguments)
+        if program is None:
+            return self._graph(*arguments)
+        return program.run(arguments)
+
+    def _found(self, arguments: list[Any]) -> _Program | None:
+        """The program for these weights, compiled if it must be; None if PyTorch runs them."""
+        if self._eager:
+            return None
+        with self._lock:
+            weights = {p: arguments[p] for p in sorted(self._weights)}
+            key = tuple(map(id, weights.values()))
+            program = self._programs.get(key)
+            if program is None or not program.has(arguments):
+                self._changes += program is not None
+                program = self._made(weights, arguments)
+                if program is None:
+                    self._eager = True
+                    self._programs.clear()
+                    self._current = None
+                    return None
+                self._programs[key] = program
+                if len(self._programs) > MOST_PROGRAMS:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
+            self._current = program
+            return program
+
+    def _made(self, weights: Mapping[int, torch.Tensor], arguments: list[Any]) -> _Program | None:
+        try:
+            if self._changes > MOST_CHANGES:
+                raise NotTranslatedError(f"its weights were written to {self._changes} times")
+            for each in arguments:
+                _check_tensor(each)
+            constants = {p: each for p, each in weights.items() if self._is_constant(p, each)}
+            translated = translate(
+                self._graph.graph,
+                constants,
+                lambda name: getattr(self._graph, name),
+                ranges=self._ranges,
+            )
+            options = self._options.compile_options(translated.ranges)
+            keep = own_folder() if self._options.keep else None
+            compiled = KeptModels(keep).compile(translated.model, options)
+        except CompilerError as error:
+            warnings.warn(
+                f"a graph runs in PyTorch's eager mode, since it cannot be compiled: {error}",
+                ModelWarning,
+                stacklevel=2,
+            )
+            return None
+        known = tuple(
+            (p, weakref.ref(each), each.data_ptr(), each._version) for p, each in constants.items()
+        )
+        program = _Program(compiled, translated, known)
+        if self._options.tuner is not None:
+            threading.Thread(
+                target=self._tuned, args=(program,), name="tilewright-tuner", daemon=True
+            ).start()
+        return program
+
+    def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
+        """Whether a weight is compiled in. One that is looked up in is read where it lies, and so
+        is one that does not count how often it is written to."""
+        if weight.is_inference():
+            return False
+        is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
+        return not (position in self._tables and is_read_in_place)
+
+    def _tuned(self, program: _Program) -> None:
+        """Tune a program's model, and let what comes of it serve."""
+        assert self._options.tuner is not None
+        model = program.translated.model
+        options = self._options.compile_options(program.translated.ranges)
+        schedules = self._options.tuner(model, options)
+        if schedules is None:
+            return
+        from compiler.driver import compile_with
+
+        program.compiled = compile_with(model, replace(options, schedules=schedules))
+
+
+def _check_tensor(given: Any) -> None:
+    """Raises NotTranslatedError for a tensor that is no block of numbers on the CPU."""
+    if not isinstance(given, torch.Tensor):
+        return
+    if type(given) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NotTranslatedError(f"an argument is a {type(given).__name__}")
+    if given.device.type != "cpu" or given.layout is not torch.strided:
+        raise NotTranslatedError(f"an argument is on {given.device}, {given.layout}")
+
+
+def _given(spec: OutputSpec, found: list[Any]) -> Any:
+    """What the caller of the graph gets in one place."""
+    if spec.position is None:
+        return spec.given
+    array = found[spec.position]
+    if spec.is_number:
+        return int(array)
+    if spec.is_bfloat16:
+        tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    if spec.order is None:
+        return tensor
+    back = [spec.order.index(dim) for dim in range(len(spec.order))]
+    return tensor.permute(spec.order).contiguous().permute(back)

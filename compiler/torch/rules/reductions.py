@@ -1,0 +1,206 @@
+"""Sums, extrema and orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiler.torch.symbolic import NotTranslatedError
+from compiler.torch.translation import Rule, Translator
+
+aten = torch.ops.aten
+
+
+def _axes(dims: Any, rank: int) -> list[int]:
+    """All where none is given."""
+    given = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return [dim + rank if dim < 0 else dim for dim in given]
+
+
+def _reduced(kind: str) -> Rule:
+    def rule(
+        t: Translator, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, **_: Any
+    ) -> str:
+        dtype = t.dtype(node)
+        value = t.value(x, dtype)
+        rank = len(t.shape(x))
+        if not rank:
+            return value
+        where = t.constant(_axes(dims, rank))
+        return t.op(kind, value, where, keepdims=int(keepdim))
+
+    return rule
+
+
+def _logical(kind: str) -> Rule:
+    """Over numbers: whether the largest (any), or the smallest (all), is not zero."""
+
+    def rule(
+        t: Translator, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False
+    ) -> str:
+        number = t.cast(t.value(x, torch.bool), torch.int32)
+        rank = len(t.shape(x))
+        if not rank:
+            return t.cast(number, torch.bool)
+        where = t.constant(_axes(dims, rank))
+        return t.cast(t.op(kind, number, where, keepdims=int(keepdim)), torch.bool)
+
+    return rule
+
+
+def _position(kind: str) -> Rule:
+    def rule(
+        t: Translator, node: fx.Node, x: fx.Node, dim: int | None = None, keepdim: bool = False
+    ) -> str:
+        value, axis = t.value(x), dim
+        if dim is None:
+            if keepdim:
+                raise NotTranslatedError("over all elements, with their dimensions")
+            value, axis = t.op("Reshape", value, t.constant([-1])), 0
+        return t.op(kind, value, axis=axis, keepdims=int(keepdim))
+
+    return rule
+
+
+def _with_position(kind: str) -> Rule:
+    """The extremum and where it is."""
+
+    def rule(
+        t: Translator, node: fx.Node, x: fx.Node, dim: int, keepdim: bool = False
+    ) -> tuple[str, str]:
+        value, where = t.value(x), t.constant([dim])
+        found = t.op(f"Reduce{kind}", value, where, keepdims=int(keepdim))
+        return found, t.op(f"Arg{kind}", value, axis=dim, keepdims=int(keepdim))
+
+    return rule
+
+
+def _variance(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    dims: Sequence[int] | None = None,
+    correction: float | None = 1,
+    keepdim: bool = False,
+) -> str:
+    return _moments(t, node, x, dims, correction, keepdim)[0]
+
+
+def _variance_and_mean(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    dims: Sequence[int] | None = None,
+    correction: float | None = 1,
+    keepdim: bool = False,
+) -> tuple[str, str]:
+    return _moments(t, node, x, dims, correction, keepdim)
+
+
+def _moments(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    dims: Sequence[int] | None,
+    correction: float | None,
+    keepdim: bool,
+) -> tuple[str, str]:
+    shape, dtype = t.shape(x), t.dtype(x)
+    axes = _axes(dims, len(shape))
+    count = 1
+    for axis in axes:
+        size = shape[axis]
+        if not isinstance(size, int):
+            raise NotTranslatedError("over an open dimension")
+        count *= size
+    where, value = t.constant(axes), t.value(x)
+    mean = t.op("ReduceMean", value, where, keepdims=1)
+    apart = t.op("Sub", value, mean)
+    total = t.op("ReduceSum", t.op("Mul", apart, apart), where, keepdims=int(keepdim))
+    divisor = max(count - (1 if correction is None else correction), 0)
+    variance = t.op("Div", total, t.constant(divisor, dtype))
+    return variance, mean if keepdim else t.op("Squeeze", mean, where)
+
+
+def _norm(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    order: float = 2,
+    dims: Any = None,
+    keepdim: bool = False,
+    **_: Any,
+) -> str:
+    kinds = {2: "ReduceL2", 1: "ReduceL1", math.inf: "ReduceMax", -math.inf: "ReduceMin"}
+    if order not in kinds:
+        raise NotTranslatedError(f"of order {order}")
+    value, rank = t.op("Abs", t.value(x, t.dtype(node))), len(t.shape(x))
+    if not rank:
+        return value
+    where = t.constant(_axes(dims, rank))
+    return t.op(kinds[order], value, where, keepdims=int(keepdim))
+
+
+def _cumsum(t: Translator, node: fx.Node, x: fx.Node, dim: int, **_: Any) -> str:
+    value = t.value(x, t.dtype(node))
+    if not t.shape(x):
+        return value
+    return t.op("CumSum", value, t.constant(dim))
+
+
+def _topk(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    ordered: bool = True,
+) -> Any:
+    axis = dim + len(t.shape(x)) if dim < 0 else dim
+    return t.several(
+        "TopK",
+        t.value(x),
+        t.numbers([k]),
+        axis=axis,
+        largest=int(largest),
+        sorted=int(ordered),
+        count=2,
+    )
+
+
+def _sort(t: Translator, node: fx.Node, x: fx.Node, dim: int = -1, descending: bool = False) -> Any:
+    return _topk(t, node, x, t.shape(x)[dim], dim, descending)
+
+
+RULES: dict[Any, Rule] = {
+    aten.sum.default: _reduced("ReduceSum"),
+    aten.sum.dim_IntList: _reduced("ReduceSum"),
+    aten.mean.default: _reduced("ReduceMean"),
+    aten.mean.dim: _reduced("ReduceMean"),
+    aten.amax.default: _reduced("ReduceMax"),
+    aten.amin.default: _reduced("ReduceMin"),
+    aten.max.default: _reduced("ReduceMax"),
+    aten.min.default: _reduced("ReduceMin"),
+    aten.max.dim: _with_position("Max"),
+    aten.min.dim: _with_position("Min"),
+    aten.prod.default: _reduced("ReduceProd"),
+    aten.prod.dim_int: _reduced("ReduceProd"),
+    aten.any.default: _logical("ReduceMax"),
+    aten.any.dim: _logical("ReduceMax"),
+    aten.any.dims: _logical("ReduceMax"),
+    aten.all.default: _logical("ReduceMin"),
+    aten.all.dim: _logical("ReduceMin"),
+    aten.argmax.default: _position("ArgMax"),
+    aten.argmin.default: _position("ArgMin"),
+    aten.var.correction: _variance,
+    aten.var_mean.correction: _variance_and_mean,
+    aten.linalg_vector_norm.default: _norm,
+    aten.cumsum.default: _cumsum,
+    aten.topk.default: _topk,
+    aten.sort.default: _sort,
+}

@@ -1,0 +1,67 @@
+"""Sizes as PyTorch's tracing knows them: numbers, or expressions over symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import sympy
+import torch
+from torch import fx
+
+from compiler.errors import CompilerError
+
+Size: TypeAlias = "int | sympy.Expr"
+
+
+class NotTranslatedError(CompilerError):
+    """An operator, or a form of one, that no rule writes in ONNX."""
+
+
+def expression(size: Any) -> Size:
+    """A size as a number, or as an expression over symbols."""
+    if isinstance(size, fx.Node):
+        size = size.meta["val"]
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    if isinstance(size, sympy.Integer):
+        return int(size)
+    if isinstance(size, bool | int | np.integer):
+        return int(size)
+    if isinstance(size, sympy.Expr):
+        return size
+    raise NotTranslatedError(f"{size!r} where a whole number is expected")
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """How a dense tensor's dimensions follow each other in memory, unless they are in order."""
+    if any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
+        strides = [_hint(each) for each in value.stride()]
+        sizes = [_hint(each) for each in value.shape]
+    else:
+        strides, sizes = list(value.stride()), list(value.shape)
+    if any(stride == 0 and size != 1 for stride, size in zip(strides, sizes, strict=True)):
+        return None
+    order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], -sizes[dim], dim))
+    real = [dim for dim in order if sizes[dim] != 1]
+    return None if real == sorted(real) else tuple(order)
+
+
+def _hint(size: Any) -> int:
+    """The number that a size was traced with; 1 if it had none."""
+    if isinstance(size, torch.SymInt):
+        hint = size.node.hint
+        return 1 if hint is None else int(hint)
+    return int(size)
+
+
+def bounded(open_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
+    """The dimensions that PyTorch bounds from above."""
+    found = {}
+    for name, size in open_dims.items():
+        known = ranges.get(size)
+        if known is not None and isinstance(known.upper, sympy.Integer):
+            low = known.lower if isinstance(known.lower, sympy.Integer) else 1
+            found[name] = range(max(int(low), 1), int(known.upper) + 1)
+    return found

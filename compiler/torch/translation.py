@@ -1,0 +1,471 @@
+"""PyTorch's graphs of ATen operators as ONNX models, whose weights stay where the tensors are.
+
+What a graph of `aot_autograd` or of `torch.export` calls, one rule an operator writes as nodes of
+ONNX (`compiler.torch.rules`). Sizes that PyTorch knows as expressions over symbols (`s77 // 2`)
+become arithmetic on `Shape`, from which the import finds the same expressions again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, TypeAlias
+
+import numpy as np
+import sympy
+import torch
+from onnx import TensorProto, helper
+from torch import fx
+from torch.utils._sympy import functions as torch_sympy
+
+from compiler.dtypes import DType
+from compiler.frontend.model_file import ReadModel
+from compiler.ops.onnx_node import OnnxTensor
+from compiler.torch.symbolic import (
+    NotTranslatedError,
+    Size,
+    bounded,
+    expression,
+    memory_order,
+)
+
+OPSET = 22
+
+Rule: TypeAlias = Callable[..., Any]
+"""A translator, the node and the node's arguments -> the name of the value, or a tuple of names."""
+
+ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
+    torch.float32: (TensorProto.FLOAT, DType.FLOAT32),
+    torch.float64: (TensorProto.DOUBLE, DType.FLOAT64),
+    torch.float16: (TensorProto.FLOAT16, DType.FLOAT16),
+    torch.bfloat16: (TensorProto.BFLOAT16, DType.BFLOAT16),
+    torch.int8: (TensorProto.INT8, DType.INT8),
+    torch.int16: (TensorProto.INT16, DType.INT16),
+    torch.int32: (TensorProto.INT32, DType.INT32),
+    torch.int64: (TensorProto.INT64, DType.INT64),
+    torch.uint8: (TensorProto.UINT8, DType.UINT8),
+    torch.uint16: (TensorProto.UINT16, DType.UINT16),
+    torch.uint32: (TensorProto.UINT32, DType.UINT32),
+    torch.uint64: (TensorProto.UINT64, DType.UINT64),
+    torch.bool: (TensorProto.BOOL, DType.BOOL),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """What the caller gets in one place.
+
+    Attributes:
+        position: among the model's outputs; None for `given`.
+        given: what is given if it is no output of the model: None, or a number.
+        is_number: whether it is a number, which the model gives as a tensor of rank 0.
+        is_bfloat16: whether the model gives raw bits of bfloat16.
+        order: the dimensions from the outermost to the innermost in memory; None in order.
+    """
+
+    position: int | None = None
+    given: Any = None
+    is_number: bool = False
+    is_bfloat16: bool = False
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A graph as a model.
+
+    Attributes:
+        model: in ONNX; its weights are the tensors' own memory.
+        inputs: the positions of the arguments that the model takes, in its order.
+        outputs: what the graph gives.
+        ranges: of the model's open dimensions, those that PyTorch bounds.
+    """
+
+    model: ReadModel
+    inputs: tuple[int, ...]
+    outputs: tuple[OutputSpec, ...]
+    ranges: Mapping[str, range]
+
+
+def operator_name(target: Any) -> str:
+    """`aten.add.Tensor`."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target!r}"
+
+
+@cache
+def rules() -> Mapping[Any, Rule]:
+    """Rules by operator, of all files in `compiler/torch/rules`."""
+    package = import_module("compiler.torch.rules")
+    found: dict[Any, Rule] = {}
+    for each in iter_modules(package.__path__):
+        found.update(import_module(f"{package.__name__}.{each.name}").RULES)
+    return found
+
+
+def translate(
+    graph: fx.Graph,
+    constants: Mapping[int, torch.Tensor],
+    attributes: Callable[[str], torch.Tensor],
+    names: Mapping[int, str] | None = None,
+    output_names: Sequence[str] | None = None,
+    ranges: Mapping[Any, Any] | None = None,
+) -> Translated:
+    """Write a graph as a model.
+
+    Args:
+        graph: of ATen operators; each node has its value's fake tensor (`meta["val"]`).
+        constants: the arguments that are weights, by position.
+        attributes: gives the tensor of a `get_attr` node.
+        names: of the other arguments, by position; numbered where it has none.
+        output_names: of the tensors that the graph gives.
+        ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
+
+    Raises:
+        NotTranslatedError: naming the operator that has no rule.
+    """
+    translator = Translator(constants, attributes)
+    return translator.run(graph, names or {}, output_names, ranges or {})
+
+
+@dataclass(slots=True)
+class Translator:
+    """One graph on its way to ONNX. Rules see it: `op`, `constant` and what they ask of values."""
+
+    constants: Mapping[int, torch.Tensor]
+    attributes: Callable[[str], torch.Tensor]
+    nodes: list[Any] = field(default_factory=list)
+    lifted: set[fx.Node] = field(default_factory=set)
+    """Products whose value has the leading dimensions that a view before them had joined."""
+    _values: dict[fx.Node, Any] = field(default_factory=dict)
+    _tensors: dict[str, OnnxTensor] = field(default_factory=dict)
+    _types: dict[str, int] = field(default_factory=dict)
+    _known: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
+    _symbols: dict[Any, tuple[str, int] | str] = field(default_factory=dict)
+    """Where a symbol's value is: an input and its dimension, or an input that is a number."""
+    _sizes: dict[Any, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        graph: fx.Graph,
+        names: Mapping[int, str],
+        output_names: Sequence[str] | None,
+        ranges: Mapping[Any, Any],
+    ) -> Translated:
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        infos, taken, open_dims = self._inputs(placeholders, names)
+        outputs: tuple[OutputSpec, ...] = ()
+        results: list[Any] = []
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._values[node] = self.tensor(self.attributes(node.target))
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "output":
+                outputs, results = self._outputs(node.args[0], output_names)
+        initializers = [
+            TensorProto(name=name, dims=each.array.shape, data_type=self._types[name])
+            for name, each in self._tensors.items()
+        ]
+        graph_proto = helper.make_graph(self.nodes, "torch", infos, results, initializers)
+        opset = helper.make_opsetid("", OPSET)
+        model = helper.make_model(graph_proto, opset_imports=[opset], producer_name="tilewright")
+        model.ir_version = 10
+        return Translated(
+            ReadModel(model, tensors=self._tensors), taken, outputs, bounded(open_dims, ranges)
+        )
+
+    # what rules emit
+
+    def op(self, kind: str, *inputs: str | None, **attributes: Any) -> str:
+        """Add a node with one output; its name."""
+        return self.several(kind, *inputs, count=1, **attributes)[0]
+
+    def several(
+        self, kind: str, *inputs: str | None, count: int, **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node with so many outputs; their names."""
+        results = tuple(f"v{len(self.nodes)}_{k}" for k in range(count))
+        given = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(helper.make_node(kind, [i or "" for i in inputs], results, **given))
+        return results
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """A small constant, of a PyTorch type; int64 by itself."""
+        kind = ELEMENT_TYPES[dtype or torch.int64]
+        if kind[1] is DType.BFLOAT16:
+            return self.tensor(torch.tensor(value, dtype=dtype))
+        return self._small(np.asarray(value, kind[1].numpy), *kind)
+
+    def _small(self, array: np.ndarray, element_type: int, dtype: DType) -> str:
+        key = str(dtype), array.shape, array.tobytes()
+        if key not in self._known:
+            self._known[key] = self._add(array, element_type, dtype)
+        return self._known[key]
+
+    def tensor(self, tensor: torch.Tensor) -> str:
+        """A tensor's own memory as a constant; what is not contiguous is copied."""
+        kind = ELEMENT_TYPES.get(tensor.dtype)
+        if kind is None:
+            raise NotTranslatedError(f"a constant of {tensor.dtype}")
+        return self._add(as_numpy(tensor.contiguous()), *kind)
+
+    def _add(self, array: np.ndarray, element_type: int, dtype: DType) -> str:
+        name = f"c{len(self._tensors)}"
+        self._tensors[name] = OnnxTensor(array, dtype)
+        self._types[name] = element_type
+        return name
+
+    # what rules ask
+
+    def value(self, given: Any, dtype: Any = None) -> str:
+        """The name of an argument: a node's value, or a number as a constant of `dtype`."""
+        if isinstance(given, fx.Node):
+            if not isinstance(given.meta.get("val"), torch.Tensor):
+                number = self.number(given)
+                return number if dtype in (None, torch.int64) else self.cast(number, dtype)
+            found = self._values[given]
+            if not isinstance(found, str):
+                raise NotTranslatedError(f"several values of '{given.name}' as one")
+            return found if dtype is None or dtype == self.dtype(given) else self.cast(found, dtype)
+        return self.constant(given, dtype)
+
+    def cast(self, name: str, dtype: Any) -> str:
+        """The value in another type."""
+        if dtype not in ELEMENT_TYPES:
+            raise NotTranslatedError(f"a value of {dtype}")
+        found = self.op("Cast", name, to=ELEMENT_TYPES[dtype][0])
+        return found
+
+    @staticmethod
+    def dtype(node: fx.Node) -> Any:
+        """Of a node's value, the first of several."""
+        value = node.meta["val"]
+        return (value[0] if isinstance(value, tuple | list) else value).dtype
+
+    @staticmethod
+    def shape(node: fx.Node) -> tuple[Size, ...]:
+        """Of a node's value, the first of several."""
+        value = node.meta["val"]
+        value = value[0] if isinstance(value, tuple | list) else value
+        return tuple(expression(size) for size in value.shape)
+
+    def number(self, size: Any) -> str:
+        """A whole number as an int64 of rank 0."""
+        known = expression(size)
+        return self.constant(known) if isinstance(known, int) else self._computed(known)
+
+    def numbers(self, sizes: Sequence[Any]) -> str:
+        """Whole numbers as an int64 vector."""
+        known = [expression(size) for size in sizes]
+        if all(isinstance(each, int) for each in known):
+            return self.constant(np.array(known, np.int64))
+        parts = [
+            self.constant([each])
+            if isinstance(each, int)
+            else self.op("Reshape", self._computed(each), self.constant([1]))
+            for each in known
+        ]
+        found = self.op("Concat", *parts, axis=0)
+        return found
+
+    def reshaped(self, name: str, old: Sequence[Size], new: Sequence[Size]) -> str:
+        """A value of one shape in another. Sizes that stay, or follow from the others, are said so:
+        then nobody computes them."""
+        if tuple(old) == tuple(new):
+            return name
+        target: list[Size] = list(new)
+        if not any(size == 0 for size in (*old, *new)):
+            for position, size in enumerate(new):
+                same = position < len(old) and old[position] == size
+                if same and not isinstance(size, int):
+                    target[position] = 0
+            unknown = [k for k, size in enumerate(target) if not isinstance(size, int)]
+            if len(unknown) == 1:
+                target[unknown[0]] = -1
+            if all(isinstance(size, int) for size in target):
+                found = self.op("Reshape", name, self.constant(target))
+                return found
+        found = self.op("Reshape", name, self.numbers(new), allowzero=1)
+        return found
+
+    # what happens once a graph
+
+    def _inputs(
+        self, placeholders: Sequence[fx.Node], names: Mapping[int, str]
+    ) -> tuple[list[Any], tuple[int, ...], dict[str, Any]]:
+        """The model's inputs, which arguments they are, and its open dimensions with symbols."""
+        infos: list[Any] = []
+        taken: list[int] = []
+        open_dims: dict[Any, str] = {}
+        numbers: list[tuple[int, fx.Node]] = []
+        for position, node in enumerate(placeholders):
+            value = node.meta.get("val")
+            if position in self.constants:
+                self._values[node] = self.tensor(self.constants[position])
+                continue
+            if isinstance(value, torch.SymInt):
+                numbers.append((position, node))
+                continue
+            if not isinstance(value, torch.Tensor):
+                if isinstance(value, torch.SymFloat):
+                    raise NotTranslatedError("a number that is no whole one as an argument")
+                continue  # a plain number, which the nodes have too
+            if value.dtype not in ELEMENT_TYPES:
+                raise NotTranslatedError(f"an argument of {value.dtype}")
+            name = names.get(position, f"input_{len(taken)}")
+            dims: list[int | str] = []
+            for dim, size in enumerate(self.shape(node)):
+                if isinstance(size, int):
+                    dims.append(size)
+                    continue
+                if isinstance(size, sympy.Symbol):
+                    self._symbols.setdefault(size, (name, dim))
+                dims.append(open_dims.setdefault(size, f"size_{len(open_dims)}"))
+            infos.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[value.dtype][0], dims))
+            self._values[node] = name
+            taken.append(position)
+        for position, node in numbers:
+            symbol = expression(node)
+            if isinstance(symbol, int) or symbol in self._symbols:
+                continue
+            if not isinstance(symbol, sympy.Symbol):
+                raise NotTranslatedError(f"the number {symbol} as an argument")
+            name = names.get(position, f"input_{len(taken)}")
+            infos.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
+            self._symbols[symbol] = name
+            taken.append(position)
+        return infos, tuple(taken), {name: size for size, name in open_dims.items()}
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            whole, index = node.args
+            assert isinstance(whole, fx.Node)
+            found = self._values[whole]
+            if isinstance(found, str):
+                found = (found,)
+            if index >= len(found):
+                name = operator_name(whole.target)
+                raise NotTranslatedError(f"{name}: its result {index}")
+            return found[index]
+        if not _is_tensor_valued(node):
+            return None  # a size: whoever uses it asks for its expression
+        rule = rules().get(node.target)
+        if rule is None:
+            raise NotTranslatedError(operator_name(node.target))
+        try:
+            return rule(self, node, *node.args, **node.kwargs)
+        except NotTranslatedError as error:
+            raise NotTranslatedError(f"{operator_name(node.target)}: {error}") from error
+
+    def _outputs(
+        self, given: Sequence[Any], names: Sequence[str] | None
+    ) -> tuple[tuple[OutputSpec, ...], list[Any]]:
+        specs: list[OutputSpec] = []
+        infos: list[Any] = []
+
+        def add(value: str, element_type: int, rank: int) -> int:
+            number = len(infos)
+            name = names[number] if names else f"output_{number}"
+            self.nodes.append(helper.make_node("Identity", [value], [name]))
+            dims = [f"{name}_{k}" for k in range(rank)]
+            infos.append(helper.make_tensor_value_info(name, element_type, dims))
+            return number
+
+        for each in given:
+            if not isinstance(each, fx.Node):
+                specs.append(OutputSpec(given=each))
+                continue
+            value = each.meta["val"]
+            if isinstance(value, torch.Tensor):
+                kind = ELEMENT_TYPES.get(value.dtype)
+                if kind is None:
+                    raise NotTranslatedError(f"a result of {value.dtype}")
+                position = add(self.value(each), kind[0], value.ndim)
+                specs.append(
+                    OutputSpec(
+                        position,
+                        is_bfloat16=value.dtype is torch.bfloat16,
+                        order=memory_order(value),
+                    )
+                )
+            elif isinstance(known := expression(each), int):
+                specs.append(OutputSpec(given=known))
+            else:
+                place = add(self._computed(known), TensorProto.INT64, 0)
+                specs.append(OutputSpec(place, is_number=True))
+        if not infos:
+            raise NotTranslatedError("a graph that gives no tensor")
+        return tuple(specs), infos
+
+    def _computed(self, size: sympy.Expr) -> str:
+        """The value of an expression over symbols, int64 of rank 0."""
+        if size in self._sizes:
+            return self._sizes[size]
+        if isinstance(size, sympy.Integer):
+            return self.constant(int(size))
+        if isinstance(size, sympy.Symbol):
+            place = self._symbols.get(size)
+            if place is None:
+                raise NotTranslatedError(f"a size that the data decide ({size})")
+            if isinstance(place, str):
+                found = place
+            else:
+                shape = self.op("Shape", place[0])
+                found = self.op("Gather", shape, self.constant(place[1]), axis=0)
+        elif (kind := _EXPRESSIONS.get(type(size))) is not None:
+            first, *rest = (self._computed(argument) for argument in size.args)
+            found = first
+            for other in rest:
+                found = kind(self, found, other)
+        elif isinstance(size, sympy.Pow) and isinstance(size.exp, sympy.Integer) and size.exp > 0:
+            base = found = self._computed(size.base)
+            for _ in range(int(size.exp) - 1):
+                found = self.op("Mul", found, base)
+        else:
+            raise NotTranslatedError(f"the size {size}")
+        self._sizes[size] = found
+        return found
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as an array; bfloat16 as raw bits."""
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.detach().view(torch.uint16)
+    array: np.ndarray = tensor.numpy(force=True)
+    return array
+
+
+def _emits(kind: str) -> Callable[[Translator, str, str], str]:
+    return lambda translator, left, right: translator.op(kind, left, right)
+
+
+_EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
+    sympy.Add: _emits("Add"),
+    sympy.Mul: _emits("Mul"),
+    # sizes are not negative, so that rounding down and towards zero are one
+    torch_sympy.FloorDiv: _emits("Div"),
+    torch_sympy.CleanDiv: _emits("Div"),
+    torch_sympy.Mod: _emits("Mod"),
+    torch_sympy.PythonMod: _emits("Mod"),
+    torch_sympy.Max: _emits("Max"),
+    torch_sympy.Min: _emits("Min"),
+}
+
+
+def _is_tensor_valued(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, tuple | list):
+        return any(isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, torch.Tensor)
+
+
+def used_as_tables(node: fx.Node) -> bool:
+    """Whether a weight is only looked up in, row by row: then a program reads it where it lies."""
+    return bool(node.users) and all(
+        user.target is torch.ops.aten.embedding.default and user.args[0] is node
+        for user in node.users
+    )
