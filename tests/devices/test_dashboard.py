@@ -132,6 +132,8 @@ def test_a_job_is_followed_and_cancelled(
     for place in places(plain_service, job):
         page.goto(f"{plain_service.url}/dashboard/{place}")
         assert all_wrong(page) == [], place
+        if "graph" in place:
+            texts_of_what_is_seen(page)
     page.get_by_label("Name").fill("another")
     page.get_by_role("button", name="Make").click()
     expect(page.locator("#secret")).to_be_visible()
@@ -145,6 +147,19 @@ def test_a_job_is_followed_and_cancelled(
     expect(page.get_by_label("Token")).to_be_visible()
     page.goto(f"{plain_service.url}/dashboard/jobs/{job}")
     expect(page.get_by_label("Token")).to_be_visible()
+
+
+def texts_of_what_is_seen(page: playwright.Page) -> None:
+    """Texts outside of the frame of a graph are left out until they come into it."""
+    drawing = page.locator("#drawing[data-ready]")
+    for _ in range(5):
+        page.get_by_role("button", name="Larger").click()
+    expect = playwright.expect
+    expect(drawing.locator(".away")).not_to_have_count(0)
+    expect(drawing.locator(".away text").first).to_be_hidden()
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(drawing.locator(".away")).to_have_count(0)
+    expect(drawing.locator("text").first).to_be_visible()
 
 
 def places(service: Service, job: str) -> list[str]:

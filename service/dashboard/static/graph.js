@@ -16,6 +16,12 @@
       this.whole = this.svg.viewBox.baseVal;
       this.size = { width: this.whole.width, height: this.whole.height };
       this.boxes = [...this.svg.querySelectorAll(".box")];
+      this.places = this.boxes.map((box) => {
+        const rect = box.querySelector("rect");
+        const of = (name) => Number(rect.getAttribute(name));
+        return { left: of("x"), top: of("y"), right: of("x") + of("width"), bottom: of("y") + of("height") };
+      });
+      this.away = this.boxes.map(() => false);
       this.chosen = null;
       this.pointers = new Map();
       this.moved = false;
@@ -41,19 +47,25 @@
       const hottest = this.boxes.findIndex((box) => /\binput\b/.test(box.getAttribute("class")));
       this.centre(this.middle(Math.max(0, hottest)), 0.2);
       this.listen();
-      new ResizeObserver(() => this.show()).observe(place);
+      new ResizeObserver(() => {
+        this.measured = null;
+        this.show();
+      }).observe(place);
       place.dataset.ready = String(this.boxes.length);
     }
 
+    // Asked once for each size of the frame: to ask lays the whole drawing out.
     room() {
-      const { width, height } = this.place.getBoundingClientRect();
-      return { width: Math.max(1, width), height: Math.max(1, height) };
+      if (!this.measured) {
+        const { width, height } = this.place.getBoundingClientRect();
+        this.measured = { width: Math.max(1, width), height: Math.max(1, height) };
+      }
+      return this.measured;
     }
 
     middle(number) {
-      const box = this.boxes[number].querySelector("rect");
-      const of = (name) => Number(box.getAttribute(name));
-      return { x: of("x") + of("width") / 2, y: of("y") + of("height") / 2 };
+      const { left, top, right, bottom } = this.places[number];
+      return { x: (left + right) / 2, y: (top + bottom) / 2 };
     }
 
     // `x`, `y` are the upper left corner, in units of the drawing; it never leaves the frame.
@@ -64,8 +76,25 @@
         shown >= all ? (all - shown) / 2 : Math.min(Math.max(at, -shown / 4), all - (3 * shown) / 4);
       this.x = keep(this.x, seen.width, this.size.width);
       this.y = keep(this.y, seen.height, this.size.height);
-      this.svg.setAttribute("viewBox", `${this.x} ${this.y} ${seen.width} ${seen.height}`);
-      this.place.classList.toggle("far", this.scale < LEGIBLE);
+      this.frame ??= requestAnimationFrame(() => this.paint());
+    }
+
+    // Once a frame, however many events came. Texts that are not seen are left out of the layout,
+    // which is most of its work; their steps keep their names for who listens.
+    paint() {
+      this.frame = null;
+      const room = this.room();
+      const [wide, high] = [room.width / this.scale, room.height / this.scale];
+      this.svg.setAttribute("viewBox", `${this.x} ${this.y} ${wide} ${high}`);
+      const far = this.scale < LEGIBLE;
+      this.place.classList.toggle("far", far);
+      if (far) return;
+      this.places.forEach(({ left, top, right, bottom }, n) => {
+        const away = right < this.x || left > this.x + wide || bottom < this.y || top > this.y + high;
+        if (away === this.away[n]) return;
+        this.away[n] = away;
+        this.boxes[n].classList.toggle("away", away);
+      });
     }
 
     centre({ x, y }, above = 0.5) {
