@@ -131,6 +131,9 @@ def test_a_job_is_followed_and_cancelled(
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
     for place in places(plain_service, job):
         page.goto(f"{plain_service.url}/dashboard/{place}")
+        if "/tasks/" in place:  # its code comes by itself, out of a process that is limited
+            page.get_by_text("Assembly").first.click()
+            expect(page.get_by_label(re.compile("^Assembly, "))).to_contain_text("ret")
         assert all_wrong(page) == [], place
         if "graph" in place:
             texts_of_what_is_seen(page)
@@ -138,6 +141,7 @@ def test_a_job_is_followed_and_cancelled(
     page.get_by_role("button", name="Make").click()
     expect(page.locator("#secret")).to_be_visible()
     assert all_wrong(page) == []
+    change_records_and_devices(page, plain_service)
     missing = page.context.new_page()  # whose console says that there is nothing
     missing.goto(f"{plain_service.url}/dashboard/jobs/none")
     assert all_wrong(missing) == []
@@ -162,11 +166,37 @@ def texts_of_what_is_seen(page: playwright.Page) -> None:
     expect(drawing.locator("text").first).to_be_visible()
 
 
+def change_records_and_devices(page: playwright.Page, service: Service) -> None:
+    """A record goes out and in and is taken back, and a device gets its QR code."""
+    page.goto(f"{service.url}/dashboard/records")
+    with page.expect_download() as coming:
+        page.get_by_role("link", name="Export").click()
+    page.get_by_label("Signed records").set_input_files(coming.value.path())
+    page.get_by_role("button", name="Import").click()
+    known = page.locator(".tiles div", has_text="Here before").locator("dd")
+    playwright.expect(known).to_have_text("1")
+    assert all_wrong(page) == []
+    page.get_by_role("navigation", name="Place").get_by_role("link", name="Records").click()
+    page.locator("tbody th a").last.click()
+    page.get_by_label("Why").fill("a bad device")
+    page.get_by_role("button", name="Withdraw").click()
+    title = page.get_by_role("heading", level=1)
+    playwright.expect(title).to_have_text("Withdrawn: a bad device")
+    assert all_wrong(page) == []
+    page.goto(f"{service.url}/dashboard/devices")
+    page.get_by_label("Name").fill("phone")
+    page.get_by_role("button", name="QR code").click()
+    playwright.expect(page.get_by_role("img", name="QR code")).to_be_visible()
+    assert all_wrong(page) == []
+
+
 def places(service: Service, job: str) -> list[str]:
     """Every page, with something on it; the list of tokens is the last."""
-    target = known_targets()["x86-64-v3"].key
+    described = known_targets()["x86-64-v3"]
+    target = described.key
     storage = service.storage()
     try:
+        storage.workloads.put_target(target, described.name, described.to_json())
         task = storage.tasks.list(job, limit=1)[0].workload_key
         found = Measurement(Status.OK, samples_seconds=(1e-5, 1.1e-5), checks=3)
         schedule = Schedule.of("direct", tile_m=4, tile_n=16)
