@@ -8,7 +8,7 @@ processes cannot wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, assert_never
 
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from db.engine import reading, writing
 from db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from db.notices import announce, is_queued, queue_topic
 from db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
+from db.stores.blob_references import BlobKind, refer
 from db.stores.claims import Claim, Found, survey, take
 from db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
 from db.stores.reports import Report, held, over, save
@@ -327,6 +328,20 @@ class LeaseStore(MeasureQueue):
         )
         with reading(self._engine) as connection:
             return any(digest in named for named in connection.execute(query).scalars())
+
+    def name_more(self, lease_id: str, worker_id: str, digests: Collection[str]) -> None:
+        """Let the request of a live lease name further blobs, so that its worker may read them.
+
+        Raises NotFoundError, StaleLeaseError (the lease has ended).
+        """
+        with writing(self._engine) as connection:
+            request, lease = _locked(connection, lease_id, worker_id)
+            if lease.ended_at is not None:
+                raise over(lease.id, lease.request_id, lease.outcome)
+            named = list(dict.fromkeys((*request.blob_digests, *digests)))
+            update = sa.update(requests).where(requests.c.serial == request.serial)
+            connection.execute(update.values(blob_digests=named))
+            refer(connection, BlobKind.REQUEST, request.id, sorted(digests))
 
     def history(self, request_id: str) -> Sequence[LeaseStatus]:
         """Every lease of a request, the first one first."""

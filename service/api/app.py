@@ -32,6 +32,7 @@ from service.api.pulse import Pulse
 from service.api.request_ids import RequestIdMiddleware
 from service.api.results import most_bytes
 from service.api.served import ServedRecords
+from service.api.spelling import Spelling
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
@@ -71,6 +72,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.gate = Gate(settings, tokens, partial(most_bytes, opened))
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
+        app.state.spelling = Spelling(opened)
         freshness = Freshness(open_changes(opened.engine))
         app.state.served = ServedRecords(opened.ledger, freshness)
         app.state.answers = KnownAnswers(freshness)

@@ -12,6 +12,7 @@ from db.stores.tokens import Scope, Token
 from service.api.gate import Needs
 from service.api.notifier import Notifier
 from service.api.planning import Planning
+from service.api.spelling import Spelling
 from service.api.schemas.fields import SHOWN_TARGET
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
@@ -56,6 +57,12 @@ async def get_planning(request: Request) -> Planning:
     return planning
 
 
+async def get_spelling(request: Request) -> Spelling:
+    spelling = request.app.state.spelling
+    assert isinstance(spelling, Spelling)
+    return spelling
+
+
 async def get_upload_limiter(request: Request) -> CapacityLimiter:
     limiter = request.app.state.upload_limiter
     assert isinstance(limiter, CapacityLimiter)
@@ -72,6 +79,7 @@ def request_token(request: Request) -> Token:
 StorageDep = Annotated[Storage, Depends(get_storage)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 NotifierDep = Annotated[Notifier, Depends(get_notifier)]
+SpellingDep = Annotated[Spelling, Depends(get_spelling)]
 PlanningDep = Annotated[Planning, Depends(get_planning)]
 UploadLimiterDep = Annotated[CapacityLimiter, Depends(get_upload_limiter)]
 WaitingRoomDep = Annotated[WaitingRoom, Depends(get_waiting_room)]

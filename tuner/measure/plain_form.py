@@ -29,9 +29,13 @@ KEPT_BYTES = 256 << 20
 
 
 class PlainForms:
-    """Makes plans and arrays; batches of one workload share its arrays."""
+    """Makes plans and arrays; batches of one workload share its arrays.
 
-    def __init__(self) -> None:
+    `kept_bytes` of these are kept.
+    """
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
         self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
 
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
@@ -90,7 +94,7 @@ class PlainForms:
             data = np.ascontiguousarray(packed).tobytes()
             found = digest_bytes(data), data
         self._arrays[key] = found
-        while len(self._arrays) > 1 and _total(self._arrays) > KEPT_BYTES:
+        while len(self._arrays) > 1 and _total(self._arrays) > self._kept_bytes:
             self._arrays.popitem(last=False)
         return found
 

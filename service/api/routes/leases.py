@@ -7,7 +7,14 @@ from fastapi import APIRouter, Request
 from db.errors import NotFoundError
 from db.stores.leases import Cause, Claim
 from db.stores.workers import Health
-from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep, WorkerTrafficDep
+from service.api.deps import (
+    Measurer,
+    SettingsDep,
+    SpellingDep,
+    StorageDep,
+    WaitingRoomDep,
+    WorkerTrafficDep,
+)
 from service.api.gate import GatedRoute
 from service.api.refusals import refuses
 from service.api.routes.workers import check_version, own_worker
@@ -16,6 +23,8 @@ from service.api.schemas.leases import (
     ClaimView,
     FailureRequest,
     FailureView,
+    PlainRequest,
+    PlainView,
     ReleaseRequest,
     ReleaseView,
     ResultRequest,
@@ -23,6 +32,7 @@ from service.api.schemas.leases import (
 )
 from service.api.views import lease_view
 from service.api.worker_traffic import Sent
+from tuner.measure.wire import signed_lease
 
 router = APIRouter(tags=["leases"], route_class=GatedRoute)
 
@@ -50,6 +60,28 @@ async def claim(
     leases = await room.first_work(asked, seconds, request)
     signer = request.app.state.signer
     return ClaimView(leases=[lease_view(lease, signer) for lease in leases])
+
+
+@router.post("/leases/{lease_id}/plain")
+@refuses(404, 409)
+async def spell_out(
+    lease_id: str,
+    body: PlainRequest,
+    request: Request,
+    traffic: WorkerTrafficDep,
+    spelling: SpellingDep,
+    token: Measurer,
+) -> PlainView:
+    """The request of a lease, spelled out for a device without NumPy: where each element of each
+    array lies, and the arrays, which the lease names from then on. Safe to repeat.
+
+    422 `not-spelled-out` for what only a device with NumPy can work on, such as a program with open
+    sizes.
+    """
+    await traffic.own(body.worker_id, token)
+    request_id, payload = await spelling.spelled_out(lease_id, body.worker_id)
+    signature = request.app.state.signer.sign(signed_lease(request_id, payload))
+    return PlainView(request_id=request_id, payload=payload, signature=signature)
 
 
 @router.post("/leases/{lease_id}/result")

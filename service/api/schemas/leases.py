@@ -38,6 +38,21 @@ class ClaimView(View):
     leases: list[LeaseView]
 
 
+class PlainRequest(RequestBody):
+    model_config = shown(worker_id=SHOWN_ID)
+
+    worker_id: str = Field(max_length=64)
+
+
+class PlainView(View):
+    """A request with a plan, which is JSON of numbers and names, and arrays, by their digests in
+    `plain`."""
+
+    request_id: Id
+    payload: dict[str, Any] = Field(examples=[{"kind": "measure", "candidates": [], "plain": []}])
+    signature: Base64 = Field(description="Of the request and its payload, by the service's key")
+
+
 class ResultRequest(RequestBody):
     """The outcome of a lease. Sending the same `result_key` again changes nothing."""
 

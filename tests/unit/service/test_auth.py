@@ -66,6 +66,7 @@ NEEDED: dict[str, Scope | None] = {
     "POST /v1/leases/claim": Scope.MEASURE,
     "POST /v1/leases/release": Scope.MEASURE,
     "POST /v1/leases/{lease_id}/failure": Scope.MEASURE,
+    "POST /v1/leases/{lease_id}/plain": Scope.MEASURE,
     "POST /v1/leases/{lease_id}/result": Scope.MEASURE,
     "POST /v1/models": Scope.SUBMIT,
     "POST /v1/records:import": Scope.ADMIN,

@@ -1,0 +1,69 @@
+/* Arrays as a plan spells them out (tuner/measure/plain_form.py): put where a kernel reads them,
+ * taken from where it wrote them, compared with what is expected. */
+#ifndef TW_ARRAYS_H
+#define TW_ARRAYS_H
+
+#include "json.h"
+
+enum { MOST_DIMENSIONS = 16, MOST_FACTORS = 64, ARRAY_ALIGNMENT = 64 };
+
+/* The type of an array's elements. */
+typedef struct {
+    const char *name;
+    const char *file; /* what an .npy file calls it */
+    size_t bytes;
+    enum { ELEMENT_FLOAT, ELEMENT_HALF, ELEMENT_BFLOAT, ELEMENT_SIGNED, ELEMENT_UNSIGNED } kind;
+} tw_dtype;
+
+/* NULL for what is no type. */
+const tw_dtype *tw_dtype_of(const char *name);
+
+/* Element `index` as a number. */
+double tw_element(const tw_dtype *dtype, const void *data, size_t index);
+
+typedef enum { ROLE_INPUT, ROLE_WEIGHT, ROLE_SHARED, ROLE_OUTPUT } tw_role;
+
+/* An argument of a kernel: its array, and where each element of that lies. */
+typedef struct {
+    tw_role role;
+    const tw_dtype *dtype;
+    size_t bytes, elements;
+    int rank, factor_count;
+    bool has_halo;
+    int64_t shape[MOST_DIMENSIONS], halo[MOST_DIMENSIONS][2];
+    struct {
+        int64_t dimension, divisor, modulus, step;
+    } factors[MOST_FACTORS];
+    char array[65];   /* digest of what fills it; "" if nothing does */
+    const json *text; /* equal ones can share memory */
+} tw_buffer;
+
+/* Read what a plan says of a buffer; false if it does not lie in its bytes. */
+bool tw_buffer_of(tw_buffer *buffer, const json *text, tw_error *error);
+
+/* Write a row-major array to memory; the halo, and what a layout adds, is 0. */
+bool tw_pack(const tw_buffer *buffer, const void *array, size_t bytes, void *memory,
+             tw_error *error);
+
+/* Whether there is nothing but zeros around the interior. */
+bool tw_halo_is_zero(const tw_buffer *buffer, const void *memory);
+
+/* An .npy file, whose elements lie in row-major order. */
+typedef struct {
+    const tw_dtype *dtype;
+    const void *data;
+    size_t count;
+} tw_array;
+
+bool tw_read_npy(tw_array *array, const void *file, size_t size, tw_error *error);
+void tw_write_npy(tw_text *text, const tw_dtype *dtype, const int64_t *shape, int rank,
+                  const void *data, size_t count);
+
+/* The largest error relative to the largest that is expected; infinite where they are no alike. */
+double tw_compare_buffer(const tw_buffer *buffer, const void *memory, const tw_array *expected);
+double tw_compare(const tw_array *actual, const tw_array *expected);
+
+/* Memory for an array, aligned for every vector; NULL where there is none. */
+void *tw_aligned(size_t bytes);
+
+#endif

@@ -1,0 +1,75 @@
+/* A batch in the sandbox: what batch.c checks and race.c times. */
+#ifndef TW_BATCH_H
+#define TW_BATCH_H
+
+#include "child.h"
+#include "elf.h"
+
+typedef struct {
+    int samples;
+    double sample_seconds, round_seconds, abandon_ratio, margin, incumbent_seconds;
+    uint64_t random;
+} repeat;
+
+/* Memory that equal buffers share, so that candidates are compared fairly. */
+typedef struct tw_held {
+    struct tw_held *next;
+    const char *text;
+    size_t length, bytes;
+    void *memory;
+} held;
+
+typedef struct {
+    const json *text;
+    tw_array expected;
+    double weight;
+    bool timed;
+} measured_case;
+
+/* A kernel with its buffers, and the numbers that it is called with. */
+typedef struct {
+    tw_bound_kernel bound;
+    tw_stage *stages;
+    int64_t *extents, *sizes;
+    void **pointers;
+    tw_buffer *buffers;
+    size_t buffer_count;
+    double weight;
+} kernel;
+
+typedef struct {
+    int64_t number;
+    kernel *kernels; /* one for each timed case */
+    bool cold;
+    double *samples;
+    size_t sample_count;
+} entry;
+
+typedef struct {
+    const tw_child *child;
+    const json *request;
+    tw_library *library;
+    measured_case *cases;
+    const json **plans; /* of a case, the list of its kernels */
+    size_t case_count, timed_count;
+    bool has_sizes;
+    int threads;
+    double tolerance;
+    repeat repeat;
+    held *memory;
+    size_t held_bytes;
+    void *scratch;
+    size_t scratch_bytes;
+    double best; /* fastest sample so far */
+    tw_text line;
+} batch;
+
+void tw_free_kernel(kernel *made);
+
+/* Give up the memory that kernels share. */
+void tw_forget(batch *all);
+
+/* Time those that are ready, and give up their memory. */
+void tw_race(batch *all, entry *ready, size_t *count);
+
+#endif

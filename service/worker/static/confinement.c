@@ -1,0 +1,210 @@
+/* What a sandbox may do: compute, ask for memory and the time, start threads, and say what it
+ * sees. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sandbox.h"
+
+#if defined(__x86_64__)
+#define ARCHITECTURE AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define ARCHITECTURE AUDIT_ARCH_AARCH64
+#elif defined(__arm__)
+#define ARCHITECTURE AUDIT_ARCH_ARM
+#else
+#define ARCHITECTURE AUDIT_ARCH_RISCV64
+#endif
+
+enum {
+    SANDBOX_USER = 61000, /* as of the worker in Python: a number that no distribution gives */
+    OPEN_FILES = 16,
+    CLONE_THREAD_FLAG = 0x10000,
+    SPECULATION_ALLOWED = 1
+        << 2, /* code under a filter is as fast as without (before Linux 5.16) */
+};
+
+/* What may be asked. */
+static const int ALLOWED[] = {
+    SYS_write,
+    SYS_munmap,
+    SYS_mprotect,
+    SYS_madvise,
+    SYS_mremap,
+    SYS_brk,
+    SYS_futex,
+    SYS_exit,
+    SYS_exit_group,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigaction,
+    SYS_rt_sigreturn,
+    SYS_sched_yield,
+    SYS_sched_getaffinity,
+    SYS_sched_setaffinity,
+    SYS_gettid,
+    SYS_getpid,
+    SYS_set_robust_list,
+    SYS_set_tid_address,
+    SYS_getrandom,
+    SYS_restart_syscall,
+    SYS_sigaltstack,
+    SYS_tgkill,
+    SYS_tkill,
+    SYS_close,
+    SYS_membarrier,
+    SYS_getcpu,
+#ifdef SYS_mmap
+    SYS_mmap,
+#endif
+#ifdef SYS_mmap2
+    SYS_mmap2,
+#endif
+#ifdef SYS_clock_gettime
+    SYS_clock_gettime,
+#endif
+#ifdef SYS_clock_gettime64
+    SYS_clock_gettime64,
+#endif
+#ifdef SYS_clock_gettime32
+    SYS_clock_gettime32,
+#endif
+#ifdef SYS_nanosleep
+    SYS_nanosleep,
+#endif
+#ifdef SYS_clock_nanosleep
+    SYS_clock_nanosleep,
+#endif
+#ifdef SYS_clock_nanosleep_time64
+    SYS_clock_nanosleep_time64,
+#endif
+#ifdef SYS_futex_time64
+    SYS_futex_time64,
+#endif
+#ifdef SYS_gettimeofday
+    SYS_gettimeofday,
+#endif
+#ifdef SYS_rseq
+    SYS_rseq,
+#endif
+#ifdef __arm__
+    0x0f0002,
+    0x0f0005, /* cacheflush, set_tls */
+#endif
+#ifdef __riscv
+    259, /* riscv_flush_icache */
+#endif
+};
+
+/* What is denied without an end to the process: C libraries look at the system with these. */
+static const int DENIED[] = {
+    SYS_openat,     SYS_fcntl, SYS_ioctl,   SYS_prctl, SYS_readlinkat,
+    SYS_prlimit64,  SYS_uname, SYS_sysinfo, 435, /* clone3 */
+#ifdef SYS_newfstatat
+    SYS_newfstatat,
+#endif
+#ifdef SYS_open
+    SYS_open,
+#endif
+#ifdef SYS_fstat
+    SYS_fstat,
+#endif
+#ifdef SYS_statx
+    SYS_statx,
+#endif
+};
+
+enum { CODE_ROOM = 200 };
+
+static bool filter_calls(void) {
+    struct sock_filter code[CODE_ROOM];
+    unsigned short size = 0;
+    const struct sock_filter load_architecture =
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
+    const struct sock_filter load_call =
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    const struct sock_filter load_flags =
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0]));
+    const struct sock_filter end = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    const struct sock_filter pass = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    const struct sock_filter deny =
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (ENOSYS & SECCOMP_RET_DATA));
+#define JUMP(operation, value, yes, no)                                                            \
+    ((struct sock_filter)BPF_JUMP(BPF_JMP | (operation) | BPF_K, (uint32_t)(value), yes, no))
+    code[size++] = load_architecture;
+    code[size++] = JUMP(BPF_JEQ, ARCHITECTURE, 1, 0);
+    code[size++] = end;
+    code[size++] = load_call;
+    for (size_t i = 0; i < sizeof ALLOWED / sizeof *ALLOWED; i++) {
+        code[size++] = JUMP(BPF_JEQ, ALLOWED[i], 0, 1);
+        code[size++] = pass;
+    }
+    for (size_t i = 0; i < sizeof DENIED / sizeof *DENIED; i++) {
+        code[size++] = JUMP(BPF_JEQ, DENIED[i], 0, 1);
+        code[size++] = deny;
+    }
+    code[size++] = JUMP(BPF_JEQ, SYS_clone, 0, 4); /* threads, but no processes */
+    code[size++] = load_flags;
+    code[size++] = JUMP(BPF_JSET, CLONE_THREAD_FLAG, 0, 1);
+    code[size++] = pass;
+    code[size++] = end;
+    code[size++] = end;
+    struct sock_fprog program = {size, code};
+    _Static_assert(2 * (sizeof ALLOWED + sizeof DENIED) / sizeof(int) + 10 < CODE_ROOM, "room");
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SPECULATION_ALLOWED, &program) == 0)
+        return true;
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
+}
+
+static bool limit(int what, uint64_t value) {
+    struct rlimit wanted = {(rlim_t)value, (rlim_t)value};
+    return setrlimit(what, &wanted) == 0;
+}
+
+static bool limits(const tw_job *job) {
+    uint64_t seconds = (uint64_t)(job->budget * (job->threads + 1)) + 1;
+    bool all = limit(RLIMIT_CORE, 0) && limit(RLIMIT_FSIZE, 0) && limit(RLIMIT_CPU, seconds);
+    if (job->memory) all = limit(RLIMIT_AS, job->memory) && all;
+    return limit(RLIMIT_NOFILE, OPEN_FILES) && all;
+}
+
+/* No file but that of the events; others would be the worker's. */
+static void close_files(int events) {
+    int nothing = open("/dev/null", O_RDWR);
+    for (int file = 0; file < 3 && nothing >= 0; file++) dup2(nothing, file);
+    for (int file = 3; file < 256; file++)
+        if (file != events) close(file);
+}
+
+static void name(char *guards, size_t room, const char *guard) {
+    size_t used = strlen(guards);
+    snprintf(guards + used, room - used, "%s%s", used ? ", " : "", guard);
+}
+
+void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
+    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (score >= 0) { /* where memory runs out, this process ends and not the worker */
+        if (write(score, "1000", 4) < 0) errno = 0;
+        close(score);
+    }
+    guards[0] = 0;
+    close_files(events);
+    if (job->cores) sched_setaffinity(0, sizeof *job->cores, job->cores);
+    if (limits(job)) name(guards, room, "limits");
+    if (geteuid() == 0 && setgroups(0, NULL) == 0 && setgid(SANDBOX_USER) == 0 &&
+        setuid(SANDBOX_USER) == 0)
+        name(guards, room, "own user");
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0) name(guards, room, "no privileges");
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten when the user changes */
+    if (filter_calls()) name(guards, room, "few system calls");
+}

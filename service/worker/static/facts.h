@@ -1,0 +1,23 @@
+/* What a worker tells of its device: as compiler/device.py and core_kinds.py find it. */
+#ifndef TW_FACTS_H
+#define TW_FACTS_H
+
+#include <sched.h>
+
+#include "text.h"
+
+typedef struct {
+    tw_text registration; /* JSON, with the processor's features */
+    tw_text brief;        /* the same without: it goes into every measurement */
+    uint64_t memory_bytes;
+    cpu_set_t cores; /* that candidates run on: the fastest kind */
+    bool some_cores; /* whether there are others */
+} tw_facts;
+
+/* Args: root: the folder that holds `proc` and `sys`. */
+void tw_find_facts(tw_facts *facts, const char *root);
+
+/* JSON of how the device is just now: temperature, load, governor. */
+void tw_condition(tw_text *text, const char *root);
+
+#endif

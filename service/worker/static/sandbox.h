@@ -1,0 +1,47 @@
+/* Runs a lease in a process of its own, which is watched, and killed when a step takes too long. */
+#ifndef TW_SANDBOX_H
+#define TW_SANDBOX_H
+
+#include <sched.h>
+
+#include "child.h"
+
+/* What a process is to do, and may. */
+typedef struct {
+    const json *request;
+    const tw_blob *blobs;
+    size_t blob_count;
+    const tw_blob *plan; /* NULL where the request needs none */
+    const bool *wanted;  /* of a batch, the candidates; NULL for a run */
+    double limit;        /* seconds that a step may take */
+    double budget;       /* and all steps together */
+    int threads;
+    uint64_t memory;        /* bytes of address space; 0: no limit */
+    const cpu_set_t *cores; /* NULL: all */
+    char *secret;           /* what the process must not see: overwritten there */
+    size_t secret_bytes;
+} tw_job;
+
+typedef enum {
+    TW_ENDED,     /* it did what it could */
+    TW_FAILED,    /* it says that nothing can be done */
+    TW_CRASHED,   /* or wrote what only the worker's own code should */
+    TW_NO_MEMORY, /* as far as that can be told */
+    TW_TIMED_OUT,
+    TW_CANCELLED,
+    TW_NO_CHILD, /* the system starts no process */
+} tw_ended;
+
+typedef struct {
+    void *self;
+    void (*take)(void *self, const json *event); /* is given each event but the last */
+    bool (*cancelled)(void *self);               /* asked often */
+} tw_watch;
+
+/* Do a job; `error` says why it ended, except for TW_ENDED. */
+tw_ended tw_sandbox(const tw_job *job, const tw_watch *watch, tw_error *error);
+
+/* confinement.c: confine this process for good; the guards that are on, in words. */
+void tw_confine(const tw_job *job, int events, char *guards, size_t room);
+
+#endif

@@ -1,0 +1,212 @@
+"""The worker in C, compiled for this machine, behind the real application."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.codegen.link import link_shared
+from compiler.device import find_device
+from compiler.target import host_target
+from db.storage import Storage
+from db.stores.tokens import Scope
+from db.stores.workers import Health
+from deploy.static_worker import build, host_compiler
+from service.jobs.device import DeviceError
+from service.jobs.leased_device import LeasedDevice
+from tests.unit.service.leased import K, N, compile_program, loadable
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tuner.measure.model_runs import draw_inputs
+from tuner.measure.wire import (
+    Candidate,
+    Case,
+    InputSpec,
+    MeasureRequest,
+    RepeatSettings,
+    array_to_bytes,
+    digest_bytes,
+)
+
+SEED = 5
+SIZE = 256
+KERNELS = """
+#define KERNEL(name) \\
+  void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
+#define ADD \\
+  (void)scratch, (void)sizes, (void)lo, (void)hi; \\
+  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
+  for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
+KERNEL(good) { ADD }
+KERNEL(also_good) { ADD out[0] = a[0] + b[0]; }
+KERNEL(wrong) { ADD out[7] += 1.0f; }
+KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
+KERNEL(traps) { ADD __builtin_trap(); }
+KERNEL(beyond) { ADD *(volatile float *)16 = 1.0f; }
+KERNEL(hangs) { ADD for (volatile int r = 0; r < 1; ) {} }
+#ifdef __x86_64__
+KERNEL(asks) { ADD
+  long call = 41; /* socket */
+  __asm__ volatile("syscall" : "+a"(call) : "D"(2), "S"(1), "d"(0) : "rcx", "r11", "memory"); }
+#endif
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="it is compiled by gcc")
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("static") / "worker"
+    build([*host_compiler(), "-O0", "-Wall", "-Wextra", "-Werror"], output)
+    return output
+
+
+@pytest.fixture
+def device(storage: Storage) -> Iterator[LeasedDevice]:
+    target = host_target()
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host").id
+    with LeasedDevice(storage, job, target, CancelToken(), CancelToken()) as found:
+        yield found
+
+
+@pytest.fixture
+def worker(server: Any, storage: Storage, binary: Path, tmp_path: Path) -> Iterator[None]:
+    """As a user starts it, with a token that measures and does nothing else."""
+    secret, _ = storage.tokens.create("phone", [Scope.MEASURE], lifetime_seconds=600)
+    (tmp_path / "token").write_text(secret)
+    options = ["--server", server.url, "--name", "phone", "--spool", str(tmp_path / "spool")]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [binary, *options, "--token-file", str(tmp_path / "token")], stdout=log, stderr=log
+        )
+        try:
+            yield
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            sys.stderr.write((tmp_path / "log").read_text())  # shown where a test fails
+    (gone,) = storage.workers.list()
+    assert gone.health is Health.GONE and not storage.leases.in_hand()
+
+
+@pytest.mark.usefixtures("worker")
+def test_whole_programs_are_checked_raced_and_profiled(
+    device: LeasedDevice, tmp_path: Path
+) -> None:
+    target = host_target()
+    model = loadable(compile_program(target))
+    x = draw_inputs(model.program.inputs, SEED)["x"]
+    rng = np.random.default_rng(3)
+    w1 = rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5)
+    w2 = rng.standard_normal((N, 10), dtype=np.float32) / np.float32(N**0.5)
+    expected = np.maximum(x @ w1, 0) @ w2
+    checked = device.check(model, 1, SEED, {"y": expected}, ["y"])
+    assert checked.errors["y"] < 1e-5
+    assert np.allclose(checked.fetched["y"], expected, atol=1e-4)
+    assert device.check(model, 2, SEED, {"y": expected + 1}).errors["y"] > 0.1
+
+    race = device.race([[model], [model]], 1)
+    assert race.incumbent_seconds > 0 and len(race.comparisons[0].ratios) >= 2
+    assert all(seconds > 0 for seconds in device.profile(model, 1, 3))
+    speeds = device.speeds(target)
+    assert speeds.flops_per_second > 1e8 and speeds.levels[-1].name == "memory"
+    facts = device.facts
+    assert facts is not None and facts.processor == find_device().processor
+
+    code = library_of("void other(void) {}", tmp_path)
+    with pytest.raises(DeviceError, match="the library has no function"):
+        device.check(replace(model, link=lambda: code), 1, SEED, {})
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Path) -> None:
+    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "also_good")
+    statuses = {
+        "good": Status.OK,
+        "wrong": Status.WRONG_ANSWER,
+        "traps": Status.CRASH,
+        "unfinished": Status.WRONG_ANSWER,
+        "hangs": Status.RUN_TIMEOUT,
+        "beyond": Status.CRASH,
+        "absent": Status.RUN_ERROR,
+        "also_good": Status.OK,
+    }
+    if platform.machine() == "x86_64":
+        names, statuses = (*names, "asks"), {**statuses, "asks": Status.CRASH}
+    measured = measure(device, library_of(KERNELS, tmp_path), names, Phase.SCREEN)
+    assert {name: m.status for name, m in measured.items()} == statuses
+    good = measured["good"]
+    assert good.run_seconds is not None and good.checks == 1 and len(good.samples_seconds) > 1
+    assert good.device["system"] == "Linux" and good.speed is not None
+    assert measured["hangs"].error == "no answer within 1 seconds"
+    assert measured["beyond"].error == "killed by SIGSEGV"
+    if "asks" in measured:
+        assert measured["asks"].error.startswith("killed by SIGSYS: it asked the system for")
+
+
+@pytest.mark.usefixtures("worker")
+def test_finalists_are_paired_with_the_incumbent(device: LeasedDevice, tmp_path: Path) -> None:
+    code = library_of(KERNELS, tmp_path)
+    measured = measure(device, code, ("good", "also_good"), Phase.FINAL)
+    compared = measured["also_good"].comparison
+    assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
+    assert measured["good"].comparison is None
+
+
+def library_of(source: str, folder: Path) -> bytes:
+    """C as a library of kernels, as the service links them."""
+    (folder / "kernels.c").write_text(source)
+    command = [*host_compiler(), "-O1", "-fPIC", "-ffreestanding", "-w", "-c", "kernels.c"]
+    subprocess.run([*command, "-o", "kernels.o"], cwd=folder, check=True)
+    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.so")
+    return (folder / "kernels.so").read_bytes()
+
+
+def measure(
+    device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase
+) -> dict[str, Measurement]:
+    """What the worker says of kernels that add two arrays, through the queue of leases."""
+    inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
+    expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
+    request = MeasureRequest(
+        request_id="r1",
+        key=RecordKey("w", host_target().key),
+        candidates=tuple(
+            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, kernel(symbol), "o")
+            for symbol in symbols
+        ),
+        library_digest=digest_bytes(library),
+        cases=(Case(inputs, digest_bytes(expected)),),
+        tolerance=1e-6,
+        incumbent="" if phase is Phase.SCREEN else symbols[0],
+        phase=phase,
+        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
+    )
+    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
+    ends = time.monotonic() + 120
+    while not (results := device.runner.poll(1.0)):
+        assert time.monotonic() < ends
+    return dict(results[0].measurements)
+
+
+def kernel(symbol: str) -> dict[str, Any]:
+    """The specification of a kernel of KERNELS."""
+
+    def buffer(name: str, role: str, source: int) -> dict[str, Any]:
+        size = {"dtype": "float32", "shape": [SIZE], "layout": "row", "bytes": 4 * SIZE}
+        return {"name": name, "role": role, "source": source, **size}
+
+    buffers = [buffer("a", "input", 0), buffer("b", "weight", 1), buffer("out", "output", -1)]
+    stages = [[symbol, 1]]
+    return {"abi": 1, "name": symbol, "stages": stages, "buffers": buffers, "scratch_bytes": 64}
