@@ -12,8 +12,8 @@ from db.stores.tokens import Scope, Token
 from service.api.gate import Needs
 from service.api.notifier import Notifier
 from service.api.planning import Planning
-from service.api.spelling import Spelling
 from service.api.schemas.fields import SHOWN_TARGET
+from service.api.spelling import Spelling
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
 from service.settings import Settings
