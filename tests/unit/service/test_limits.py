@@ -14,7 +14,13 @@ from pydantic import ValidationError
 from service.api.schemas.bodies import RequestBody
 from service.api.schemas.cost_models import PromotionRequest, RollbackRequest
 from service.api.schemas.jobs import JobRequest
-from service.api.schemas.leases import ClaimRequest, FailureRequest, ReleaseRequest, ResultRequest
+from service.api.schemas.leases import (
+    ClaimRequest,
+    FailureRequest,
+    PlainRequest,
+    ReleaseRequest,
+    ResultRequest,
+)
 from service.api.schemas.lookups import LookupRequest
 from service.api.schemas.records import WithdrawRequest
 from service.api.schemas.tokens import RotationRequest, TokenRequest
@@ -133,6 +139,7 @@ BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
             "error": text(10_000),
         },
     ),
+    PlainRequest: ({"worker_id": "w"}, {"worker_id": text(64)}),
     ReleaseRequest: (
         {"worker_id": "w", "leases": []},
         {"worker_id": text(64), "leases": many(LEASE, 256, LEASE[1:])},
