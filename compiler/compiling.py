@@ -35,9 +35,10 @@ def compile_model(
     """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
-    have 1 to 4096, or less if the model needs it. Where no such program can be made
-    (`SizedExecutable.reason`), and for sizes outside of a range that nobody gave, the executable
-    compiles when it first meets them, and keeps what it made (`SizedExecutable.made`).
+    have 1 to 4096, or less if the model needs it. Where such a program serves a part of the ranges,
+    or none can be made (`SizedExecutable.reason`), and for sizes outside of a range that nobody
+    gave, the executable compiles when it first meets them, and keeps what it made
+    (`SizedExecutable.made`).
 
     If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
     program runs from cut to cut (`StagedExecutable`).

@@ -50,13 +50,19 @@ from compiler.passes.quantised_products import quantised_products
 from compiler.passes.widen import multiplied_type, widen
 from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
-from compiler.ranges import SizeRange, default_range, narrower_text, within_defaults
+from compiler.ranges import (
+    SizeRange,
+    default_range,
+    narrowed,
+    narrower_text,
+    within_defaults,
+)
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stages import Facts, StagedExecutable
-from compiler.sizes import Dimension, open_size, typical
+from compiler.sizes import Dimension, OpenSizeError, open_size, typical
 from compiler.sliced_batch import (
     LEAST_BATCH,
     has_plain_ports,
@@ -358,26 +364,36 @@ def _compile_whole(
             return _executable(options, _fixed(source, whole, options), builder, whole, SPARE)
 
     def for_ranges() -> tuple[Executable | None, str]:
-        """A program for all sizes of the ranges, or the reason why there is none."""
+        """A program for the sizes of the ranges, and the reason why it serves a part of them, or
+        why there is none."""
         unstated = free_dimensions(source.proto.graph)
         absent = [n for n in ports.fixed(dict.fromkeys(ranges, 1)).open if n in unstated]
 
-        def within(defaults: Mapping[str, Dimension]) -> Executable:
-            whole: dict[str, SizeRange] = {**ranges, **defaults}
-            graph = load_graph(source, whole, timings)
-            return _executable(options, graph, builder, given, SPARE, into, ports)
+        def attempt(stated: Mapping[str, Dimension]) -> Executable:
+            def within(defaults: Mapping[str, Dimension]) -> Executable:
+                whole: dict[str, SizeRange] = {**stated, **defaults}
+                graph = load_graph(source, whole, timings)
+                return _executable(options, graph, builder, given, SPARE, into, ports)
 
-        try:
-            with enough_memory_for("to compile the model"):
-                empty = cache_lengths(source.proto.graph)
-                return within_defaults(absent, within, empty), ""
-        except OutOfMemoryError:
-            raise
-        except CompilerError as error:  # each size may still compile
-            return None, f"{error}{narrower_text(ranges, error)}"
-        except TAKEN_FOR_NUMBERS as error:
-            what = f"a size is taken for a number ({type(error).__name__}: {error})"
-            return None, f"a fault of the compiler, {what}"
+            return within_defaults(absent, within, empty)
+
+        empty, stated, reason = cache_lengths(source.proto.graph), ranges, ""
+        while True:
+            try:
+                with enough_memory_for("to compile the model"):
+                    return attempt(stated), reason
+            except OutOfMemoryError:
+                raise
+            except CompilerError as error:  # each size may still compile
+                reason = reason or f"{error}{narrower_text(ranges, error)}"
+                # what a part of the sizes decides is one program for that part
+                fewer = narrowed(stated, error) if isinstance(error, OpenSizeError) else None
+                if fewer is None:
+                    return None, reason
+                stated = fewer
+            except TAKEN_FOR_NUMBERS as error:
+                what = f"a size is taken for a number ({type(error).__name__}: {error})"
+                return None, f"a fault of the compiler, {what}"
 
     ranged, reason = for_ranges()
     if ranged is None:

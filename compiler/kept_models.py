@@ -113,6 +113,9 @@ class KeptModels:
             if not artifact.ports.open:
                 return program
             ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
+            reason = details["reason"]
+            if not isinstance(reason, str):
+                raise TypeError("a reason is a text")
         except (ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError):
             self._folder.remove(key)  # it is damaged, or another process is removing it
             return None
@@ -126,7 +129,9 @@ class KeptModels:
             return found
 
         own = options.own_sizes
-        return SizedExecutable(artifact.ports, made, ranges=ranges, ranged=program, own=own)
+        return SizedExecutable(
+            artifact.ports, made, ranges=ranges, ranged=program, reason=reason, own=own
+        )
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
         with _naming_packages():
@@ -146,7 +151,9 @@ class KeptModels:
                 raise ArtifactError("it has more than one program")
             ranged = made[0] if isinstance(made[0], SizedExecutable) else None
             ranges = {} if ranged is None else {n: d.range_text for n, d in ranged.ranges.items()}
-            (folder / DETAILS).write_text(json.dumps({"files": files, "ranges": ranges}))
+            reason = "" if ranged is None else ranged.reason
+            details = {"files": files, "ranges": ranges, "reason": reason}
+            (folder / DETAILS).write_text(json.dumps(details))
 
         with suppress(ArtifactError, ChangedModelError):
             self._folder.keep(key, make)

@@ -42,8 +42,8 @@ class SizedExecutable:
         make: gives the executable for sizes, when they are first needed.
         served: the sizes that have programs of their own; None is any, and nothing is padded then.
         ranges: the sizes that dimensions may have, by name; those without one may have any.
-        ranged: serves all sizes within the ranges of its dimensions.
-        reason: why nothing serves a range, as a sentence; empty where something does.
+        ranged: serves all sizes within the ranges of its dimensions, maybe a part of `ranges`.
+        reason: why no program serves all sizes of the ranges, as a sentence; empty where one does.
         own: sizes that get programs of their own when they are first met, within ranges or not.
 
     Raises:

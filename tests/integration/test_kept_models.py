@@ -181,6 +181,41 @@ def test_sizes_outside_of_a_default_range_compile(
         found.run([np.ones((5001, 3), np.float32)])
 
 
+def test_a_program_for_a_part_of_a_range_says_why(
+    kept: KeptModels, path: Path, compiles: list[str]
+) -> None:
+    onnx.save(part_of_a_table(), path)
+    options = CompileOptions(dims={"n": "1..8"})
+    first, found = (kept.compile(path, options) for _ in range(2))
+    assert isinstance(first, SizedExecutable) and isinstance(found, SizedExecutable)
+    assert "--dim n=1..5 decides it" in found.reason == first.reason
+    assert compiles == ["n, 3"]
+    for rows in (5, 8):
+        (got,) = found.run([np.zeros((rows, 3), np.float32)])
+        assert got.shape == (5, 3)
+    assert compiles == ["n, 3", "8, 3"]
+
+
+def part_of_a_table() -> onnx.ModelProto:
+    """As many of five rows as x has."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Slice", ["table", "zeros", "n", "zeros"], ["part"]),
+        helper.make_node("Neg", ["part"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 3])],
+        [
+            numpy_helper.from_array(np.ones((5, 3), np.float32), "table"),
+            numpy_helper.from_array(np.zeros(1, np.int64), "zeros"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> None:
     for factor in (2.0, 3.0):
         path.with_suffix(".data").unlink(missing_ok=True)
@@ -378,9 +413,10 @@ def test_details_that_lie_are_not_believed(
 ) -> None:
     onnx.save(model(rows="n"), path)
     options = CompileOptions(dims={"n": "1..8"})
-    for lie in ({"files": {}, "ranges": {"n": "8..1"}}, {"files": {}, "ranges": [1]}, {"files": 3}):
+    lies: list[object] = [{"files": {}, "ranges": {"n": "8..1"}}, {"files": {}, "ranges": [1]}]
+    for lie in (*lies, {"files": 3}, {"files": {}, "ranges": {}, "reason": 3}):
         kept.compile(path, options)
         (entry,) = entries(folder)
         (entry / "details.json").write_text(json.dumps(lie))
     assert np.array_equal(kept.compile(path, options).run([X])[0], 2 * X)
-    assert len(compiles) == 4
+    assert len(compiles) == 5

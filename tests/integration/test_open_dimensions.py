@@ -163,6 +163,55 @@ def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
         "Concat 'join': whether 2*((height)//2) is height is known at run time only "
         "(height 2..64); --dim height=2..64:2 decides it"
     )
+    assert executable.ranged is not None, "one program serves these"
+    assert [d.range_text for d in executable.ranged.dimensions] == ["2..64:2", "4..64:4"]
+
+
+def table_part(last: str) -> onnx.ModelProto:
+    """As many rows of a table of 20 as x has, and what `last` makes of them."""
+    table = np.arange(80, dtype=np.float32).reshape(20, 4)
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Slice", ["table", "zeros", "n", "zeros"], ["part"]),
+        helper.make_node(last, ["x", "part"] if last == "Add" else ["part"], ["y"], name="last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "part",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 4])],
+        [
+            numpy_helper.from_array(table, "table"),
+            numpy_helper.from_array(np.zeros(1, np.int64), "zeros"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("last", ["Add", "Neg"])
+def test_a_range_that_ends_beyond_a_table(last: str) -> None:
+    """One program serves as many rows as there are; behind them a part ends with the table."""
+    model = table_part(last)
+    executable = compiler.compile_model(model, dims={"n": "1..40"})
+    assert isinstance(executable, SizedExecutable)
+    assert executable.ranged is not None
+    assert [d.range_text for d in executable.ranged.dimensions] == ["1..20"]
+    assert executable.reason.endswith("; --dim n=1..20 decides it")
+    for n in (1, 7, 20):
+        x = np.ones((n, 4), np.float32)
+        check(model, {"x": x}, executable.run({"x": x})[0])
+    assert executable.made == ()
+    for n in (21, 40, 5):
+        x = np.ones((n, 4), np.float32)
+        if last == "Add" and n > 20:
+            with pytest.raises(compiler.InvalidModelError, match=f"^at n={n}: Add 'last'"):
+                executable.run({"x": x})
+            continue
+        check(model, {"x": x}, executable.run({"x": x})[0])
+    made = {dict(sizes)["n"] for sizes in executable.made}
+    assert made == (set() if last == "Add" else {21, 40})
+    with pytest.raises(compiler.InvalidInputError, match=r"\('n'\) is 41, expected 1\.\.40"):
+        executable.run({"x": np.ones((41, 4), np.float32)})
 
 
 def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
