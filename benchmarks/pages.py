@@ -42,6 +42,7 @@ NOT_ASKED = {
     "/v1/jobs/{job_id}/artifact": "a file, which no job here has",
     "/dashboard/jobs/{job_id}/artifact": "a file, which no job here has",
     "/v1/blobs/{digest}": "a file",
+    "/dashboard/records/export": "a file with all records",
     "/v1/records:export": "a file with all records",
 }
 

@@ -113,6 +113,8 @@ class _Filling:
         self._size = size
         self._random = random.Random(0)
         self._now = storage.clock()
+        for target in known_targets().values():
+            storage.workloads.put_target(target.key, target.name, target.to_json())
         self._targets = [
             TARGET,
             *(t.key for n, t in known_targets().items() if "v2" in n or "v4" in n),
