@@ -91,7 +91,18 @@ class Target:
     @property
     def lane_factors(self) -> int:
         """How many neighbouring scalars one load brings as factors of vectors."""
-        return max(1, self.family.lane_factor_bits // 32)
+        bits = self.family.lane_factor_bits
+        return bits // 32 if bits == self.vector_bits else 1
+
+    def scalar_loads(self, rows: int, vectors: int) -> float:
+        """Loads of a step of a register tile that bring the scalars of its rows.
+
+        Where neighbours come together, a row's next ones wait in a register for unrolled steps: as
+        many rows have one as sums and panels leave registers, but for one that is loaded ahead.
+        """
+        spare = self.vector_registers - rows * vectors - vectors - 1
+        together = self.lane_factors
+        return rows - max(0, min(rows, spare)) * (1 - 1 / together)
 
     def keeps_sums(self, rows: int, vectors: int) -> bool:
         """Whether the sums of a register tile stay in their registers through unrolled steps.

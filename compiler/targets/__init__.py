@@ -53,6 +53,8 @@ class CoreModel:
         level2_ways: lines that a set of the second level holds.
         prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
             hardware, also where nobody measured it.
+        load_slots: what a load beside multiply-adds costs, in multiply-adds: most of it is hidden.
+        sums_share: of the registers, what the sums of a register tile should take.
         prefetch_rows: rows of a tile that gains from asking, where no other tile reads the same
             weights. With fewer, weights are read as fast as the memory gives them.
     """
@@ -85,6 +87,8 @@ class CoreModel:
     strassen_rows: int = 48
     prefetch_bytes: int = 0
     prefetch_rows: int = 2
+    load_slots: float = 0.15
+    sums_share: float = 0.62
 
     def narrowed(self, vector_bits: int) -> CoreModel:
         """The same core running code for vectors of so many bits: pipes that are wider have no more
@@ -343,11 +347,17 @@ class Family:
             all lanes; "": every target's do.
         scalars_ahead: the feature that loads a number into all lanes ("": every target does), and
             how many scalars LLVM loads ahead without it, each in a register until it is spread.
+        pointer_reach: bytes from a pointer that its loads reach at no cost, two of them together
+            where one instruction loads two vectors, but no index is added; 0 where an index is, so
+            that loops need no pointers of their own.
         vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: what LLVM makes the target's multiply-add of.
+        extrema_of_nan: whether an instruction gives the larger or smaller of two floats, and NaN if
+            one of them is.
+        narrows: whether AArch64's instructions round floats and narrow integers, saturating.
         widening: the multiplication of int16 in int32; None where that is no faster than to widen
             them first.
     """
@@ -386,10 +396,13 @@ class Family:
     lone_factors: str = ""
     scalars_ahead: tuple[str, int] = ("", 1)
     vscale_bits: int = 0
+    pointer_reach: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
+    extrema_of_nan: bool = False
+    narrows: bool = False
     widening: WideningProduct | None = None
 
     def named(self, processor: str) -> str:

@@ -108,6 +108,10 @@ def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
     return Target(cpu, triple, cpu, switches(features), vector_bits=128, vector_registers=32)
 
 
+_LOAD_SLOTS = 0.5
+_SUMS_SHARE = 0.5
+"""Of all cores: with them the fewest instructions are counted, at equal cycles of LLVM's models."""
+
 # Units, widths, latencies, reorder buffers and penalties of mispredicted branches (of which a tile
 # takes five eighths, as on Zen 4): LLVM's AArch64SchedA53.td, A55, A57 (for A72), NeoverseN1 (for
 # A76), NeoverseV1, NeoverseV2 and Cyclone, and Arm's software optimization guides. The latency of a
@@ -130,6 +134,8 @@ _A76 = CoreModel(
     tile_cycles=7,
     weight_macs=8,
     translated_pages=1280,
+    load_slots=_LOAD_SLOTS,
+    sums_share=_SUMS_SHARE,
 )
 """Also the model of CPUs that have no entry below."""
 
@@ -162,6 +168,8 @@ _A55 = CoreModel(
     weight_macs=8,
     written_out_cycles=1.0,
     translated_pages=1024,
+    load_slots=_LOAD_SLOTS,
+    sums_share=_SUMS_SHARE,
 )
 _A53 = replace(
     _A55,
@@ -219,7 +227,7 @@ _SYNTAX = AssemblySyntax(
     frame_setup=re.compile(r"\tmov\tx29, sp"),
     store_name=re.compile(r"^(str|stp|stur|st1)"),
     register=re.compile(r"\b(?P<kind>[bhsdqvz])(?P<number>\d+)\b"),
-    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us)(dot|mmla)\b|^smlal\b"),
+    fma=re.compile(r"^f(n?madd|n?msub|mla|mls)|^(bf|s|u|us|su)(dot|mmla)\b|^smlal\b"),
 )
 
 _STACK = (
@@ -275,5 +283,8 @@ FAMILY = Family(
     elf_machine=183,
     scalable={"sve": 0},
     lane_factor_bits=128,
+    pointer_reach=512,
+    extrema_of_nan=True,
+    narrows=True,
     vscale_bits=128,
 )

@@ -1,7 +1,8 @@
 """RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
 
-Kernels hold vectors of a fixed length, so a description promises a minimal register length (Zvl).
-On shorter registers the code would silently compute half of a vector.
+Registers are used in pairs, which count as registers of twice the length. Kernels hold vectors of
+a fixed length, so a description promises a minimal register length (Zvl). On shorter registers the
+code would silently compute half of a vector.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ def _scalar(name: str, cpu: str, *features: str) -> Target:
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=64, vector_registers=16, abi="lp64d")
 
 
-def _vector(name: str, cpu: str, vector_bits: int, *features: str) -> Target:
-    names = (*_SCALAR, "v", f"zvl{vector_bits}b", *features)
+_GROUP = 2
+"""Registers that an instruction works on together (V's LMUL): it is one instruction for twice the
+products, and scalars, addresses and branches are shared by twice as many. Sixteen groups are enough
+for tiles whose scalars lie in registers of their own."""
+
+
+def _vector(name: str, cpu: str, register_bits: int, *features: str) -> Target:
+    names = (*_SCALAR, "v", f"zvl{register_bits}b", *features)
     enabled = tuple(sorted(f"+{feature}" for feature in names))
-    return Target(name, _TRIPLE, cpu, enabled, vector_bits, vector_registers=32, abi="lp64d")
+    return Target(name, _TRIPLE, cpu, enabled, _GROUP * register_bits, 32 // _GROUP, abi="lp64d")
 
 
 _TARGETS = (
@@ -102,5 +109,6 @@ FAMILY = Family(
         register=re.compile(r"\b(?P<kind>v)(?P<number>\d+)\b"),
         fma=re.compile(r"^v?fn?m(add|sub|acc|sac)|^vwmacc"),
     ),
+    pointer_reach=2047,
     elf_machine=243,
 )

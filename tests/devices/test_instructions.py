@@ -25,6 +25,7 @@ from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker
+from tests.unit.codegen.rounded import bytes_nest, limits_nest
 from tests.unit.codegen.test_dot import (
     BRAINS,
     MATRICES,
@@ -226,6 +227,19 @@ def test_lanes_of_vectors_are_factors(
         expected.append(buffers[-1])
     for found, wanted in zip(run_cases(cases, "max", tmp_path), expected, strict=True):
         np.testing.assert_allclose(found, wanted.reshape(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_bytes_and_limits_of_any_float(tmp_path: Path) -> None:
+    """Ties, what is too large, infinite or no number, together and one by one."""
+    random = np.random.default_rng(0)
+    special = [0.5, 1.5, 254.5, 255.5, -0.5, -3.0, 256.0, 3e9, -3e9, np.inf, -np.inf, np.nan]
+    x = np.concatenate([special, random.uniform(-9, 300, 132)]).astype(np.float32)
+    nests = [bytes_nest(len(x), 4, 4), bytes_nest(len(x), 9, 4, 7), limits_nest(len(x), 4)]
+    found = run_cases([Case(n, resolve_target("aarch64"), (x,)) for n in nests], "max", tmp_path)
+    for nest, got in zip(nests, found, strict=True):
+        buffers = [x, np.zeros(len(x), nest.buffers[1].dtype.numpy)]
+        run_nest(nest, buffers)
+        np.testing.assert_array_equal(got.reshape(-1), buffers[1])
 
 
 def halves_nest(lanes: int = 8, count: int = 512) -> LoopNest:

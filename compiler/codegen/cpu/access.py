@@ -276,18 +276,18 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
     return guards
 
 
-def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
+def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
     """The run-time part of an address, outermost variables first so that it is hoisted.
 
-    A size in the constant is part of it.
+    A size in the offset's constant is part of it, and so is the `constant` given.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
+    address = emitter.offset(address, constant)
     runtime = sorted(offset.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
-        bytes_ = emitter.multiple(variable.value, coefficient)
-        address = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", address, bytes_)
+        address = emitter.moved(address, variable.value, coefficient)
     if all(always_less(-1, added) for added in (size, *(c for _, c in runtime))):
         emitter.forward.add(address.name)
     return address

@@ -64,7 +64,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             if not dtype.is_float and operation in (Operation.DIV, Operation.REM):
                 return _integer_division(emitter, operation, *values)
             name = _arithmetic_name(operation, dtype)
-            return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
+            result = emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
+            if operation is Operation.ADD:
+                _note_added(emitter, result, *values)
+            return result
         case Operation.MAX | Operation.MIN:
             return _extremum(emitter, operation, *values)
         case Operation.NEG if dtype.is_float:
@@ -83,7 +86,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             if rounds and not emitter.target.family.rounds:
                 return rounded(emitter, operation, values[0], apply)
             name = "fabs" if operation is Operation.ABS else operation.value
-            return emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
+            result = emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
+            if operation is Operation.RINT:
+                emitter.rounded[result.name] = values[0]
+            return result
         case Operation.SCALE:
             return _scale(emitter, *values)
         case Operation.EXPONENT | Operation.MANTISSA:
@@ -104,6 +110,15 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             template = f"select {condition} %s, {text} %s, {text} %s"
             return emitter.emit(dtype, lanes, template, *values)
     assert_never(operation)
+
+
+def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
+    """That a constant was added to rounded bytes."""
+    if a.const is not None:
+        a, b = b, a
+    if b.const is not None and a.name in emitter.bytes:
+        source, added = emitter.bytes[a.name]
+        emitter.bytes[result.name] = source, added + int(b.const)
 
 
 def _computes(emitter: Emitter, dtype: DType) -> bool:
@@ -182,13 +197,17 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
     """
     source, lanes = value.dtype, value.lanes
     assert source is not None
+    exact = emitter.rounded.get(value.name)
     limits = np.iinfo(to.numpy)
     low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
     # A comparison with NaN is false: it becomes the lower limit.
     for predicate, limit in (("ogt", low), ("olt", high)):
         inside = _compare_floats(emitter, predicate, value, limit)
         value = apply(emitter, Operation.SELECT, inside, value, limit)
-    return cast(emitter, cast_unchecked(emitter, value, DType.INT32), to)
+    result = cast(emitter, cast_unchecked(emitter, value, DType.INT32), to)
+    if to is DType.UINT8 and source is DType.FLOAT32 and exact is not None:
+        emitter.bytes[result.name] = exact, 0
+    return result
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
@@ -313,6 +332,10 @@ def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Val
     # passes through, as ReLU and Clip require.
     if b.const is not None:
         a, b = b, a
+    if a.const is not None and dtype.bytes >= 4 and emitter.target.family.extrema_of_nan:
+        # Of zeros of both signs it takes 0.0 as the larger one, where a selection takes `b`.
+        name = f"llvm.{operation.value}imum.{suffix(dtype, a.lanes)}"
+        return emitter.call(dtype, a.lanes, name, a, b)
     predicate = "ogt" if operation is Operation.MAX else "olt"
     condition = _compare_floats(emitter, predicate, a, b)
     return apply(emitter, Operation.SELECT, condition, a, b)

@@ -19,6 +19,7 @@ from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluat
 from compiler.codegen.cpu.folds import join, join_lanes, start
 from compiler.codegen.cpu.loops import over, tail_of
 from compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
+from compiler.codegen.cpu.narrowing import ByteStores
 from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
@@ -347,13 +348,15 @@ class ComputeLowering:
                 self._transposed(results, points)
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
+            held = ByteStores(self.context)
             for point in points:
                 for value_of, target in prepared:
                     value = value_of(point, results[point])
                     if isinstance(target, RegisterAccess):
                         self.context.registers[target.key(point)] = value
-                    else:
+                    elif not held.hold(target, value, point, points.active(point)):
                         self._write(target, value, points, point)
+            held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
         """What a store writes, and where."""

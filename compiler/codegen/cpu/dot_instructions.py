@@ -255,9 +255,12 @@ def _call(
     dtype, operand = instruction.accumulator, instruction.operand
     elements = width * 4 // operand.bytes
     packed = type_text(operand, elements)
+    takes_lanes, alike = emitter.target.lane_factors > 1, instruction.left is instruction.right
+    if takes_lanes and alike and left.lanes == 1:
+        left, right = right, left  # a lane is a factor in the last place alone
     arguments = [_widened(emitter, accumulator, width)] if instruction.accumulates else []
     for value in (left, right):
-        wide = _widened(emitter, emitter.splat(value, lanes), width)
+        wide = _widened(emitter, _spread(emitter, value, lanes), width)
         if operand is not DType.INT32:
             wide = emitter.emit(operand, elements, f"bitcast {wide.type} %s to {packed}", wide)
         arguments.append(wide)
@@ -267,6 +270,20 @@ def _call(
     if instruction.accumulates:
         return result
     return apply(emitter, Operation.ADD, result, accumulator)
+
+
+def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
+    """A scalar in every lane. Where a lane may be a factor, one that is loaded alone goes through a
+    register of floats: else LLVM loads it into all lanes, which takes an address without offset."""
+    alone = value.lanes == 1 < lanes and value.const is None and value.name not in emitter.taken
+    if not alone or emitter.target.lane_factors == 1:
+        return emitter.splat(value, lanes)
+    single = emitter.emit(DType.FLOAT32, 1, "bitcast i32 %s to float", value)
+    first = f"insertelement {type_text(DType.FLOAT32, lanes)} poison, float %s, i32 0"
+    whole = emitter.emit(DType.FLOAT32, lanes, first, single)
+    back = f"bitcast {whole.type} %s to {type_text(DType.INT32, lanes)}"
+    whole = emitter.emit(DType.INT32, lanes, back, whole)
+    return emitter.shuffle(whole, None, [0] * lanes)._replace(dtype=value.dtype)
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:

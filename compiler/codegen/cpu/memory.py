@@ -48,7 +48,7 @@ class Loader:
         self._points = points
         self._is_written = access.tensor.name in context.written
         self._known: dict[tuple[int, ...], Value] = {}
-        self._quads = {} if self._is_written else quads(context.emitter, budget, access, points)
+        self._quads = quads(context.emitter, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""
@@ -144,7 +144,9 @@ class Loader:
         whole = _vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
         lane = (offset - first) // dtype.bytes
         text = f"extractelement {whole.type} %s, i32 {lane}"
-        return emitter.emit(dtype, 1, text, whole, depth=whole.depth)
+        value = emitter.emit(dtype, 1, text, whole, depth=whole.depth)
+        emitter.taken.add(value.name)
+        return value
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
         """Lanes of a table of bytes by an instruction; None where there is none, or it is another.

@@ -182,26 +182,35 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         lane_offsets = tuple(
             [sum([stride * (lane // by) for stride, by in terms]) for lane in range(points.lanes)]
         )
-    base = None
+    base, constant, moved = None, static_part(offset.constant), 0
     if tensor.space is Space.MEMORY:
-        base = pointer(context.emitter, context.base(tensor), offset)
+        moved = constant if lanes and _is_far(context, constant) else 0
+        base = pointer(context.emitter, context.base(tensor), offset, moved)
+        constant -= moved
     elif offset.of(Kind.RUNTIME) or lanes or is_open(offset.constant):
         raise ScheduleError(f"constant '{tensor.name}' needs a static index")
     indirect = [_stride(tensor, dim) for dim, _ in load.indirect]
     return Access(
         tensor,
         base,
-        static_part(offset.constant),
+        constant,
         unrolled,
         lane_offsets,
         tuple(_static_guard(tensor, guard, points) for guard in address.guards),
-        gcd(alignment(offset, LINE), *map(known_divisor, indirect)),
+        gcd(alignment(offset, LINE), moved, *map(known_divisor, indirect)),
         tuple(indirect),
         packed,
         present,
         apart,
         tuple((points.position[v], s, v.rows) for v, s in offset.of(Kind.REPEATED).items()),
     )
+
+
+def _is_far(context: Context, constant: int) -> bool:
+    """Whether a part of an address that is known belongs into its pointer: loads do not reach so
+    far, or not two of them in one instruction."""
+    reach = context.emitter.target.family.pointer_reach
+    return 0 < reach < abs(constant)
 
 
 def _stride(tensor: Tensor, dim: int) -> int:

@@ -71,6 +71,8 @@ class _Scope:
     counter: str = ""
     multiples: dict[int, Value] = field(default_factory=dict)
     """Multiples of the counter that are used, by their factor."""
+    pointers: dict[tuple[Value, int], Value] = field(default_factory=dict)
+    """Pointers that a multiple of the counter was added to, by pointer and factor."""
     lines: list[str] = field(default_factory=list)
     memo: dict[str, Value] = field(default_factory=dict)
 
@@ -113,6 +115,12 @@ class Emitter:
         """Values by name -> the bits that may be set in each of their integers, where known."""
         self.forward = {"%buffers", "%scratch"}
         """Pointers that nothing negative was added to: none lies in front of its buffer."""
+        self.taken: set[str] = set()
+        """Scalars that are lanes of a vector."""
+        self.rounded: dict[str, Value] = {}
+        """Floats that were rounded to integers, by name -> what they were."""
+        self.bytes: dict[str, tuple[Value, int]] = {}
+        """Bytes by name -> the float whose nearest unsigned byte they are, and what was added."""
         self.parts: dict[str, tuple[Value, ...]] = {}
         """Groups by name -> their elements, where these are loaded one by one."""
 
@@ -313,6 +321,24 @@ class Emitter:
             scope.multiples[factor] = found
         return found
 
+    def moved(self, pointer: Value, value: Value, factor: int) -> Value:
+        """A pointer and a multiple of an i64, in bytes.
+
+        In an innermost loop, where no addressing mode adds the two, the pointer itself is carried.
+        """
+        scope = self._scopes[value.depth]
+        carried = self.target.family.pointer_reach > 0 and value.name == scope.counter
+        if not carried or pointer.depth >= value.depth:
+            bytes_ = self.multiple(value, factor)
+            return self.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", pointer, bytes_)
+        found = scope.pointers.get((pointer, factor))
+        if found is None:
+            self.size(factor)  # in front of the loop, which adds it
+            self._names += 1
+            found = Value(f"%t{self._names}", None, 1, value.depth)
+            scope.pointers[pointer, factor] = found
+        return found
+
     def loop(
         self,
         low: Value,
@@ -337,6 +363,12 @@ class Emitter:
             factor: self.multiple(low, factor)
             for factor in scope.multiples
             if carries and factor not in _SCALES
+        }
+        firsts = {
+            key: self.moved(pointer, low, factor) if low.const != 0 else pointer
+            for key in scope.pointers
+            if carries
+            for pointer, factor in [key]
         }
         # The body may have hoisted code into the parent: the branch comes after it.
         before, lines = parent.label, parent.lines
@@ -363,10 +395,28 @@ class Emitter:
                 )
                 step = self.size(factor).name
                 scope.lines.append(f"  {following} = add nsw i64 {value.name}, {step}")
+        for key, value in scope.pointers.items():
+            if key in firsts:
+                following = f"%m{value.name[2:]}"
+                lines.append(
+                    f"  {value.name} = phi ptr [ {firsts[key].name}, %{before} ],"
+                    f" [ {following}, %{scope.label} ]"
+                )
+                step = self.size(key[1]).name
+                scope.lines.append(
+                    f"  {following} = getelementptr i8, ptr {value.name}, i64 {step}"
+                )
         for factor, value in scope.multiples.items():
             if factor not in starts:
                 step = self.size(factor).name
                 lines.append(f"  {value.name} = mul nsw i64 {counter.name}, {step}")
+        for (pointer, factor), value in scope.pointers.items():
+            if (pointer, factor) not in firsts:
+                step = self.size(factor).name
+                lines.append(f"  {value.name}b = mul nsw i64 {counter.name}, {step}")
+                lines.append(
+                    f"  {value.name} = getelementptr i8, ptr {pointer.name}, i64 {value.name}b"
+                )
         lines.extend(scope.lines)
         lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
         lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")

@@ -144,9 +144,10 @@ def _default(found: Attention, target: Target) -> Schedule:
     def score(pair: tuple[int, int]) -> float:
         tile, vectors = pair
         useful = rows / (-(-rows // tile) * tile) * keys / (-(-keys // vectors) * vectors)
-        latency = min(1.0, tile * vectors / (0.62 * registers))
+        latency = min(1.0, tile * vectors / (target.core.sums_share * registers))
         # A core can load about as often as it can multiply.
-        return useful * latency / (1 + 0.15 * (tile + vectors) / (tile * vectors))
+        loads = target.scalar_loads(tile, vectors) + vectors
+        return useful * latency / (1 + target.core.load_slots * loads / (tile * vectors))
 
     pairs = [
         (int(tile), int(vectors))

@@ -129,6 +129,14 @@ class Contraction:
             operands = 2 * operands + 1
         return tile * vectors + operands
 
+    def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
+        """Loads of a step that bring the factors of a tile's rows: as `Target.scalar_loads`, or
+        fewer where the rows themselves lie side by side."""
+        together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
+        if self._row_stride == size == DType.FLOAT32.bytes:
+            return tile // together + tile % together
+        return target.scalar_loads(tile, vectors)
+
     def products_at_once(self, target: Target) -> int:
         """How many products one instruction adds to a sum."""
         types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype

@@ -264,9 +264,7 @@ def default_schedule(
             rows = extent * prod(axis.extent for axis in found.outer)
             choice["prefetch"] = default_prefetch(found, target, choice, rows)
         panel = found.panel_bytes(target, int(vectors))
-        score = _tile_score(
-            target, int(tile), int(vectors), extent, whole, panel <= near, found.operations(target)
-        )
+        score = _tile_score(found, target, int(tile), int(vectors), extent, whole, panel <= near)
         if products == MATRICES:
             score *= _MATRICES_WORTH
         elif products == TILES:
@@ -326,8 +324,7 @@ def rows_schedule(
 
     def score(tile: int, vectors: int) -> float:
         panel = found.panel_bytes(target, vectors)
-        steps = found.operations(target)
-        worth = _tile_score(target, tile, vectors, tile, whole, panel <= near, steps)
+        worth = _tile_score(found, target, tile, vectors, tile, whole, panel <= near)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
     sizes = ((t, v) for t in _TILES for v in range(1, 7) if wide is None or t % 2 == 0)
@@ -434,6 +431,8 @@ def _default_unroll(
         return block
     elif spare < 2 or not target.keeps_sums(*size):
         most = 1
+    elif target.lane_factors > 1:
+        most = 4 if found.window else 8
     else:
         most = 2 if found.window else 4
     return max(u for u in unrolls if int(u) <= most)
@@ -458,30 +457,30 @@ def _matrix_score(
 
 
 def _tile_score(
+    found: Contraction,
     target: Target,
     tile: int,
     vectors: int,
     extent: int,
     whole: int,
     near: bool,
-    operations: int,
 ) -> float:
     """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
 
     `near` is whether a panel stays in the first-level cache. If not, every tile loads its vectors
-    again from further away. `operations` are those of one product of vectors.
+    again from further away.
     """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
     registers = target.vector_registers - target.factor_registers(tile, vectors) + 1
-    latency = min(1.0, tile * vectors / (0.62 * registers))
-    spread = tile if target.broadcasts else 2 * tile
+    latency = min(1.0, tile * vectors / (target.core.sums_share * registers))
+    scalars = found.scalar_loads(target, tile, vectors)
+    spread = scalars if target.broadcasts else 2 * tile
     loads = spread + vectors if near else 0.75 * spread + 1.25 * vectors
     loads_per_fma = loads / (tile * vectors)
     # Beside this, a tile of one vector loads about as often as it multiplies.
-    scalars = tile / target.lane_factors
-    waiting = _waiting(target, scalars + vectors, tile * vectors * operations)
-    return useful * latency / (1 + 0.15 * loads_per_fma) / waiting
+    waiting = _waiting(target, scalars + vectors, tile * vectors * found.operations(target))
+    return useful * latency / (1 + target.core.load_slots * loads_per_fma) / waiting
 
 
 def _waiting(target: Target, loads: float, operations: int) -> float:

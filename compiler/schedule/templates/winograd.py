@@ -160,9 +160,9 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
     for each in product(values["tile"], values["vectors"]):
         tile, vectors = map(int, each)
         spare = _spare_registers(target, tile, vectors)
-        twice = spare >= _UNROLL_REGISTERS and target.keeps_sums(tile, vectors)
+        again = spare >= _UNROLL_REGISTERS and target.keeps_sums(tile, vectors)
         if spare >= 0:
-            pairs.append((tile, vectors, 2 if twice else 1))
+            pairs.append((tile, vectors, max(2, target.lane_factors) if again else 1))
     best: tuple[float, Schedule] | None = None
     for m in _accurate(found) or values["outputs"][:1]:
         tiles = prod(found.tile_counts(int(m)))
@@ -197,7 +197,8 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     points = -(-block // tile) * tile * -(-panels // vectors) * vectors
     latency = min(1.0, 2 * min(block, tile) * vectors / target.vector_registers)
     # Panels come from the second level, a broadcast number from the first.
-    loads = 0.15 * (tile + vectors) / (tile * vectors) + 1 / tile
+    scalars = target.scalar_loads(tile, vectors)
+    loads = target.core.load_slots * (scalars + vectors) / (tile * vectors) + 1 / tile
     return block * panels / points * latency / (1 + loads)
 
 

@@ -41,9 +41,9 @@ MACHINES = {
     "rk3588": ("aarch64", "cortex-a55", 128, 32),
     "sifive-u74": ("riscv64", "sifive-u74", 64, 16),
     "sifive-u74-newer": ("riscv64", "sifive-u74", 64, 16),
-    "spacemit-x60": ("riscv64", "spacemit-x60", 256, 32),
-    "spacemit-x60-no-uarch": ("riscv64", "spacemit-x60", 256, 32),
-    "spacemit-x60-vendor-kernel": ("riscv64", "spacemit-x60", 256, 32),
+    "spacemit-x60": ("riscv64", "spacemit-x60", 512, 16),
+    "spacemit-x60-no-uarch": ("riscv64", "spacemit-x60", 512, 16),
+    "spacemit-x60-vendor-kernel": ("riscv64", "spacemit-x60", 512, 16),
 }
 UNKNOWN = {
     "neoverse-n2": ("aarch64", "armv8.6-a"),

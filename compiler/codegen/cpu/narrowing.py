@@ -1,0 +1,72 @@
+"""Floats rounded to unsigned bytes, four vectors at once where their bytes lie side by side.
+
+each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
+all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
+
+A conversion to int32 rounds to nearest and saturates, and so do both steps to narrower integers: a
+byte is the nearest one, and 0 of NaN.
+"""
+
+from __future__ import annotations
+
+from compiler.codegen.cpu.context import Context
+from compiler.codegen.cpu.memory import store
+from compiler.codegen.cpu.points import Point
+from compiler.codegen.cpu.resolve import Access
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
+
+TOGETHER = 4
+"""Vectors of int32 whose bytes fill one vector."""
+
+
+class ByteStores:
+    """Stores of one compute that are held back, until those beside them are known too."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._held: dict[Access, dict[int, tuple[Value, Point]]] = {}
+
+    def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
+        """Whether a store is held back: one of a whole vector of rounded bytes."""
+        emitter = self._context.emitter
+        narrows = emitter.target.family.narrows and value.lanes == TOGETHER == active
+        if not narrows or value.name not in emitter.bytes or value.dtype is not access.tensor.dtype:
+            return False
+        if not access.contiguous or access.packed > 1 or access.repeated:
+            return False
+        self._held.setdefault(access, {})[access.offset(point)] = value, point
+        return True
+
+    def flush(self) -> None:
+        """Store what is held back: four neighbours together, others one by one."""
+        for access, held in self._held.items():
+            row: list[int] = []
+            for offset in sorted(held):
+                row = [*row, offset] if row and offset == row[-1] + TOGETHER else [offset]
+                if len(row) == TOGETHER:
+                    values = [held.pop(place) for place in row]
+                    whole = _together(self._context.emitter, [value for value, _ in values])
+                    store(self._context, access, whole, values[0][1], whole.lanes)
+                    row = []
+            for value, point in held.values():
+                store(self._context, access, value, point, value.lanes)
+        self._held.clear()
+
+
+def _together(emitter: Emitter, values: list[Value]) -> Value:
+    """Four vectors of bytes as one, from the floats that they were."""
+    halves = []
+    for value in values:
+        source, _ = emitter.bytes[value.name]
+        whole = emitter.call(DType.INT32, TOGETHER, "llvm.aarch64.neon.fcvtns.v4i32.v4f32", source)
+        halves.append(emitter.call(DType.UINT16, TOGETHER, "llvm.aarch64.neon.sqxtun.v4i16", whole))
+    pairs = [emitter.shuffle(*halves[i : i + 2], range(8)) for i in (0, 2)]
+    narrow = [emitter.call(DType.UINT8, 8, "llvm.aarch64.neon.uqxtn.v8i8", p) for p in pairs]
+    result = emitter.shuffle(*narrow, range(16))._replace(dtype=values[0].dtype)
+    added = {emitter.bytes[value.name][1] for value in values}
+    assert len(added) == 1 and result.dtype is not None
+    number = emitter.const(added.pop(), result.dtype, result.lanes)
+    if number.const == 0:
+        return result
+    return emitter.emit(result.dtype, result.lanes, f"add {result.type} %s, %s", result, number)

@@ -1,0 +1,31 @@
+"""Kernels that quantise: floats as the nearest bytes, and floats between limits."""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from compiler.loops.expr import Cast, Const, Operation, Role, Tensor, op
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tests.unit.codegen.checks import kernel
+
+
+def bytes_nest(count: int, together: int, lanes: int, zero: int = -128) -> LoopNest:
+    """y[i] = int8(uint8(rint(x[i]))) + zero, so many vectors of so many lanes at a time."""
+    i = Axis("i", count)
+    x = Tensor("x", (count,), DType.FLOAT32)
+    y = Tensor("y", (count,), DType.INT8, role=Role.OUTPUT)
+    nearest = Cast(Cast(op(Operation.RINT, x[i]), DType.UINT8), DType.INT8)
+    value = op(Operation.ADD, nearest, Const(zero, DType.INT8))
+    compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
+    return kernel((x, y), For(i, together * lanes, (compute,)))
+
+
+def limits_nest(count: int, lanes: int) -> LoopNest:
+    """y[i] = min(max(x[i], -1), 6)."""
+    i = Axis("i", count)
+    x = Tensor("x", (count,), DType.FLOAT32)
+    y = Tensor("y", (count,), DType.FLOAT32, role=Role.OUTPUT)
+    low = op(Operation.MAX, x[i], Const(-1.0, DType.FLOAT32))
+    value = op(Operation.MIN, low, Const(6.0, DType.FLOAT32))
+    compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
+    return kernel((x, y), For(i, lanes, (compute,)))

@@ -1,0 +1,88 @@
+"""What code for AArch64 and RISC-V does without: addresses, loads, and conversions one by one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from compiler.codegen.cpu.lower import lower_nest
+from compiler.codegen.object import emit_assembly
+from compiler.codegen.statistics import InnerLoop, inner_loops
+from compiler.dtypes import DType
+from compiler.loops.expr import Accumulator, Combiner, Load, Role, Tensor
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from compiler.target import Target, resolve_target
+from tests.unit.codegen.checks import kernel
+from tests.unit.codegen.rounded import bytes_nest, limits_nest
+
+N1 = resolve_target("neoverse-n1")
+
+
+def far_product(lanes: int, far: int, rows: int = 4) -> LoopNest:
+    """C[m, n] = sum of A[m, k] B[far, k, n], some rows by four vectors, B in panels."""
+    m, n, k = Axis("m", 8), Axis("n", 8 * lanes), Axis("k", 64)
+    a = Tensor("A", (m.extent, k.extent), DType.FLOAT32)
+    panels = Layout((Factor(2, 4 * lanes), Factor(0), Factor(1), Factor(2, 1, 4 * lanes)))
+    b = Tensor("B", (far + 1, k.extent, n.extent), DType.FLOAT32, panels, role=Role.WEIGHT)
+    c = Tensor("C", (m.extent, n.extent), DType.FLOAT32, role=Role.OUTPUT)
+    right = Load(b, (Affine((), far), affine(k), affine(n)))
+    compute = Compute(
+        (Store(c[m, n], Accumulator(DType.FLOAT32)),),
+        a[m, k] * right,
+        Combiner.SUM,
+        reduce=(Tile(k),),
+        unroll=(Tile(m), Tile(n, lanes)),
+        vector=n,
+    )
+    return kernel((a, b, c), For(m, rows, (For(n, 4 * lanes, (compute,)),)))
+
+
+def product_loop(target: Target, far: int, rows: int = 4) -> InnerLoop:
+    nest = far_product(target.lanes(DType.FLOAT32), far, rows)
+    loops = inner_loops(emit_assembly(lower_nest(nest, target), target), target)
+    return max(loops, key=lambda loop: loop.fmas)
+
+
+@pytest.mark.parametrize("far", [0, 7])
+def test_vectors_are_loaded_in_pairs_wherever_their_panel_starts(far: int) -> None:
+    loop = product_loop(N1, far)
+    names = [text.split()[0] for text in loop.instructions]
+    assert loop.fmas == 16 and names.count("ldp") == 2
+    # besides four scalars: two pointers, a counter, a comparison and a branch, and a copy at most
+    assert len(names) <= loop.fmas + 2 + 4 + 6
+
+
+def test_loops_carry_pointers_where_an_index_is_not_added() -> None:
+    """RISC-V adds nothing to the address of a vector."""
+    loop = product_loop(resolve_target("riscv64"), 7, rows=2)
+    shifts = [text for text in loop.instructions if re.match(r"(slli|mul|sh\dadd)", text)]
+    assert loop.fmas == 8 and not shifts
+    text = lower_nest(far_product(16, 7), resolve_target("x86-64-v4"))
+    assert "phi ptr" not in text
+
+
+@pytest.mark.parametrize(("together", "joined"), [(4, True), (3, False), (9, True)])
+def test_bytes_are_narrowed_four_vectors_at_a_time(together: int, joined: bool) -> None:
+    assembly = emit_assembly(lower_nest(bytes_nest(36 * together, together, 4), N1), N1)
+    assert len(re.findall("uqxtn2", assembly)) == together // 4 * joined
+    assert ("frint" in assembly) == (together % 4 != 0)
+
+
+def test_limits_take_an_instruction_each() -> None:
+    assembly = emit_assembly(lower_nest(limits_nest(32, 4), N1), N1)
+    assert re.search(r"\tfmax\t", assembly) and re.search(r"\tfmin\t", assembly)
+    assert "fcmgt" not in assembly and "bit\t" not in assembly
+
+
+@pytest.mark.parametrize("name", ["cortex-a53", "cortex-a55", "cortex-a72", "neoverse-n1"])
+def test_tiles_load_few_scalars(name: str) -> None:
+    """Untuned tiles leave registers for scalars that are loaded four at a time."""
+    target = resolve_target(name)
+    assert target.scalar_loads(8, 2) == 2  # 16 sums, 2 of a panel, 8 of 13 others
+    assert target.scalar_loads(8, 3) == 5  # 4 of 8 rows have a register
+    assert target.scalar_loads(14, 2) == 14 - 0.75
+    assert resolve_target("x86-64-v4").scalar_loads(8, 3) == 8
+    assert resolve_target("neoverse-v1-sve256").scalar_loads(8, 3) == 8
