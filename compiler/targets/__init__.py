@@ -357,7 +357,8 @@ class Family:
         fma_intrinsic: what LLVM makes the target's multiply-add of.
         extrema_of_nan: whether an instruction gives the larger or smaller of two floats, and NaN if
             one of them is.
-        narrows: whether AArch64's instructions round floats and narrow integers, saturating.
+        narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
+            these to uint8, all with saturation; None where there are none.
         widening: the multiplication of int16 in int32; None where that is no faster than to widen
             them first.
     """
@@ -402,7 +403,7 @@ class Family:
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
     extrema_of_nan: bool = False
-    narrows: bool = False
+    narrows: tuple[str, str, str] | None = None
     widening: WideningProduct | None = None
 
     def named(self, processor: str) -> str:

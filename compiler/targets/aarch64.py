@@ -285,6 +285,10 @@ FAMILY = Family(
     lane_factor_bits=128,
     pointer_reach=512,
     extrema_of_nan=True,
-    narrows=True,
+    narrows=(
+        "llvm.aarch64.neon.fcvtns.v4i32.v4f32",
+        "llvm.aarch64.neon.sqxtun.v4i16",
+        "llvm.aarch64.neon.uqxtn.v8i8",
+    ),
     vscale_bits=128,
 )

@@ -30,7 +30,7 @@ class ByteStores:
     def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
         """Whether a store is held back: one of a whole vector of rounded bytes."""
         emitter = self._context.emitter
-        narrows = emitter.target.family.narrows and value.lanes == TOGETHER == active
+        narrows = emitter.target.family.narrows is not None and value.lanes == TOGETHER == active
         if not narrows or value.name not in emitter.bytes or value.dtype is not access.tensor.dtype:
             return False
         if not access.contiguous or access.packed > 1 or access.repeated:
@@ -56,17 +56,17 @@ class ByteStores:
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
     """Four vectors of bytes as one, from the floats that they were."""
-    halves = []
-    for value in values:
-        source, _ = emitter.bytes[value.name]
-        whole = emitter.call(DType.INT32, TOGETHER, "llvm.aarch64.neon.fcvtns.v4i32.v4f32", source)
-        halves.append(emitter.call(DType.UINT16, TOGETHER, "llvm.aarch64.neon.sqxtun.v4i16", whole))
+    assert emitter.target.family.narrows is not None
+    nearest, to_halves, to_bytes = emitter.target.family.narrows
+    sources, added = zip(*(emitter.bytes[value.name] for value in values), strict=True)
+    wholes = [emitter.call(DType.INT32, TOGETHER, nearest, source) for source in sources]
+    halves = [emitter.call(DType.UINT16, TOGETHER, to_halves, whole) for whole in wholes]
     pairs = [emitter.shuffle(*halves[i : i + 2], range(8)) for i in (0, 2)]
-    narrow = [emitter.call(DType.UINT8, 8, "llvm.aarch64.neon.uqxtn.v8i8", p) for p in pairs]
+    narrow = [emitter.call(DType.UINT8, 8, to_bytes, pair) for pair in pairs]
     result = emitter.shuffle(*narrow, range(16))._replace(dtype=values[0].dtype)
-    added = {emitter.bytes[value.name][1] for value in values}
-    assert len(added) == 1 and result.dtype is not None
-    number = emitter.const(added.pop(), result.dtype, result.lanes)
-    if number.const == 0:
+    (number,) = {*added}
+    assert result.dtype is not None
+    offset = emitter.const(number, result.dtype, result.lanes)
+    if number == 0:
         return result
-    return emitter.emit(result.dtype, result.lanes, f"add {result.type} %s, %s", result, number)
+    return emitter.emit(result.dtype, result.lanes, f"add {result.type} %s, %s", result, offset)
