@@ -61,9 +61,9 @@ def _together(emitter: Emitter, values: list[Value]) -> Value:
     sources, added = zip(*(emitter.bytes[value.name] for value in values), strict=True)
     wholes = [emitter.call(DType.INT32, TOGETHER, nearest, source) for source in sources]
     halves = [emitter.call(DType.UINT16, TOGETHER, to_halves, whole) for whole in wholes]
-    pairs = [emitter.shuffle(*halves[i : i + 2], range(8)) for i in (0, 2)]
+    pairs = [emitter.shuffle(halves[i], halves[i + 1], range(8)) for i in (0, 2)]
     narrow = [emitter.call(DType.UINT8, 8, to_bytes, pair) for pair in pairs]
-    result = emitter.shuffle(*narrow, range(16))._replace(dtype=values[0].dtype)
+    result = emitter.shuffle(narrow[0], narrow[1], range(16))._replace(dtype=values[0].dtype)
     (number,) = {*added}
     assert result.dtype is not None
     offset = emitter.const(number, result.dtype, result.lanes)
