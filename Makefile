@@ -1,11 +1,13 @@
 # Every target sets up what it misses. `make demo` and `make test` are the two to know.
 #
 #   setup         a virtual environment in .venv with tilewright and all it needs to run
-#   demo          start the service and a worker, tune ResNet-50, compare with ONNX Runtime
+#   demo          start the service and a worker, tune two models, compare with ONNX Runtime;
+#                 KEEP=1 goes on serving, with the dashboard
 #   test          the test suite
 #   docs          the documentation as pages, in build/site; a dead link is an error
 #   reference     docs/reference anew, from the code
 #   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
+#   release       sdist and wheels of the commit's version into dist/, each checked in a new environment
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
 #   check         formatter, linter, type checker, tests: what .ci/run runs
 #   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
@@ -34,7 +36,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels docs reference clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -63,7 +65,7 @@ $(STAMPS)/mutants: $(STAMPS)/test
 comma := ,
 
 demo: $(STAMPS)/run
-	@$(PY) -m examples.demo $(ARGS)
+	@$(PY) -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 test: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
@@ -97,6 +99,9 @@ reference: $(STAMPS)/run
 
 wheels: $(STAMPS)/run
 	$(PY) -m deploy.wheels $(ARGS)
+
+release: $(STAMPS)/run
+	$(PY) -m deploy.release $(ARGS)
 
 mutants: $(STAMPS)/mutants
 	$(PY) -m benchmarks.mutants $(ARGS)

@@ -29,6 +29,8 @@ from examples.demo_processes import free_port
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "newcomer"
 GOES_ON = "# goes on"
+LOOKS = ("tilewright doctor", "tilewright-worker --check")
+"""Commands that end with 3 where the machine could be better: the documents say so."""
 READY = "serving http|registered as"
 """What a service and a worker say once others can use them."""
 
@@ -118,6 +120,8 @@ def script(step: Step, documents: Path) -> str:
 def _typed(line: str) -> str:
     """A line as it is typed; one that goes on is left behind once it says that it is ready."""
     command, goes_on, _ = line.partition(GOES_ON)
+    if line in LOOKS:
+        return f"{line} || test $? -eq 3"
     if not goes_on:
         return line
     return f"leave {shlex.quote(command.strip())}"

@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,9 +74,8 @@ def compile_runtime(
     subprocess.run([*command, *map(str, SOURCES), "-o", str(output)], env=environment, check=True)
 
 
-def build_python(folder: Path) -> Path:
-    """The wheel of this machine, made by setuptools from a copy of the sources."""
-    source = folder / "source"
+def copy_sources(source: Path, version: str | None = None) -> None:
+    """Copy what a distribution is built from into a new folder, as of another version if stated."""
     source.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
     for part in PARTS:
@@ -81,10 +83,40 @@ def build_python(folder: Path) -> Path:
             shutil.copytree(ROOT / part, source / part, ignore=ignore)
         else:
             shutil.copy(ROOT / part, source / part)
+    if version is not None:
+        project = source / "pyproject.toml"
+        line = re.compile(r'^version = ".*"$', re.MULTILINE)
+        project.write_text(line.sub(f'version = "{version}"', project.read_text(), count=1))
+
+
+def build_python(folder: Path, version: str | None = None) -> Path:
+    """The wheel of this machine, made by setuptools from a copy of the sources."""
+    source = folder / "source"
+    copy_sources(source, version)
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [sys.executable, "-m", "pip", "wheel", *quiet, "-w", str(folder), str(source)]
     subprocess.run(command, check=True)
     (made,) = folder.glob("*.whl")
+    return made
+
+
+def build_sdist(source: Path, output: Path) -> Path:
+    """The sdist of a folder of sources, made by the setuptools that it asks for."""
+    with TemporaryDirectory() as tools:
+        quiet = ["--quiet", "--disable-pip-version-check"]
+        pip = [sys.executable, "-m", "pip", "install", *quiet, "--target", tools]
+        needed = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
+        subprocess.run([*pip, *needed], check=True)
+        code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+        run = [sys.executable, "-c", code, str(output)]
+        subprocess.run(
+            run,
+            cwd=source,
+            env={**os.environ, "PYTHONPATH": tools},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    (made,) = output.glob("*.tar.gz")
     return made
 
 
@@ -125,8 +157,11 @@ def _record(files: Mapping[str, bytes], own: str) -> bytes:
     return "".join([*lines, f"{own},,\n"]).encode()
 
 
-def make_wheels(output: Path, platforms: Iterable[Platform]) -> list[Path]:
-    """Write a wheel for each of the platforms, and one for any; returns where they are.
+def make_wheels(
+    output: Path, platforms: Iterable[Platform], version: str | None = None
+) -> list[Path]:
+    """Write a wheel for each of the platforms, and one for any; returns where they are, that for
+    any platform first.
 
     Raises:
         CalledProcessError: if setuptools or zig refuses.
@@ -135,8 +170,8 @@ def make_wheels(output: Path, platforms: Iterable[Platform]) -> list[Path]:
     made = []
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        built = build_python(folder)
-        name, version = built.name.split("-")[:2]
+        built = build_python(folder, version)
+        name, stated = built.name.split("-")[:2]
         files = contents(built)
         for platform in (None, *platforms):
             whole = tagged(files, (ANY,) if platform is None else platform.tags, platform is None)
@@ -144,7 +179,7 @@ def make_wheels(output: Path, platforms: Iterable[Platform]) -> list[Path]:
                 compile_runtime(platform, folder / "library")
                 whole[LIBRARY] = (folder / "library").read_bytes()
             tag = ANY if platform is None else ".".join(platform.tags)
-            made.append(output / f"{name}-{version}-py3-none-{tag}.whl")
+            made.append(output / f"{name}-{stated}-py3-none-{tag}.whl")
             write_wheel(whole, made[-1])
     return made
 

@@ -1,18 +1,23 @@
-"""`make demo`: the whole service on one machine, on one model.
+"""`make demo`: the whole service on one machine.
 
 It starts the service on loopback with SQLite, a tuner, and one measurement worker that talks HTTP.
-It submits ResNet-50 as a tuning job, shows the job's progress, and at the end compares the result
-with ONNX Runtime. The database stays in .demo/, so a second run finds every task there.
+It submits a model as a tuning job for this machine, and a second one for an older instruction set,
+which this machine runs, too: where the untuned defaults already win, there is something to find
+there yet. It shows how the jobs go, and at the end compares each result with ONNX Runtime. The
+database stays in .demo/, so a second run finds every task there. `make demo KEEP=1` goes on
+serving.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +27,8 @@ from rich.live import Live
 from benchmarks import models
 from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio
 from compiler.roofline import peak_flops
-from compiler.target import host_target
+from compiler.target import Target, host_target, known_targets
+from compiler.targets import family_of
 from examples.demo_processes import (
     ProcessDied,
     Processes,
@@ -30,7 +36,7 @@ from examples.demo_processes import (
     tilewright,
     wait_until_answering,
 )
-from examples.demo_view import cost, progress_view, race_table, summary, task_table
+from examples.demo_view import cost, progress_view, race_table, summary, task_table, verdict
 from service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from service.archive import unpack
 from service.client import Client, ClientError
@@ -58,51 +64,137 @@ def main() -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the demo: a model, and what it is tuned for.
+
+    Attributes:
+        model: its name in `benchmarks.models`.
+        target: "host", or the name of a target that this machine runs, too.
+        seconds: most time to tune.
+    """
+
+    model: str
+    target: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of a case: its job, where its artifact lies, and how to ask for a schedule."""
+
+    case: Case
+    job: JobView
+    artifact: Path
+    query: str
+
+
+def older_target(host: Target) -> str | None:
+    """The strongest baseline of the host's family with shorter vectors; None if there is none.
+
+    What runs code for longer vectors runs that of its family's shorter ones.
+    """
+    family, known = family_of(host.triple.partition("-")[0]), known_targets()
+    baselines = () if family is None or host.vector_bits <= 128 else family.baselines
+    older = [name for name in baselines if known[name].vector_bits < host.vector_bits]
+    return older[-1] if older else None
+
+
 def _demo(options: argparse.Namespace, console: Console) -> None:
     started = time.monotonic()
     folder: Path = options.folder
     data_folder = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    model_path = _write_model(options.model, folder, console)
+    cases = _cases(options, console)
+    paths = [_write_model(case.model, folder, console) for case in cases]
     # before anything else wants the cores
     peak = peak_flops(host_target()) * options.threads
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{options.port or free_port()}"
     environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     with Processes(folder / "logs", environment) as processes:
         _start(url, folder, processes)
         console.print(f"service at {url}, a tuner and a worker are up; logs in {folder}/logs")
         token = (data_folder / "token").read_text().strip()
         with Client(url, token) as client:
-            job = _submit(client, model_path, options)
-            job = _follow(client, job, processes, console)
-            tasks = client.tasks(job.id)
-            console.print()
-            console.print(task_table(tasks, peak))
-            seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
-            console.print(summary(tasks, job.progress, seconds), soft_wrap=True)
-            artifact = _fetch_artifact(client, job, folder)
-            query = _lookup_query(client, job, tasks)
-    # the service is down by now: it would share the cores with the race
-    _race(options, artifact, console)
-    console.print(f"\nartifact: {artifact}", soft_wrap=True)
-    console.print("the service again, and a schedule from its database:")
-    for line in (
-        f"  TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright()[0]} serve --port 8080 &",
-        f'  curl -H "Authorization: Bearer $(cat {data_folder}/token)"'
-        f" 'http://127.0.0.1:8080/v1/schedules?{query}'",
-    ):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"all in {time.monotonic() - started:.0f} s")
+            found = [
+                _tune(client, case, path, options, processes, console, peak)
+                for case, path in zip(cases, paths, strict=True)
+            ]
+        # they would share the cores with the race; the service that nobody asks does not
+        processes.stop(keep=("serve",))
+        gains = [_race(tuned, options, console) for tuned in found]
+        for gain in gains:
+            console.print(gain, soft_wrap=True, highlight=False)
+        console.print(f"all in {time.monotonic() - started:.0f} s")
+        console.print(
+            f"\nartifacts: {', '.join(str(each.artifact) for each in found)}", soft_wrap=True
+        )
+        if options.keep:
+            _start_tuning(url, folder, processes)
+            console.print(f"dashboard: {url}/dashboard/jobs/{found[0].job.id}", soft_wrap=True)
+            console.print(f"token to sign in with: {token}", soft_wrap=True, highlight=False)
+            console.print("serving until Ctrl-C; a second terminal may say, for example:")
+            lines = [_asked(url, data_folder, found[0].query)]
+            _print_lines(lines, console)
+            _wait_for_interrupt(processes)
+            return
+    console.print("the dashboard with these jobs: make demo KEEP=1, or")
+    serve = f"TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright()[0]} serve --port 8080"
+    address = "http://127.0.0.1:8080"
+    seen = f"{address}/dashboard/jobs/{found[0].job.id}   (the token is in {data_folder}/token)"
+    _print_lines([serve, seen, _asked(address, data_folder, found[0].query)], console)
+
+
+def _cases(options: argparse.Namespace, console: Console) -> list[Case]:
+    cases = [Case(options.model, "host", options.seconds)]
+    older = options.older or older_target(host_target())
+    if older is None:
+        console.print("this machine's family has no older instruction set with shorter vectors")
+    elif options.older_seconds > 0:
+        cases.append(Case(options.older_model, older, options.older_seconds))
+    return cases
+
+
+def _asked(url: str, data_folder: Path, query: str) -> str:
+    return (
+        f"curl -H \"Authorization: Bearer $(cat {data_folder}/token)\" '{url}/v1/schedules?{query}'"
+    )
+
+
+def _print_lines(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _wait_for_interrupt(processes: Processes) -> None:
+    """Return at Ctrl-C or SIGTERM. ProcessDied if one ends before."""
+    ended: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: ended.append(number)) for s in _ENDING}
+    try:
+        while not ended:
+            processes.check()
+            time.sleep(0.2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--model", default="resnet50", choices=sorted(models.MODELS))
+    parser.add_argument("--older-model", default="mobilenetv2", choices=sorted(models.MODELS))
+    parser.add_argument("--older", help="target of the second row; a baseline by default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=800)
-    parser.add_argument("--seconds", type=float, default=110.0, help="most time to tune")
-    parser.add_argument("--rounds", type=int, default=5, help="of the race at the end")
+    parser.add_argument("--seconds", type=float, default=20.0, help="most time to tune")
+    parser.add_argument("--older-seconds", type=float, default=16.0, help="0: no second row")
+    parser.add_argument("--rounds", type=int, default=4, help="of the race at the end")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--keep", action="store_true", help="go on serving (make demo KEEP=1)")
+    parser.add_argument("--port", type=int, default=0, help="of the service; any by default")
     return parser.parse_args()
 
 
@@ -122,22 +214,44 @@ def _start(url: str, folder: Path, processes: Processes) -> None:
     host, port = url.removeprefix("http://").split(":")
     processes.start("serve", tilewright("serve", "--no-tuner", "--host", host, "--port", port))
     wait_until_answering(f"{url}/v1/health", processes)
+    _start_tuning(url, folder, processes)
+
+
+def _start_tuning(url: str, folder: Path, processes: Processes) -> None:
+    """Start what tunes and what measures."""
     processes.start("tuner", tilewright("tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
     worker = [sys.executable, "-m", "service.worker", "--server", url]
     processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])
 
 
-def _submit(client: Client, path: Path, options: argparse.Namespace) -> JobView:
-    """Upload the model (the service knows it by its digest) and make a job of it."""
-    model = client.upload(path)
+def _tune(
+    client: Client,
+    case: Case,
+    path: Path,
+    options: argparse.Namespace,
+    processes: Processes,
+    console: Console,
+    peak: float,
+) -> Tuned:
+    """Upload the model (the service knows it by its digest), and see a job of it to its end."""
     request = JobRequest(
-        model=model.digest,
+        model=client.upload(path).digest,
+        target=case.target,
         threads=options.threads,
         trials=options.trials,
-        seconds=options.seconds,
+        seconds=case.seconds,
     )
-    return client.submit(request)
+    job: JobView = client.submit(request)
+    console.print(f"\n{case.model} for {_named(case)}: {job.id}", soft_wrap=True)
+    job = _follow(client, job, processes, console)
+    tasks = client.tasks(job.id)
+    console.print(task_table(tasks, peak))
+    seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
+    console.print(summary(tasks, job.progress, seconds), soft_wrap=True)
+    name = "artifact" if case.target == "host" else f"artifact-{case.target}"
+    artifact = _fetch_artifact(client, job, options.folder / name)
+    return Tuned(case, job, artifact, _lookup_query(client, job, tasks))
 
 
 def _follow(client: Client, job: JobView, processes: Processes, console: Console) -> JobView:
@@ -167,9 +281,9 @@ def _follow(client: Client, job: JobView, processes: Processes, console: Console
     return job
 
 
-def _fetch_artifact(client: Client, job: JobView, folder: Path) -> Path:
-    """Download the job's artifact and unpack it in FOLDER/artifact."""
-    archive, target = folder / "artifact.tar", folder / "artifact"
+def _fetch_artifact(client: Client, job: JobView, target: Path) -> Path:
+    """Download the job's artifact and unpack it in a folder."""
+    archive = target.with_name(f"{target.name}.tar")
     client.artifact(job.id, archive)
     shutil.rmtree(target, ignore_errors=True)
     unpack(archive, target)
@@ -191,13 +305,20 @@ def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> st
     )
 
 
-def _race(options: argparse.Namespace, artifact: Path, console: Console) -> None:
-    """Untuned, tuned and ONNX Runtime in turns; DemoFailed when the outputs disagree."""
+def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
+    """Untuned, tuned and ONNX Runtime in turns; what came of it in a sentence.
+
+    DemoFailed when the outputs disagree.
+    """
     settings = RaceOptions(
-        threads=options.threads, rounds=options.rounds, turn_seconds=0.5, schedules=str(artifact)
+        threads=options.threads,
+        rounds=options.rounds,
+        turn_seconds=0.4,
+        schedules=str(tuned.artifact),
     )
-    console.print(f"\nracing on {options.threads} thread(s), engines in turns ...")
-    results = race(options.model, ["onnxruntime", "untuned", "tuned"], settings)
+    case = tuned.case
+    console.print(f"\nracing {case.model} for {_named(case)}, engines in turns ...")
+    results = race(case.model, ["onnxruntime", "untuned", "tuned"], settings)
     for name, result in results.items():
         if result.error:
             raise DemoFailed(f"{name}: {result.error}")
@@ -207,6 +328,17 @@ def _race(options: argparse.Namespace, artifact: Path, console: Console) -> None
         error = results[name].largest_error
         if error is None or not error <= LARGEST_ERROR:
             raise DemoFailed(f"{name} differs from ONNX Runtime: {error}")
+    gained = 1.0 - round_ratio(results["tuned"], results["untuned"])
+    return verdict(
+        f"{case.model} for {_named(case)}",
+        gained,
+        tuned.job.numerics,
+        results["tuned"].largest_error,
+    )
+
+
+def _named(case: Case) -> str:
+    return f"this machine ({host_target().name})" if case.target == "host" else case.target
 
 
 def _race_row(

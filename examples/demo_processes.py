@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -52,10 +52,14 @@ class Processes:
                     f"{name} ended with status {process.returncode}; the end of {log}:\n{tail}"
                 )
 
-    def stop(self) -> None:
-        """Ask each to end, the last one started first, and insist after five seconds."""
-        while self._running:
-            _, process = self._running.pop()
+    def stop(self, keep: Collection[str] = ()) -> None:
+        """Ask each but those to keep to end, the last one started first, and insist after five
+        seconds."""
+        kept = [entry for entry in self._running if entry[0] in keep]
+        ending = [entry for entry in self._running if entry[0] not in keep]
+        self._running = kept
+        while ending:
+            _, process = ending.pop()
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             try:

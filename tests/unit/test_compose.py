@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -139,8 +140,10 @@ def test_the_proxy_alone_is_published_and_reaches_every_replica() -> None:
 
 
 def test_the_health_that_is_asked_for_is_a_route(tmp_path: Path) -> None:
-    asked = SERVICES["api"]["healthcheck"]["test"][-1]
-    found = re.search(r"http://127\.0\.0\.1:8080(/[\w/]+)", asked)
+    module = ROOT.joinpath(*SERVICES["api"]["healthcheck"]["test"][-1].split(".")).with_suffix(
+        ".py"
+    )
+    found = re.search(r"127\.0\.0\.1:\{settings\.port\}(/[\w/]+)", module.read_text())
     assert found is not None
     paths = create_app(Settings(data_folder=tmp_path)).openapi()["paths"]
     assert "get" in paths[found[1]]
@@ -154,3 +157,23 @@ def test_an_api_that_others_reach_says_that_a_proxy_is_before_it() -> None:
         *SERVICES["tuner"]["environment"],
         "TILEWRIGHT_TRUSTED_PROXIES",
     }
+
+
+def test_the_service_says_whether_it_is_well() -> None:
+    """The image's check is a module of it, and only containers that serve are asked."""
+    (check,) = re.findall(r'^HEALTHCHECK .* CMD \["python", "-m", "([\w.]+)"\]$', DOCKERFILE, re.M)
+    assert importlib.util.find_spec(check) is not None
+    assert "HEALTHCHECK" in stages()["service"] and "HEALTHCHECK" not in stages()["worker"]
+    assert SERVICES["api"]["healthcheck"]["test"] == ["CMD", "python", "-m", check]
+    for name in OURS:
+        if SERVICES[name]["build"]["target"] == "service" and name != "api":
+            assert SERVICES[name]["healthcheck"] == {"disable": True}, name
+
+
+def test_no_image_runs_as_root_and_what_is_copied_exists() -> None:
+    for name in ("service", "worker"):
+        user, entry = (stages()[name].index(word) for word in ("\nUSER ", "\nENTRYPOINT "))
+        assert user < entry
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M)
+    parts = [part for line in copied for part in line.split()]
+    assert parts and [part for part in parts if not (ROOT / part).exists()] == []

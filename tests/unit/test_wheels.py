@@ -29,7 +29,7 @@ MADE = {
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Wheels by the ends of their names; setuptools and zig are stand-ins."""
 
-    def build(folder: Path) -> Path:
+    def build(folder: Path, version: str | None = None) -> Path:
         path = folder / "tilewright-1.0-cp311-cp311-linux_x86_64.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in MADE.items():

@@ -1,0 +1,336 @@
+"""A release: an sdist and wheels, each checked in a clean environment: `python -m deploy.release`.
+
+The version is that of the tag on the commit; a commit without one is a development version of what
+pyproject.toml says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from deploy.wheels import (
+    ANY,
+    LIBRARY,
+    PLATFORMS,
+    ROOT,
+    Platform,
+    build_python,
+    build_sdist,
+    contents,
+    copy_sources,
+    make_wheels,
+)
+
+MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "riscv64": 243}
+"""ELF's numbers of the processors that platforms' tags end with."""
+
+CHECK = """
+import sys
+from importlib.metadata import version
+import numpy as np
+import compiler
+from compiler.runtime import native
+
+installed, artifact, arrays = version("tilewright"), sys.argv[2], np.load(sys.argv[3])
+assert installed == sys.argv[1], f"version {installed}"
+executable = compiler.load_artifact(artifact, sizes={"batch": 4})
+found = executable.run({port.name: arrays[port.name] for port in executable.inputs})
+for name, output in zip(executable.output_names, found, strict=True):
+    assert np.array_equal(output, arrays[name]), f"output {name} is another"
+others = {name.partition(".")[0] for name in sys.modules} & {"onnx", "llvmlite", "pydantic", "rich"}
+assert not others, f"{others} were imported"
+"""
+"""What a new environment has to do: its arguments are version, artifact, inputs with outputs."""
+
+
+class ReleaseError(Exception):
+    """Why there is no release, in a sentence."""
+
+
+def version_of(declared: str, tags: Sequence[str], commits: int, commit: str) -> str:
+    """The version of a commit with these tags.
+
+    Raises ReleaseError if a tag of a version is not the declared one.
+    """
+    versions = [tag.removeprefix("v") for tag in tags if re.fullmatch(r"v\d+(\.\d+)*\S*", tag)]
+    match versions:
+        case []:
+            return f"{declared}.dev{commits}+g{commit}"
+        case [only] if only == declared:
+            return only
+        case _:
+            said = ", ".join(f"v{version}" for version in versions)
+            raise ReleaseError(f"the commit has the tag {said}, pyproject.toml says {declared}")
+
+
+def version_here() -> str:
+    """The version of the commit that is checked out.
+
+    Raises:
+        ReleaseError: if there are changes, if the tag is another version than pyproject.toml's, or
+            if a tagged version has no heading in the changelog.
+    """
+    if _git("status", "--porcelain"):
+        raise ReleaseError("the working tree has changes: a release is of a commit")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tags = _git("tag", "--points-at", "HEAD").split()
+    commits = int(_git("rev-list", "--count", "HEAD"))
+    version = version_of(declared, tags, commits, _git("rev-parse", "--short=9", "HEAD"))
+    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    if version == declared and version not in headings:
+        raise ReleaseError(f"CHANGELOG.md has no heading '## {version}'")
+    return version
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+# -- what a file says of itself ---------------------------------------------------------------
+
+
+def check_wheel(path: Path, version: str) -> None:
+    """Raises ReleaseError unless name, metadata, tags, list and library of a wheel agree."""
+    name, stated, python, abi, tags = path.name.removesuffix(".whl").split("-")
+    if (name, stated) != ("tilewright", version):
+        raise ReleaseError(f"{path.name} is not of version {version}")
+    with zipfile.ZipFile(path) as archive:
+        files = {entry: archive.read(entry) for entry in archive.namelist()}
+    information = f"tilewright-{version}.dist-info"
+    _check_list(path.name, files, f"{information}/RECORD")
+    metadata, wheel = (files[f"{information}/{part}"].decode() for part in ("METADATA", "WHEEL"))
+    if f"\nVersion: {version}\n" not in metadata:
+        raise ReleaseError(f"the metadata of {path.name} has another version")
+    listed = set(re.findall(r"^Tag: (\S+)", wheel, re.MULTILINE))
+    if listed != {f"{python}-{abi}-{tag}" for tag in tags.split(".")}:
+        raise ReleaseError(f"{path.name} says of itself {', '.join(sorted(listed))}")
+    libraries = [entry for entry in files if entry.endswith(".so")]
+    if libraries != ([] if tags == ANY else [LIBRARY]):
+        raise ReleaseError(f"{path.name} has the libraries {libraries}")
+    if libraries:
+        _check_library(path.name, files[LIBRARY], tags.split(".")[0])
+
+
+def _check_list(name: str, files: dict[str, bytes], record: str) -> None:
+    rows = list(csv.reader(files[record].decode().splitlines()))
+    if {row[0] for row in rows} != set(files):
+        raise ReleaseError(f"the list of {name} has other files than {name}")
+    for entry, digest, _ in rows:
+        if entry == record:
+            continue
+        found = base64.urlsafe_b64encode(hashlib.sha256(files[entry]).digest()).rstrip(b"=")
+        if digest != f"sha256={found.decode()}":
+            raise ReleaseError(f"{entry} of {name} is not what its list says")
+
+
+def _check_library(name: str, library: bytes, tag: str) -> None:
+    """Of the tag's processor, and for a C library that is no newer than the tag says."""
+    machine = int.from_bytes(library[18:20], "little")
+    wanted = next(number for ending, number in MACHINES.items() if tag.endswith(ending))
+    if library[:4] != b"\x7fELF" or machine != wanted:
+        raise ReleaseError(f"the library of {name} is not of its processor")
+    needed = [
+        tuple(map(int, each.split(b"."))) for each in re.findall(rb"GLIBC_(\d+\.\d+)", library)
+    ]
+    stated = re.match(r"manylinux_(\d+)_(\d+)", tag)
+    newest = (int(stated[1]), int(stated[2])) if stated else (0, 0)
+    if needed and max(needed) > newest:
+        least = ".".join(map(str, max(needed)))
+        raise ReleaseError(f"the library of {name} needs glibc {least}")
+
+
+# -- clean environments -----------------------------------------------------------------------
+
+
+def pythons() -> Iterator[tuple[str, str]]:
+    """Version and program of each Python of the classifiers that this machine has."""
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    for version in re.findall(r"Python :: (3\.\d+)", " ".join(classifiers)):
+        here = ".".join(map(str, sys.version_info[:2])) == version
+        program = sys.executable if here else shutil.which(f"python{version}")
+        if program is None:
+            print(f"not checked: there is no python{version}")
+        elif subprocess.run([program, "--version"], capture_output=True, check=False).returncode:
+            print(f"not checked: {program} does not start")
+        else:
+            yield version, program
+
+
+class Clean:
+    """A new environment that nothing is in but what is installed into it."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        _run([python, "-m", "venv", str(folder)])
+        self._bin = folder / "bin"
+
+    def install(self, what: str) -> None:
+        """Install a file, perhaps with extras. Raises ReleaseError."""
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+        _run([str(self._bin / "python"), "-m", "pip", "install", *quiet, what])
+
+    def run(self, *command: str) -> None:
+        """Run a program of the environment, far from the sources. Raises ReleaseError."""
+        _run([str(self._bin / command[0]), *command[1:]], self._bin)
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise ReleaseError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{tail}")
+
+
+def write_sample(folder: Path) -> tuple[Path, Path, Path]:
+    """A model, its artifact for this machine, and inputs with the outputs that it has here."""
+    import numpy as np
+
+    import compiler
+    from compiler.runtime.executable import Executable
+    from examples.compile_model import perceptron
+
+    model, artifact, arrays = folder / "model.onnx", folder / "artifact", folder / "arrays.npz"
+    model.write_bytes(perceptron(0)[0].SerializeToString())
+    command = [sys.executable, "-m", "service.cli", "compile", str(model), "--dim", "batch=4"]
+    subprocess.run(
+        [*command, "-o", str(artifact)],
+        cwd=ROOT,
+        env={**os.environ, "TILEWRIGHT_DATA_FOLDER": str(folder / "data")},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    executable = compiler.load_artifact(artifact, sizes={"batch": 4})
+    assert isinstance(executable, Executable)  # of all sizes stated, a program
+    random = np.random.default_rng(0)
+    held: dict[str, Any] = {}
+    for port in executable.inputs:
+        held[port.name] = random.standard_normal(port.shape, np.float32)
+    outputs = executable.run(held)
+    held.update(zip(executable.output_names, outputs, strict=True))
+    np.savez(arrays, allow_pickle=False, **held)
+    return model, artifact, arrays
+
+
+def check_installed(what: Path, python: str, version: str, folder: Path) -> None:
+    """Install a file with what it needs into a new environment, and run the sample there."""
+    clean = Clean(folder / "environment", python)
+    clean.install(str(what))
+    _, artifact, arrays = write_sample(folder)
+    clean.run("python", "-c", CHECK, version, str(artifact), str(arrays))
+    clean.run("tilewright-worker", "--help")
+
+
+def check_everything(what: Path, python: str, folder: Path) -> None:
+    """Install a file with `[all]`, and compile and run the sample's model there."""
+    clean = Clean(folder / "environment", python)
+    clean.install(f"{what}[all]")
+    model, _, arrays = write_sample(folder)
+    made, outputs = folder / "made", folder / "outputs.npz"
+    clean.run("tilewright", "compile", str(model), "--dim", "batch=4", "-o", str(made))
+    clean.run("tilewright", "run", str(made), "--inputs", str(arrays), "--outputs", str(outputs))
+
+
+# -- the release ------------------------------------------------------------------------------
+
+
+def check_sdist(sdist: Path, version: str, folder: Path) -> Path:
+    """The wheel that an sdist builds. Raises ReleaseError if it is not that of the sources."""
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+    if any(not name.startswith(f"tilewright-{version}") or ".." in name for name in names):
+        raise ReleaseError(f"{sdist.name} has files outside of its folder")
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "-w",
+            str(folder),
+            str(sdist),
+        ]
+    )
+    (built,) = folder.glob("*.whl")
+    (folder / "again").mkdir()
+    expected = contents(build_python(folder / "again", version))
+    found = contents(built)
+    other = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+    if other:
+        raise ReleaseError(f"{sdist.name} builds another {', '.join(other[:5])}")
+    return built
+
+
+def release(output: Path, version: str, platforms: Sequence[Platform], everything: bool) -> None:
+    """Make and check all files of a version in a folder. Raises ReleaseError."""
+    output.mkdir(parents=True, exist_ok=True)
+    if left := sorted(path.name for path in output.iterdir()):
+        raise ReleaseError(f"{output} is not empty: {left[0]}")
+    with TemporaryDirectory() as temporary:
+        copy_sources(Path(temporary) / "source", version)
+        sdist = build_sdist(Path(temporary) / "source", output)
+    wheels = make_wheels(output, platforms, version)
+    for path in wheels:
+        check_wheel(path, version)
+        print(f"{path.stat().st_size / 1024:6.0f} KiB  {path.name}: whole", flush=True)
+    with TemporaryDirectory() as temporary:
+        built = check_sdist(sdist, version, Path(temporary))
+        print(f"{sdist.stat().st_size / 1024:6.0f} KiB  {sdist.name}: builds the same", flush=True)
+        _install(built, sys.executable, version, "the sdist")
+    machine = f"_{os.uname().machine}.whl"
+    ours = [p for p in wheels if "manylinux" in p.name and p.name.endswith(machine)]
+    for number, (name, python) in enumerate(pythons()):
+        for path in ours + (wheels[:1] if number == 0 else []):
+            _install(path, python, version, f"{path.name} on Python {name}")
+        if everything and number == 0:
+            for path in ours:
+                with TemporaryDirectory() as temporary:
+                    check_everything(path, python, Path(temporary))
+                print(f"{path.name}[all] compiles and runs", flush=True)
+
+
+def _install(path: Path, python: str, version: str, name: str) -> None:
+    with TemporaryDirectory() as temporary:
+        check_installed(path, python, version, Path(temporary))
+    print(f"{name}: installed alone, runs an artifact", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a release; 1 if something is wrong with it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="an empty folder")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of platforms' names")
+    parser.add_argument("--everything", action="store_true", help="check [all], too: 300 MB")
+    given = parser.parse_args(arguments)
+    chosen = [p for p in PLATFORMS if any(part in p.tags[0] for part in given.only)]
+    try:
+        version = version_here()
+        print(f"version {version}", flush=True)
+        release(given.output, version, chosen, given.everything)
+    except ReleaseError as error:
+        print(f"no release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
