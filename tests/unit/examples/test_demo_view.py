@@ -6,8 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from examples.demo_view import progress_view, race_table, summary, task_table
+from examples.demo_view import progress_view, race_table, summary, task_table, verdict
 from service.api.schemas.jobs import ProgressView, TaskView
+from service.cli.common import Numerics
 
 PROGRESS = ProgressView(
     phase="tuning",
@@ -68,3 +69,13 @@ def test_the_race_shows_ratio_and_error() -> None:
     text = shown(race_table([("Tilewright, tuned", 0.05, 0.049, 0.91, 1e-6)]))
     for part in ("50.00", "49.00", "0.910", "1.0e-06"):
         assert part in text
+
+
+def test_the_verdict_says_gain_numerics_and_distance() -> None:
+    text = verdict("net for old", 0.041, "fast", 2.3e-6)
+    for part in ("net for old", "took 4.1% off", "'fast'", "Winograd", "2e-06 of the largest"):
+        assert part in text
+    assert "changed nothing" in verdict("net", -0.002, "strict", 0.0)
+    assert "took 3.0% longer" in verdict("net", -0.03, "loose", None)
+    for numerics in Numerics:
+        assert f"'{numerics}'" in verdict("net", 0.1, numerics, None)

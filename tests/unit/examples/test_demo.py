@@ -1,0 +1,53 @@
+"""What the demo tunes for, and how it goes on serving."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.target import known_targets
+from examples.demo import _wait_for_interrupt, older_target
+from examples.demo_processes import ProcessDied, Processes
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("znver4", "x86-64-v3"),
+        ("x86-64-v3", "x86-64-v2"),
+        ("x86-64-v2", None),
+        ("cortex-a76", None),
+    ],
+)
+def test_the_second_row_is_for_shorter_vectors(name: str, older: str | None) -> None:
+    assert older_target(known_targets()[name]) == older
+
+
+def test_one_process_goes_on_while_others_end(tmp_path: Path) -> None:
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with Processes(tmp_path, {}) as processes:
+        for name in ("serve", "tuner"):
+            processes.start(name, sleeping)
+        processes.stop(keep=("serve",))
+        processes.check()
+        assert [name for name, _ in processes._running] == ["serve"]
+    assert processes._running == []
+
+
+def test_serving_ends_with_a_signal_and_with_its_processes(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Processes(tmp_path, {}) as processes:
+        processes.start("serve", [sys.executable, "-c", "import time; time.sleep(60)"])
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM]).start()
+        _wait_for_interrupt(processes)
+        assert signal.getsignal(signal.SIGTERM) is before
+        processes.start("tuner", [sys.executable, "-c", "raise SystemExit(3)"])
+        started = time.monotonic()
+        with pytest.raises(ProcessDied, match="tuner ended with status 3"):
+            _wait_for_interrupt(processes)
+        assert time.monotonic() - started < 30
