@@ -19,6 +19,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +49,7 @@ from compiler.runtime import native
 
 installed, artifact, arrays = version("tilewright"), sys.argv[2], np.load(sys.argv[3])
 assert installed == sys.argv[1], f"version {installed}"
-executable = compiler.load_artifact(artifact, sizes={"batch": 4})
+executable = compiler.load_artifact(artifact)
 found = executable.run({port.name: arrays[port.name] for port in executable.inputs})
 for name, output in zip(executable.output_names, found, strict=True):
     assert np.array_equal(output, arrays[name]), f"output {name} is another"
@@ -199,15 +200,27 @@ def _run(command: Sequence[str], folder: Path | None = None) -> None:
         raise ReleaseError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{tail}")
 
 
-def write_sample(folder: Path) -> tuple[Path, Path, Path]:
-    """A model, its artifact for this machine, and inputs with the outputs that it has here."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A model, its artifact for this machine, its inputs, and these with the outputs that it has
+    here."""
+
+    model: Path
+    artifact: Path
+    inputs: Path
+    arrays: Path
+
+
+def write_sample(folder: Path) -> Sample:
+    """Write a small model and what comes of it into a folder."""
     import numpy as np
 
     import compiler
     from compiler.runtime.executable import Executable
     from examples.compile_model import perceptron
 
-    model, artifact, arrays = folder / "model.onnx", folder / "artifact", folder / "arrays.npz"
+    model, artifact = folder / "model.onnx", folder / "artifact"
+    inputs, arrays = folder / "inputs.npz", folder / "arrays.npz"
     model.write_bytes(perceptron(0)[0].SerializeToString())
     command = [sys.executable, "-m", "service.cli", "compile", str(model), "--dim", "batch=4"]
     subprocess.run(
@@ -217,35 +230,34 @@ def write_sample(folder: Path) -> tuple[Path, Path, Path]:
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    executable = compiler.load_artifact(artifact, sizes={"batch": 4})
+    executable = compiler.load_artifact(artifact)
     assert isinstance(executable, Executable)  # of all sizes stated, a program
     random = np.random.default_rng(0)
     held: dict[str, Any] = {}
     for port in executable.inputs:
         held[port.name] = random.standard_normal(port.shape, np.float32)
+    np.savez(inputs, allow_pickle=False, **held)
     outputs = executable.run(held)
     held.update(zip(executable.output_names, outputs, strict=True))
     np.savez(arrays, allow_pickle=False, **held)
-    return model, artifact, arrays
+    return Sample(model, artifact, inputs, arrays)
 
 
-def check_installed(what: Path, python: str, version: str, folder: Path) -> None:
+def check_installed(what: Path, python: str, version: str, sample: Sample, folder: Path) -> None:
     """Install a file with what it needs into a new environment, and run the sample there."""
-    clean = Clean(folder / "environment", python)
+    clean = Clean(folder, python)
     clean.install(str(what))
-    _, artifact, arrays = write_sample(folder)
-    clean.run("python", "-c", CHECK, version, str(artifact), str(arrays))
+    clean.run("python", "-c", CHECK, version, str(sample.artifact), str(sample.arrays))
     clean.run("tilewright-worker", "--help")
 
 
-def check_everything(what: Path, python: str, folder: Path) -> None:
+def check_everything(what: Path, python: str, sample: Sample, folder: Path) -> None:
     """Install a file with `[all]`, and compile and run the sample's model there."""
-    clean = Clean(folder / "environment", python)
+    clean = Clean(folder, python)
     clean.install(f"{what}[all]")
-    model, _, arrays = write_sample(folder)
-    made, outputs = folder / "made", folder / "outputs.npz"
-    clean.run("tilewright", "compile", str(model), "--dim", "batch=4", "-o", str(made))
-    clean.run("tilewright", "run", str(made), "--inputs", str(arrays), "--outputs", str(outputs))
+    made, outputs = str(folder / "made"), str(folder / "outputs.npz")
+    clean.run("tilewright", "compile", str(sample.model), "--dim", "batch=4", "-o", made)
+    clean.run("tilewright", "run", made, "--inputs", str(sample.inputs), "--outputs", outputs)
 
 
 # -- the release ------------------------------------------------------------------------------
@@ -292,25 +304,27 @@ def release(output: Path, version: str, platforms: Sequence[Platform], everythin
     for path in wheels:
         check_wheel(path, version)
         print(f"{path.stat().st_size / 1024:6.0f} KiB  {path.name}: whole", flush=True)
-    with TemporaryDirectory() as temporary:
-        built = check_sdist(sdist, version, Path(temporary))
-        print(f"{sdist.stat().st_size / 1024:6.0f} KiB  {sdist.name}: builds the same", flush=True)
-        _install(built, sys.executable, version, "the sdist")
     machine = f"_{os.uname().machine}.whl"
     ours = [p for p in wheels if "manylinux" in p.name and p.name.endswith(machine)]
-    for number, (name, python) in enumerate(pythons()):
-        for path in ours + (wheels[:1] if number == 0 else []):
-            _install(path, python, version, f"{path.name} on Python {name}")
-        if everything and number == 0:
-            for path in ours:
-                with TemporaryDirectory() as temporary:
-                    check_everything(path, python, Path(temporary))
-                print(f"{path.name}[all] compiles and runs", flush=True)
-
-
-def _install(path: Path, python: str, version: str, name: str) -> None:
     with TemporaryDirectory() as temporary:
-        check_installed(path, python, version, Path(temporary))
+        sample = write_sample(Path(temporary))
+        (Path(temporary) / "sdist").mkdir()
+        built = check_sdist(sdist, version, Path(temporary) / "sdist")
+        print(f"{sdist.stat().st_size / 1024:6.0f} KiB  {sdist.name}: builds the same", flush=True)
+        _install(built, sys.executable, version, sample, "the sdist's wheel")
+        for number, (name, python) in enumerate(pythons()):
+            for path in ours + (wheels[:1] if number == 0 else []):
+                _install(path, python, version, sample, f"{path.name} on Python {name}")
+            if everything and number == 0:
+                for path in ours:
+                    with TemporaryDirectory() as folder:
+                        check_everything(path, python, sample, Path(folder))
+                    print(f"{path.name}[all] compiles and runs", flush=True)
+
+
+def _install(path: Path, python: str, version: str, sample: Sample, name: str) -> None:
+    with TemporaryDirectory() as temporary:
+        check_installed(path, python, version, sample, Path(temporary))
     print(f"{name}: installed alone, runs an artifact", flush=True)
 
 

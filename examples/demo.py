@@ -192,6 +192,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="most time to tune")
     parser.add_argument("--older-seconds", type=float, default=14.0, help="0: no second row")
     parser.add_argument("--rounds", type=int, default=3, help="of the race at the end")
+    parser.add_argument("--turn-seconds", type=float, default=0.4, help="of each engine in a round")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--keep", action="store_true", help="go on serving (make demo KEEP=1)")
     parser.add_argument("--port", type=int, default=0, help="of the service; any by default")
@@ -313,8 +314,9 @@ def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
     settings = RaceOptions(
         threads=options.threads,
         rounds=options.rounds,
-        turn_seconds=0.4,
+        turn_seconds=options.turn_seconds,
         schedules=str(tuned.artifact),
+        at_once=True,
     )
     case = tuned.case
     console.print(f"\nracing {case.model} for {_named(case)}, engines in turns ...")

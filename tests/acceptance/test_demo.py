@@ -20,8 +20,8 @@ from tests.graphs import random_inputs
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-BUDGET = ["--model", "mlp", "--trials", "16", "--seconds", "10", "--rounds", "1"]
-BUDGET += ["--older-model", "mlp", "--older-seconds", "5"]
+BUDGET = ["--model", "mlp", "--trials", "6", "--seconds", "10", "--rounds", "1"]
+BUDGET += ["--older-model", "mlp", "--older-seconds", "5", "--turn-seconds", "0.05"]
 
 
 def test_the_demo(tmp_path: Path) -> None:
