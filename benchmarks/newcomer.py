@@ -202,8 +202,11 @@ def take(step: Step, shells: Shells, documents: Path, port: int) -> Outcome:
     return Outcome(step.name, commands(text), time.monotonic() - began, status)
 
 
-def walk(steps: Sequence[Step], clone: Path, log: Path) -> list[Outcome]:
-    """Take the steps one after the other; what fails does not stop the others."""
+def walk(steps: Sequence[Step], clone: Path, log: Path, package: str = "") -> list[Outcome]:
+    """Take the steps one after the other; what fails does not stop the others.
+
+    A package is installed before the last step, in time that is nobody's.
+    """
     home, port = clone.parent / "home", free_port()
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TILEWRIGHT")}
@@ -214,6 +217,8 @@ def walk(steps: Sequence[Step], clone: Path, log: Path) -> list[Outcome]:
     found = []
     try:
         for step in steps:
+            if step.needs and package:
+                shells.type(f"python -m pip install --quiet {shlex.quote(package)}")
             found.append(take(step, shells, clone / "docs", port))
             print(f"{step.name}: {found[-1].word}, {found[-1].seconds:.0f} s", flush=True)
     finally:
@@ -240,6 +245,7 @@ def main() -> int:
     parser.add_argument(
         "--log", type=Path, default=Path("build/newcomer.log"), help="what was printed"
     )
+    parser.add_argument("--install", default="", help="package to install first, such as torch")
     parser.add_argument("--result", type=Path, default=RESULT, help="without an ending")
     given = parser.parse_args()
     log = given.log.absolute()
@@ -248,7 +254,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "tilewright")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        outcomes = walk(STEPS, clone, log)
+        outcomes = walk(STEPS, clone, log, given.install)
     origin = Origin.of(given)
     rows = [asdict(each) for each in outcomes]
     write_result(given.result, origin, {"steps": rows}, report(outcomes, origin) + "\n")
