@@ -279,8 +279,7 @@ def _code_key(question: CodeQuestion) -> str:
 
 def _predictions_key(question: PredictionsQuestion) -> str:
     trials = [trial.id for trial in question.trials]
-    model = hashlib.sha256(question.model).hexdigest()
-    return _short((question.text, question.target.key, trials, model))
+    return _short((question.text, question.target.key, trials, question.digest))
 
 
 def _short(key: object) -> str:

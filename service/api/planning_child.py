@@ -143,12 +143,13 @@ class CodeQuestion:
 @dataclass(frozen=True, slots=True)
 class PredictionsQuestion:
     """What the models of cost say of trials of a workload's text. `model` are the bytes of a stored
-    cost model; empty for none."""
+    cost model, and `digest` names them; both are empty for none."""
 
     text: str
     target: Target
     trials: tuple[Trial, ...]
     model: bytes = b""
+    digest: str = ""
 
     def run(self) -> Predicted:
         return predicted(self.text, self.target, self.trials, self.model)

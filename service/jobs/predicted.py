@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.target import Target
@@ -21,12 +22,25 @@ class Predicted:
     refusal: str
 
 
-def predicted(text: str, target: Target, trials: Sequence[Trial], model: bytes) -> Predicted:
-    """Of trials of a workload's text, by a stored cost model and by the machine's roofs.
+LONGEST_SECONDS = 5.0
+"""CPU time that predictions take at most: a trial of a large nest, or of a range, may take many
+milliseconds, and models of other users wait to be read meanwhile."""
+
+
+def predicted(
+    text: str,
+    target: Target,
+    trials: Sequence[Trial],
+    model: bytes,
+    clock: Callable[[], float] = time.process_time,
+) -> Predicted:
+    """Of trials of a workload's text, by a stored cost model and by the machine's roofs: as many of
+    the first ones as the time by `clock` allows.
 
     Raises:
         CompilerError: for a workload of another release.
     """
+    end = clock() + LONGEST_SECONDS
     loaded, refusal = None, ""
     if model:
         loaded = XGBoostModel(0)
@@ -34,4 +48,6 @@ def predicted(text: str, target: Target, trials: Sequence[Trial], model: bytes) 
             loaded.load(model)
         except ValueError as error:  # of another release
             loaded, refusal = None, str(error)
-    return Predicted(predict_trials(trials, Workload.parse(text), target, loaded), refusal)
+    workload = Workload.parse(text)
+    found = predict_trials(trials, workload, target, loaded, lambda: clock() >= end)
+    return Predicted(found, refusal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +37,13 @@ class TaskPredictions:
 
 
 def predict_trials(
-    trials: Sequence[Trial], workload: Workload, target: Target, model: CostModel | None
+    trials: Sequence[Trial],
+    workload: Workload,
+    target: Target,
+    model: CostModel | None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> TaskPredictions:
-    """What is predicted of the trials of one record key.
+    """What is predicted of the trials of one record key, in their order until it is `enough`.
 
     Left out are failures, and trials of devices, sizes and schedules that this release cannot
     describe.
@@ -49,6 +53,8 @@ def predict_trials(
     features = CandidateFeatures(trials[0].key, workload, target)
     found = []
     for trial in trials:
+        if enough():
+            break
         seconds = trial.measurement.run_seconds
         extractor = features.of(trial.measurement)
         if extractor is None or not trial.measurement.ok or not seconds:

@@ -92,10 +92,11 @@ def predictions_question(
     key = RecordKey(workload, target.key, job.threads, job.numerics)
     trials = tuple(one.trial for one in found if one.trial.key == key and not one.trial.withdrawn)
     model = storage.cost_models.promoted(target.key) if trials else None
-    data = b"" if model is None else storage.cost_models.data(model)
     text = storage.workloads.workload(workload)
-    version = None if model is None else model.version
-    return version, PredictionsQuestion(text, target, trials, data)
+    if model is None:
+        return None, PredictionsQuestion(text, target, trials)
+    data = storage.cost_models.data(model)
+    return model.version, PredictionsQuestion(text, target, trials, data, model.digest)
 
 
 async def made_code(question: CodeQuestion, planning: Planning, limiter: Limiter) -> ShownCode:

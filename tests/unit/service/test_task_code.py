@@ -21,6 +21,7 @@ from service.api.planning_child import Refusal, answer
 from service.api.schemas.jobs import OrderView, PredictionsView, PredictionView
 from service.dashboard.prediction_figures import HEIGHT, WIDTH, PredictionFigures
 from service.jobs import shown_code as shown
+from service.jobs.predicted import predicted
 from service.jobs.shown_code import shown_code
 from tests.unit.service.api_calls import problem
 from tests.unit.service.pages import HOSTILE, opened, sign_in
@@ -166,6 +167,14 @@ def test_trials_are_predicted_as_the_search_would() -> None:
     alone = predict_trials(trials[:3], WORKLOAD, TARGET, None)
     assert alone.by_score is None and alone.by_estimate is None and len(alone.trials) == 3
     assert predict_trials([], WORKLOAD, TARGET, model).trials == ()
+
+
+def test_predictions_end_in_time() -> None:
+    """The newest come first, and the older ones are left out."""
+    ticks = iter([0.0, 0.0, 4.9, 5.0])
+    trials = measured()
+    found = predicted(WORKLOAD.text(), TARGET, trials, b"", lambda: next(ticks))
+    assert [one.trial_id for one in found.task.trials] == [trials[0].id, trials[1].id]
 
 
 def test_predictions_beside_what_was_measured(
