@@ -22,18 +22,23 @@ FOLDER = Path(__file__).parents[1] / "service" / "worker" / "static"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-pthread")
 
 TARGETS: Mapping[str, str] = {
-    "aarch64": "aarch64-linux-musl",
-    "armv7": "arm-linux-musleabihf",
-    "riscv64": "riscv64-linux-musl",
-    "x86-64": "x86_64-linux-musl",
+    "aarch64": "aarch64-linux-{}",
+    "armv7": "arm-linux-{}eabihf",
+    "riscv64": "riscv64-linux-{}",
+    "x86-64": "x86_64-linux-{}",
 }
-"""What zig calls them. The C library is in the binary: it runs on every Linux, Android's too."""
+"""What zig calls them, for one of its C libraries."""
 
 
-def zig_compiler(target: str) -> list[str]:
-    """The command that compiles for one of TARGETS, wherever this is."""
+def zig_compiler(target: str, library: str = "musl") -> list[str]:
+    """The command that compiles for one of TARGETS, wherever this is.
+
+    musl goes into a static binary, which runs on every Linux, Android's too; `gnu` is the library
+    of usual systems.
+    """
     features = ["-mcpu=generic+v7a+vfp3"] if target == "armv7" else []
-    return [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[target], *features]
+    name = TARGETS[target].format(library)
+    return [sys.executable, "-m", "ziglang", "cc", "-target", name, *features]
 
 
 def host_compiler() -> list[str]:

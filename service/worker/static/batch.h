@@ -3,7 +3,7 @@
 #define TW_BATCH_H
 
 #include "child.h"
-#include "elf.h"
+#include "library.h"
 
 typedef struct {
     int samples;

@@ -8,7 +8,7 @@
 #include "../../../compiler/runtime/native/clock.h"
 #include "child.h"
 #include "digest.h"
-#include "elf.h"
+#include "library.h"
 
 enum {
     PAIRS = 16,

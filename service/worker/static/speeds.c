@@ -6,7 +6,7 @@
 
 #include "../../../compiler/runtime/native/clock.h"
 #include "child.h"
-#include "elf.h"
+#include "library.h"
 
 enum {
     CHAINS = 12,

@@ -92,7 +92,7 @@ void tw_text_string(tw_text *text, const char *data, size_t length) {
         else if (point >= 0x10000)
             tw_text_format(text, "\\u%04x\\u%04x", 0xD800 + ((point - 0x10000) >> 10),
                            0xDC00 + ((point - 0x10000) & 0x3FF));
-        else if (point < 0x20 || point >= 0x80)
+        else if (point < 0x20 || point >= 0x7F)
             tw_text_format(text, "\\u%04x", point);
         else
             tw_text_add(text, (const char[]){(char)point}, 1);

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +134,6 @@ def test_whole_programs_are_checked_raced_and_profiled(
 
 @pytest.mark.usefixtures("worker")
 def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Path) -> None:
-    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "also_good")
     statuses = {
         "good": Status.OK,
         "wrong": Status.WRONG_ANSWER,
@@ -143,8 +145,8 @@ def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Pat
         "also_good": Status.OK,
     }
     if platform.machine() == "x86_64":
-        names, statuses = (*names, "asks"), {**statuses, "asks": Status.CRASH}
-    measured = measure(device, library_of(KERNELS, tmp_path), names, Phase.SCREEN)
+        statuses["asks"] = Status.CRASH
+    measured = measure(device, library_of(KERNELS, tmp_path), tuple(statuses), Phase.SCREEN)
     assert {name: m.status for name, m in measured.items()} == statuses
     good = measured["good"]
     assert good.run_seconds is not None and good.checks == 1 and len(good.samples_seconds) > 1
@@ -162,6 +164,56 @@ def test_finalists_are_paired_with_the_incumbent(device: LeasedDevice, tmp_path:
     compared = measured["also_good"].comparison
     assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
     assert measured["good"].comparison is None
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers as the service does, with damage: a reply that breaks off, then a lease that the key
+    which it names has not signed."""
+
+    claims = 0
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        worker = {"id": "0" * 32, "target_keys": []}
+        seconds = {"heartbeat_seconds": 1e300, "long_poll_seconds": 0.1}
+        answer: dict[str, Any] = {"worker": worker, "service_key": 43 * "A" + "=", **seconds}
+        if self.path.endswith("/claim"):
+            Liar.claims += 1
+            lease = {"lease_id": "1" * 32, "request_id": "r", "payload": {"protocol": 6}}
+            answer = {"leases": [{**lease, "signature": 86 * "A" + "=="}]}
+        text = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text) + (Liar.claims == 1)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_DELETE(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+
+def test_a_lease_that_is_not_signed_ends_the_worker(binary: Path, tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Liar) as liar:
+        threading.Thread(target=liar.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{liar.server_port}"
+        command = [str(binary), "--server", url, "--spool", str(tmp_path)]
+        environment = {"TILEWRIGHT_TOKEN": "secret"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, timeout=60, check=False
+        )
+        liar.shutdown()
+    said = done.stderr.decode()
+    assert done.returncode == 1 and "no leases" in said and "the answer broke off" in said
+    assert f"request 'r' is not signed with the key of the service at {url}" in said
+
+
+def test_it_has_no_tls(binary: Path, tmp_path: Path) -> None:
+    command = [str(binary), "--server", "https://host", "--spool", str(tmp_path)]
+    done = subprocess.run(command, env={"TILEWRIGHT_TOKEN": "t"}, capture_output=True, check=False)
+    assert done.returncode == 2 and b"this worker has no TLS: let a proxy" in done.stderr
 
 
 def library_of(source: str, folder: Path) -> bytes:

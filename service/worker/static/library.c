@@ -1,4 +1,4 @@
-#include "elf.h"
+#include "library.h"
 
 #include <elf.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ enum { MOST_BYTES = 1 << 30, MOST_SEGMENTS = 64 };
 struct tw_library {
     unsigned char *base; /* where address 0 lies */
     size_t bytes;        /* of memory behind it */
-    const ELF(Sym) * symbols;
+    const ELF(Sym) *symbols;
     size_t symbol_count;
     const char *names;
     size_t name_bytes;
@@ -81,11 +81,11 @@ static void *place(const tw_library *library, size_t address, size_t count, size
     return address % sizeof(void *) % size ? NULL : library->base + address;
 }
 
-static const char *name_of(const tw_library *library, const ELF(Sym) * symbol) {
+static const char *name_of(const tw_library *library, const ELF(Sym) *symbol) {
     return symbol->st_name < library->name_bytes ? library->names + symbol->st_name : "";
 }
 
-static void *defined_at(const tw_library *library, const ELF(Sym) * symbol) {
+static void *defined_at(const tw_library *library, const ELF(Sym) *symbol) {
     size_t address = symbol->st_value & ~(size_t)(MACHINE == EM_ARM); /* the bit of Thumb code */
     bool here = symbol->st_shndx != SHN_UNDEF && symbol->st_shndx != SHN_ABS;
     if (!here || SYMBOL_KIND(symbol->st_info) > STT_FUNC || address >= library->bytes) return NULL;
@@ -177,7 +177,7 @@ typedef struct {
     bool packed; /* relocations in a form that is not read here */
 } dynamic;
 
-static bool read_dynamic(const tw_library *library, const ELF(Phdr) * segment, dynamic *out,
+static bool read_dynamic(const tw_library *library, const ELF(Phdr) *segment, dynamic *out,
                          tw_error *error) {
     size_t count = segment->p_memsz / sizeof(ELF(Dyn));
     const ELF(Dyn) *entries = place(library, segment->p_vaddr, count, sizeof *entries);
@@ -194,7 +194,7 @@ static bool read_dynamic(const tw_library *library, const ELF(Phdr) * segment, d
     return out->packed ? tw_fail(error, "the library's relocations are packed") : true;
 }
 
-static bool link_library(tw_library *library, const ELF(Phdr) * segment, tw_error *error) {
+static bool link_library(tw_library *library, const ELF(Phdr) *segment, tw_error *error) {
     dynamic tables = {.gnu_hash = 0};
     if (!read_dynamic(library, segment, &tables, error)) return false;
     const size_t *found = tables.found;
@@ -219,7 +219,7 @@ static bool link_library(tw_library *library, const ELF(Phdr) * segment, tw_erro
 }
 
 /* What the segments ask for, page by page: pages may be larger than the linker took them to be. */
-static bool protect(const tw_library *library, const ELF(Phdr) * segments, size_t count,
+static bool protect(const tw_library *library, const ELF(Phdr) *segments, size_t count,
                     size_t page) {
     for (size_t start = 0; start < library->bytes; start += page) {
         int wanted = 0;
@@ -244,7 +244,7 @@ static bool is_ours(const unsigned char *file, size_t size, ELF(Ehdr) * head) {
 }
 
 static bool map_segments(tw_library *library, const unsigned char *file, size_t size,
-                         const ELF(Phdr) * segments, size_t count, size_t page, tw_error *error) {
+                         const ELF(Phdr) *segments, size_t count, size_t page, tw_error *error) {
     size_t end = 0;
     for (size_t i = 0; i < count; i++) {
         const ELF(Phdr) *each = &segments[i];

@@ -1,8 +1,8 @@
 /* Loading the shared libraries that the service's linkers make, without a dynamic linker: a static
  * executable has none. They need three functions of the C library, no others, no thread-local
  * memory and nothing that runs when they are loaded; one that wants more is refused. */
-#ifndef TW_ELF_H
-#define TW_ELF_H
+#ifndef TW_LIBRARY_H
+#define TW_LIBRARY_H
 
 #include "text.h"
 

@@ -1,0 +1,115 @@
+/* Parts of the worker in C, each by itself: what tests give them comes from files and standard input.
+ *
+ *   json          the text as it is signed
+ *   http          an answer: its status and body
+ *   elf SYMBOL    whether a library has a function
+ *   npy           the elements of a file, as numbers
+ *   url URL       host, port and path
+ *   signed KEY SIGNATURE   whether the text is signed
+ *   digest        the SHA-256 of the text
+ *   judge         what ratios say, and whether the challenger may still be faster of 16
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "arrays.h"
+#include "child.h"
+#include "digest.h"
+#include "library.h"
+#include "http.h"
+#include "json.h"
+
+static int refuse(const char *why) {
+    printf("refused: %s\n", why);
+    return 1;
+}
+
+static int json_part(const tw_text *text) {
+    json_document document = {0};
+    tw_text written = {0};
+    const json *value = json_parse(&document, text->data, text->length);
+    bool right = value && json_canonical(value, &written);
+    if (right) fwrite(written.data, 1, written.length, stdout);
+    json_free(&document);
+    tw_text_free(&written);
+    return right ? 0 : refuse("no JSON");
+}
+
+static int http_part(void) {
+    http_answer answer = {.status = 0};
+    tw_error error;
+    http_outcome outcome = http_read(0, http_now() + 5, NULL, &answer, &error);
+    if (outcome == HTTP_ANSWERED) printf("%d %d %s", answer.status, answer.is_problem, answer.body.data);
+    tw_text_free(&answer.body);
+    return outcome == HTTP_ANSWERED ? 0 : refuse(error.text);
+}
+
+static int npy_part(const tw_text *text) {
+    tw_array array;
+    tw_error error;
+    void *aligned = tw_aligned(text->length);
+    memcpy(aligned, text->data, text->length);
+    bool right = tw_read_npy(&array, aligned, text->length, &error);
+    for (size_t i = 0; right && i < array.count; i++) printf("%g ", tw_element(array.dtype, array.data, i));
+    free(aligned);
+    return right ? 0 : refuse(error.text);
+}
+
+static int judge_part(const tw_text *text) {
+    json_document document = {0};
+    double ratios[100];
+    size_t count = 0;
+    const json *all = json_parse(&document, text->data, text->length);
+    for (const json *each = all ? all->first : NULL; each && count < 100; each = each->next)
+        if (!json_number(each, &ratios[count++])) return refuse("no number");
+    tw_verdict found = tw_judge(ratios, count);
+    printf("%.17g %.17g %.17g %.17g %s %d", found.ratio, found.low, found.high, found.coverage,
+           found.outcome, count <= 16 && tw_may_be_faster(ratios, count, 16));
+    json_free(&document);
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    const char *part = count > 1 ? arguments[1] : "", *first = count > 2 ? arguments[2] : "";
+    char data[1 << 16], hex[65];
+    tw_text text = {0};
+    tw_error error = {.text = ""};
+    ssize_t got;
+    int status = 2;
+    if (strcmp(part, "http") == 0) return http_part();
+    tw_text_clear(&text);
+    while ((got = read(0, data, sizeof data)) > 0) tw_text_add(&text, data, (size_t)got);
+    if (strcmp(part, "json") == 0) status = json_part(&text);
+    if (strcmp(part, "npy") == 0) status = npy_part(&text);
+    if (strcmp(part, "judge") == 0) status = judge_part(&text);
+    if (strcmp(part, "elf") == 0) {
+        tw_library *library = tw_library_open(text.data, text.length, &error);
+        void *found = library ? tw_library_find(library, first) : NULL;
+        status = found ? 0 : refuse(library ? "no such function" : error.text);
+        free(library);
+    }
+    if (strcmp(part, "url") == 0) {
+        http_server server;
+        bool right = http_server_of(&server, first, &error);
+        if (right) printf("%s %s %s", server.host, server.port, server.path);
+        status = right ? 0 : refuse(error.text);
+    }
+    if (strcmp(part, "signed") == 0 && count == 4) {
+        unsigned char key[32], signature[64];
+        bool right = tw_from_base64(first, key, 32) && tw_from_base64(arguments[3], signature, 64) &&
+                     tw_is_signature(key, text.data, text.length, signature);
+        status = right ? 0 : refuse("not signed");
+    }
+    if (strcmp(part, "digest") == 0) {
+        tw_sha256 sum;
+        tw_sha256_begin(&sum);
+        tw_sha256_add(&sum, text.data, text.length);
+        tw_sha256_end(&sum, hex);
+        printf("%s", hex);
+        status = 0;
+    }
+    tw_text_free(&text);
+    return status;
+}

@@ -1,0 +1,280 @@
+"""Parts of the worker in C, under AddressSanitizer and UBSan, given what no service sends."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import random
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from compiler.codegen.link import link_shared
+from deploy.static_worker import FLAGS, FOLDER, host_compiler
+from tuner.measure.statistics import Comparison, may_be_faster
+
+PARTS = ("text", "json", "digest", "http", "library", "arrays", "statistics")
+SANITIZED = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+REFUSED = 1
+"""The status of a part that refuses; a sanitizer's is another."""
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="it is compiled by gcc")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("parts") / "parts"
+    sources = [Path(__file__).with_name("static_parts.c"), *(FOLDER / f"{p}.c" for p in PARTS)]
+    options = [*SANITIZED, "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{FOLDER}"]
+    command = [*host_compiler(), *options, *map(str, sources), "-lm", "-o", str(output)]
+    subprocess.run(command, check=True)
+    return output
+
+
+def ask(parts: Path, data: bytes, *arguments: str) -> tuple[int, bytes]:
+    """The status of a part and what it printed; it never fails in another way."""
+    environment = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=99", "UBSAN_OPTIONS": "exitcode=99"}
+    done = subprocess.run(
+        [str(parts), *arguments], input=data, capture_output=True, env=environment, check=False
+    )
+    assert done.returncode in (0, REFUSED), done.stderr.decode()[-2000:]
+    return done.returncode, done.stdout
+
+
+def damaged(data: bytes, count: int, seed: int) -> Sequence[bytes]:
+    """Cut short, with a byte changed, and with some of it doubled."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        at, other = sorted(rng.randrange(len(data)) for _ in range(2))
+        changed = bytes([rng.randrange(256)])
+        found += [data[:at], data[:at] + changed + data[at + 1 :], data[:other] + data[at:]]
+    return found
+
+
+def test_json_is_written_as_it_is_signed(parts: Path) -> None:
+    value = {
+        "numbers": [0, -1, 1.0, 1e16, 1e15, 123456789.125, 1e-4, 1e-5, 5e-324, 1.7e308, 0.1, -0.0],
+        "é\U0001f600": 'quotes " \\ / \b\f\n\r\t \x01 \x7f \u2028',
+        "": {"z": [], "a": {}, "B": [True, False, None]},
+        "more": [math.pi * 10**k for k in range(-8, 20)],
+    }
+    right = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=3)):
+        assert ask(parts, text.encode(), "json") == (0, right)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            b"",
+            b"[1,]",
+            b"{'a':1}",
+            b"[01]",
+            b"[1.]",
+            b"[1e]",
+            b"nul",
+            b"[1] x",
+            b'"\x01"',
+            b'"\\q"',
+        ),
+        *(
+            b'"\\ud800"',
+            b'"\\ud800\\u0041"',
+            b'"\\u0000"',
+            b'"\xc0\x80"',
+            b'"\xed\xa0\x80"',
+            b'"\xff"',
+        ),
+        *(
+            b"[" * 65 + b"]" * 65,
+            b'{"a":1,"a":2}',
+            b"[1e999]",
+            b"[NaN]",
+            b'["',
+            b'"\\',
+            b"[1" * 99999,
+        ),
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_what_is_no_json_is_refused(parts: Path, text: bytes) -> None:
+    assert ask(parts, text, "json")[0] == REFUSED
+
+
+def test_damaged_json_is_read_or_refused(parts: Path) -> None:
+    whole = b'{"leases":[{"id":"\\u00e9\\ud83d\\ude00","n":-1.5e3,"ok":[true,null,{}]}]}'
+    for text in damaged(whole, 20, seed=1):
+        ask(parts, text, "json")
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED = ANSWER + b"Transfer-Encoding: chunked\r\n\r\n"
+PROBLEM = b"HTTP/1.1 409 No\r\ncontent-type: application/problem+json; a=b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (ANSWER + b"Content-Length: 5\r\n\r\nhello and more", b"200 0 hello"),
+        (CHUNKED + b"3;x=y\r\nhel\r\n2\r\nlo\r\n0\r\nA: b\r\n\r\n", b"200 0 hello"),
+        (ANSWER + b"\r\nto the end", b"200 0 to the end"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 204 No\r\n\r\n", b"204 0 "),
+        (PROBLEM + b"content-length: 2\r\n\r\n{}", b"409 1 {}"),
+    ],
+)
+def test_answers_are_read(parts: Path, answer: bytes, body: bytes) -> None:
+    assert ask(parts, answer, "http") == (0, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "broke off"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "no HTTP"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "no HTTP"),
+        (ANSWER + b"Content-Length: 5\r\n\r\nhel", "broke off"),
+        (ANSWER + b"Content-Length: -5\r\n\r\nhello", "length is no number"),
+        (ANSWER + b"Content-Length: 99999999999999999999999\r\n\r\nhello", "length is no number"),
+        (ANSWER + b"Content-Length: 4503599627370496\r\n\r\nhello", "broke off"),
+        (ANSWER + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", "two lengths"),
+        (ANSWER + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", "two ways"),
+        (ANSWER + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "unknown transfer encoding"),
+        (ANSWER + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nx", "size of a part"),
+        (ANSWER + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n", "longer than it says"),
+        (ANSWER + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n", "broke off"),
+        (ANSWER + b"A" * 70000, "has no end"),
+        (ANSWER + b"A: b\r\n" * 20000, "has no end"),
+        (ANSWER + b"\r\n" + b"x" * (33 << 20), "has more than"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_answers_that_make_no_sense_are_refused(parts: Path, answer: bytes, reason: str) -> None:
+    status, said = ask(parts, answer, "http")
+    assert status == REFUSED and reason in said.decode()
+
+
+def test_damaged_answers_are_read_or_refused(parts: Path) -> None:
+    whole = ANSWER + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+    for answer in damaged(whole, 20, seed=2):
+        ask(parts, answer, "http")
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://host:8080/", b"host 8080 "),
+        ("http://[::1]:80/a/b//", b"::1 80 /a/b"),
+        ("HTTP://10.0.0.5", b"10.0.0.5 80 "),
+        ("https://host", None),
+        ("http://", None),
+        ("http://host:123456", None),
+        ("http://host:8o", None),
+        ("http://me@host", None),
+        ("http://ho st", None),
+        ("ftp://host", None),
+        ("http://" + 300 * "h", None),
+    ],
+)
+def test_addresses(parts: Path, url: str, found: bytes | None) -> None:
+    status, said = ask(parts, b"", "url", url)
+    assert (status == 0) == (found is not None) and (found is None or said == found)
+    if url.startswith("https"):
+        assert b"has no TLS: let a proxy on the device speak https" in said
+
+
+def test_digests_and_signatures(parts: Path) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    for length in (0, 1, 55, 56, 63, 64, 111, 112, 128, 1000):
+        text = random.Random(length).randbytes(length)
+        assert ask(parts, text, "digest") == (0, hashlib.sha256(text).hexdigest().encode())
+        signature = key.sign(text)
+        signed = base64.b64encode(signature).decode()
+        assert ask(parts, text, "signed", public, signed)[0] == 0
+        assert ask(parts, text + b"x", "signed", public, signed)[0] == REFUSED
+    large = (
+        int.from_bytes(signature[32:], "little") + 2**252 + 27742317777372353535851937790883648493
+    )
+    for wrong in (
+        signature[:32] + large.to_bytes(32, "little"),  # the same number, written otherwise
+        bytes([signature[0] ^ 1]) + signature[1:],
+        bytes(64),
+    ):
+        assert ask(parts, text, "signed", public, base64.b64encode(wrong).decode())[0] == REFUSED
+    for no_key in (b"\xff" * 32, b"\x02" + bytes(31), b"short"):
+        wrong_key = base64.b64encode(no_key).decode()
+        assert ask(parts, text, "signed", wrong_key, signed)[0] == REFUSED
+
+
+def test_libraries_are_loaded_or_refused(parts: Path, tmp_path: Path) -> None:
+    (tmp_path / "k.c").write_text(
+        "#include <stddef.h>\nvoid *memcpy(void *, const void *, size_t);\n"
+        "static int two(void) { return 2; }\nint (*const table[])(void) = {two};\n"
+        "int kernel(void *a, void *b, size_t n) { memcpy(a, b, n); return table[n & 0](); }\n"
+    )
+    (tmp_path / "f.c").write_text("int puts(const char *); int kernel(void) { return puts(0); }\n")
+    libraries = []
+    for name in ("k", "f"):
+        compile_one = [*host_compiler(), "-O1", "-fPIC", "-w", "-c", f"{name}.c", "-o", f"{name}.o"]
+        subprocess.run(compile_one, cwd=tmp_path, check=True)
+        link_shared([(tmp_path / f"{name}.o").read_bytes()], tmp_path / f"{name}.so")
+        libraries.append((tmp_path / f"{name}.so").read_bytes())
+    good, foreign = libraries
+    assert ask(parts, good, "elf", "kernel")[0] == 0
+    assert ask(parts, good, "elf", "other")[0] == REFUSED
+    assert b"the library would call 'puts'" in ask(parts, foreign, "elf", "kernel")[1]
+    assert ask(parts, b"\x7fELF", "elf", "kernel")[0] == REFUSED
+    rng = random.Random(3)
+    for _ in range(25):  # in the head and the tables that stand first
+        at = rng.randrange(4, 900)
+        ask(parts, good[:at] + rng.randbytes(1) + good[at + 1 :], "elf", "kernel")
+    for at in range(0, len(good), len(good) // 12):
+        ask(parts, good[:at], "elf", "kernel")
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
+)
+def test_files_of_arrays_are_read(parts: Path, dtype: str) -> None:
+    array = np.arange(5).astype(dtype)
+    status, said = ask(parts, npy(array), "npy")
+    assert status == 0 and [float(x) for x in said.split()] == array.astype(float).tolist()
+
+
+def test_damaged_files_of_arrays_are_read_or_refused(parts: Path) -> None:
+    whole = npy(np.arange(3, dtype="f4"))
+    for file in [whole[:40], *damaged(whole, 12, seed=4), npy(np.array(["text"]))]:
+        ask(parts, file, "npy")
+
+
+def test_pairs_are_judged_as_in_python(parts: Path) -> None:
+    rng = random.Random(5)
+    for count in (1, 2, 5, 6, 7, 15, 16, 40):
+        for middle in (0.9, 0.998, 1.0, 1.1):
+            ratios = tuple(rng.gauss(middle, 0.02) for _ in range(count))
+            found = ask(parts, json.dumps(ratios).encode(), "judge")[1].decode().split()
+            right = Comparison("", ratios)
+            interval = right.interval
+            assert [float(x) for x in found[:4]] == pytest.approx(
+                [median(ratios), interval.low, interval.high, interval.coverage]
+            )
+            assert found[4] == right.outcome.value
+            if count <= 16:
+                assert bool(int(found[5])) == may_be_faster(ratios, 16)
