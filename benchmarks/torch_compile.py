@@ -86,7 +86,6 @@ def _patches() -> tuple[Any, dict[str, Any]]:
 
 def _images(name: str, size: int = 160, **options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
     def make() -> tuple[Any, dict[str, Any]]:
-        _declare_torchvision()
         import timm
 
         network = timm.create_model(name, pretrained=False, num_classes=100, **options)
@@ -137,6 +136,7 @@ def _first(result: Any) -> torch.Tensor:
 def measure(name: str, rounds: int, turn_seconds: float) -> Row:
     """Compile and time one model. Raises SystemExit if our outputs are wrong, or a graph was not
     compiled."""
+    _declare_torchvision()
     torch.manual_seed(0)
     torch._dynamo.reset()
     network, given = MODELS[name]()
