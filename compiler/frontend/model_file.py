@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import ModelProto
+from onnx import ModelProto, save_model
 
 from compiler.errors import InvalidModelError
 from compiler.frontend.message import UnusualError, split_message
@@ -24,6 +24,9 @@ NEWEST_OPSET = 28
 
 FILE_LIMIT_BYTES = 1 << 31
 """What protobuf can hold in one message."""
+
+LARGE_BYTES = 1 << 30
+"""Tensors of more bytes are written beside the message."""
 
 SPLIT_BYTES = 1 << 25
 """From this size on, the large tensors of a message are read apart from it."""
@@ -83,6 +86,22 @@ def with_tensors(read: ReadModel) -> ReadModel:
     rest = ModelProto()
     rest.ParseFromString(read.proto.SerializeToString())
     return replace(read, proto=rest, tensors=tensors)
+
+
+def write_model(read: ReadModel, path: Path) -> None:
+    """Write a model as a file, with the tensors that are apart from its message: beside it
+    (`NAME.data`) where they are too large for one message.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    proto = ModelProto()
+    proto.CopyFrom(read.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in read.tensors:
+            tensor.raw_data = read.tensors[tensor.name].array.tobytes()
+    large = sum(each.array.nbytes for each in read.tensors.values()) > LARGE_BYTES
+    save_model(proto, path, save_as_external_data=large, location=f"{path.name}.data")
 
 
 _DATA_FIELDS = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")

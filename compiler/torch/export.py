@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from compiler.errors import ArtifactError
+from compiler.frontend.model_file import write_model
 from compiler.options import CompileOptions
 from compiler.torch.symbolic import NotTranslatedError
 from compiler.torch.translation import Translated, rules, translate
-
-if TYPE_CHECKING:
-    from compiler.frontend.model_file import ReadModel
 
 
 def export(
@@ -52,7 +50,7 @@ def export(
     translated = exported(module, args, kwargs, dynamic_shapes, output_names)
     target = Path(path)
     if target.suffix == ".onnx":
-        _write(translated.model, target)
+        write_model(translated.model, target)
         return target
     from compiler.driver import compile_with
 
@@ -110,16 +108,3 @@ def exported(
         output_names,
         program.range_constraints,
     )
-
-
-def _write(model: ReadModel, path: Path) -> None:
-    """An ONNX file with the weights in it, or beside it if they are too large for one message."""
-    import onnx
-    from onnx import ModelProto
-
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
-    for tensor in proto.graph.initializer:
-        tensor.raw_data = model.tensors[tensor.name].array.tobytes()
-    large = sum(t.array.nbytes for t in model.tensors.values()) > 1 << 30
-    onnx.save(proto, path, save_as_external_data=large, location=f"{path.name}.data")

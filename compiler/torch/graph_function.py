@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,14 +185,10 @@ class GraphFunction:
     def _tuned(self, program: _Program) -> None:
         """Tune a program's model, and let what comes of it serve."""
         assert self._options.tuner is not None
-        model = program.translated.model
         options = self._options.compile_options(program.translated.ranges)
-        schedules = self._options.tuner(model, options)
-        if schedules is None:
-            return
-        from compiler.driver import compile_with
-
-        program.compiled = compile_with(model, replace(options, schedules=schedules))
+        tuned = self._options.tuner(program.translated.model, options)
+        if tuned is not None:
+            program.compiled = tuned
 
 
 def _check_tensor(given: Any) -> None:

@@ -14,10 +14,11 @@ from compiler.options import CompileOptions
 
 if TYPE_CHECKING:
     from compiler.frontend.model_file import ReadModel
+    from compiler.kept_models import Compiled
     from compiler.kernels import ScheduleSource
 
-    Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], ScheduleSource | None]
-    """Tunes a model for these options; gives what it knows then, or None for nothing new."""
+    Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Compiled | None]
+    """Tunes a model for these options; gives the tuned program, or None for nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class BackendOptions:
         numerics, precision: as in `CompileOptions`.
         keep: whether other processes load what this one compiles.
         schedules: where tuned schedules are looked up, such as a tuning database's records.
-        tuner: called in a thread of its own for each model that was compiled; what it found is
-            compiled there, and serves from then on.
+        tuner: called in a thread of its own for each model that was compiled; what it gives serves
+            from then on. `service.background.BackgroundTuner` is one.
     """
 
     threads: int = 0

@@ -5,6 +5,7 @@ Skipped where PyTorch is not installed, as it is not where CI runs.
 
 from __future__ import annotations
 
+import threading
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from compiler import compile_model, load_artifact  # noqa: E402
+from compiler.driver import compile_with  # noqa: E402
 from compiler.torch import export, graph_function, tilewright  # noqa: E402
 from compiler.torch.translation import rules  # noqa: E402
 
@@ -390,28 +392,42 @@ def test_another_process_would_load_it(made: list[Any], tmp_path: Path) -> None:
 
 
 def test_a_tuner_works_while_the_untuned_code_serves(made: list[Any]) -> None:
-    import threading
+    go = threading.Event()
+    runs: list[Any] = []
 
-    asked: list[Any] = []
-    go, done = threading.Event(), threading.Event()
+    class Tuned:
+        def __init__(self, program: Any) -> None:
+            self.program = program
 
-    class Known:
-        def best(self, *key: Any) -> None:
-            asked.append(key)
-            done.set()
+        def run(self, arrays: Any) -> Any:
+            runs.append(arrays)
+            return self.program.run(arrays)
 
-    def tuner(model: Any, options: Any) -> Known:
+    def tuner(model: Any, options: Any) -> Tuned:
         assert go.wait(30)
         assert options.threads == 1
-        return Known()
+        return Tuned(compile_with(model, options))
 
     model = nn.Linear(4, 4).eval()
     compiled = same(model, X, options={"tuner": tuner, "threads": 1})
-    assert not asked
+    assert not runs
     go.set()
-    assert done.wait(30)
+    (worker,) = [t for t in threading.enumerate() if t.name == "tilewright-tuner"]
+    worker.join(30)
     close(compiled(X), model(X))
+    assert len(runs) == 1
     assert len(made) == 1
+
+
+def test_schedules_are_looked_up(made: list[Any]) -> None:
+    asked = []
+
+    class Nothing:
+        def best(self, *key: Any) -> None:
+            asked.append(key)
+
+    same(nn.Linear(4, 4).eval(), X, options={"schedules": Nothing()})
+    assert asked
 
 
 def test_unknown_options_are_named() -> None:

@@ -1,0 +1,26 @@
+"""FastAPI around an artifact: `ARTIFACT=folder uvicorn examples.serve:app`, and one POST a run.
+
+curl localhost:8000/run -d '{"x": [[0.1, 0.2]]}' -H 'content-type: application/json'
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, HTTPException
+
+import compiler.ort as ort
+
+app = FastAPI(title="one model")
+session = ort.InferenceSession(os.environ["ARTIFACT"])
+names = [each.name for each in session.get_outputs()]
+
+
+@app.post("/run")
+def run(inputs: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI calls this in threads of its own: a session may be run from several at once."""
+    try:
+        outputs = session.run(None, inputs)
+    except (ort.InvalidArgument, ValueError, TypeError) as error:
+        raise HTTPException(422, str(error)) from error
+    return {name: np.asarray(each).tolist() for name, each in zip(names, outputs, strict=True)}

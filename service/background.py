@@ -1,0 +1,103 @@
+"""Tuning beside a program that serves already: what the backend of `torch.compile` is given.
+
+from service.background import BackgroundTuner
+
+options = {"tuner": BackgroundTuner(seconds=120)}
+model = torch.compile(model, backend="tilewright", options=options)
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from compiler.errors import CompilerError
+from compiler.frontend.model_file import write_model
+from compiler.ranges import as_range
+from service.jobs.known_model import KnownModel
+from service.settings import Settings
+from service.storage import open_storage
+
+if TYPE_CHECKING:
+    from compiler.frontend.model_file import ReadModel
+    from compiler.kept_models import Compiled
+    from compiler.options import CompileOptions
+
+log = structlog.get_logger("tilewright.background")
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundTuner:
+    """Tunes a model with `tilewright tune` in a process of its own, and compiles what is served
+    then: the tuned program, if its race was not lost.
+
+    Attributes:
+        seconds: of tuning, at most.
+        trials: at most.
+        settings: which database; that of the environment by itself.
+        niceness: of the process, so that who serves goes first.
+    """
+
+    seconds: float = 60.0
+    trials: int = 1000
+    settings: Settings = field(default_factory=Settings)
+    niceness: int = 10
+
+    def __call__(self, model: ReadModel, options: CompileOptions) -> Compiled | None:
+        """The tuned model; None, and a line in the log, if it could not be tuned."""
+        with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+            path = Path(folder) / "model.onnx"
+            write_model(model, path)
+            process = subprocess.Popen(
+                self.command(path, options),
+                env={**os.environ, **self._environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+            atexit.register(process.terminate)  # nobody waits for it any more
+            said = process.communicate()[1]
+            atexit.unregister(process.terminate)
+            if process.returncode:
+                log.warning("a model was not tuned", error=said.strip()[-400:])
+                return None
+            storage = open_storage(self.settings)
+            known = KnownModel(
+                path, storage, options.threads, options.numerics, str(options.precision)
+            )
+            try:
+                return known.compile(dict(options.dims))
+            except CompilerError as error:
+                log.warning("a tuned model does not compile", error=str(error))
+                return None
+            finally:
+                storage.close()
+
+    def _environment(self) -> dict[str, str]:
+        """What names the same database to the process."""
+        found = {"TILEWRIGHT_DATA_FOLDER": str(self.settings.data_folder)}
+        if self.settings.database_url:
+            found["TILEWRIGHT_DATABASE_URL"] = self.settings.database_url
+        return found
+
+    def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
+        """What tunes the model of a file as the options have it."""
+        words = [sys.executable, "-m", "service.cli", "tune", str(path)]
+        words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
+        words += ["--threads", str(options.threads), "--numerics", options.numerics]
+        words += ["--precision", str(options.precision)]
+        for name, size in options.dims.items():
+            shown = size if isinstance(size, int) else as_range(name, size).range_text
+            words += ["--dim", f"{name}={shown}"]
+        return ["nice", "-n", str(self.niceness), *words]

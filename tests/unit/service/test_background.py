@@ -1,0 +1,72 @@
+"""Tuning in a process of its own, beside a program that serves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.driver import CompileOptions
+from compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from compiler.runtime.sized import SizedExecutable
+from service.background import BackgroundTuner
+from service.settings import Settings
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+
+
+@pytest.fixture
+def model() -> ReadModel:
+    """x @ W, with W apart from the message."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])],
+        [numpy_helper.from_array(W, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return with_tensors(read_model(proto.SerializeToString()))
+
+
+def test_a_model_is_tuned_in_another_process(
+    model: ReadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+
+    def command(tuner: BackgroundTuner, path: Path, options: CompileOptions) -> list[str]:
+        copy = "import os, shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
+        copy += "; open(sys.argv[2], 'ab').write(os.environ['TILEWRIGHT_DATA_FOLDER'].encode())"
+        return [sys.executable, "-c", copy, str(path), str(seen)]
+
+    monkeypatch.setattr(BackgroundTuner, "command", command)
+    tuner = BackgroundTuner(settings=Settings(data_folder=tmp_path / "data"))
+    tuned = tuner(model, CompileOptions(dims={"rows": range(1, 5)}))
+    assert isinstance(tuned, SizedExecutable)
+    np.testing.assert_allclose(tuned.run({"x": X})[0], X @ W, rtol=1e-5)
+    written = seen.read_bytes().removesuffix(str(tmp_path / "data").encode())
+    (weights,) = read_model(written).proto.graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(weights), W)
+
+
+def test_what_cannot_be_tuned_is_logged(model: ReadModel, tmp_path: Path) -> None:
+    tuner = BackgroundTuner(settings=Settings(data_folder=tmp_path / "data"))
+    with structlog.testing.capture_logs() as logs:
+        assert tuner(model, CompileOptions(numerics="no such")) is None
+    (line,) = logs
+    assert "no such" in line["error"]
+
+
+def test_the_command_has_the_options(tmp_path: Path) -> None:
+    tuner = BackgroundTuner(7, 3, Settings(data_folder=tmp_path))
+    options = CompileOptions(
+        threads=2, dims={"rows": range(1, 9), "batch": 4}, precision="bfloat16"
+    )
+    words = " ".join(tuner.command(Path("m.onnx"), options))
+    assert "tune m.onnx --seconds 7 --trials 3 --threads 2 --numerics fast" in words
+    assert words.endswith("--precision bfloat16 --dim rows=1..8 --dim batch=4")
