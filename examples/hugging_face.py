@@ -1,7 +1,8 @@
-"""A pipeline of Hugging Face's transformers whose model is compiled. Needs PyTorch and transformers.
+"""A pipeline of Hugging Face's transformers, whose model is compiled.
 
-The weights are random and the vocabulary is a few words, so that nothing is fetched; with
-`AutoModelForSequenceClassification.from_pretrained(...)` all else stays the same.
+Needs PyTorch and transformers. The weights are random and the vocabulary is a few words, so that
+nothing is fetched; with `AutoModelForSequenceClassification.from_pretrained(...)` all else stays
+the same.
 
 python examples/hugging_face.py
 """

@@ -44,7 +44,7 @@ def saved_network(folder: Path) -> Path:
     return folder
 
 
-class Network(torch.nn.Module):
+class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
     """The network's last hidden states alone."""
 
     def __init__(self, network: torch.nn.Module) -> None:
@@ -56,7 +56,7 @@ class Network(torch.nn.Module):
         return states.last_hidden_state
 
 
-class Compiled(torch.nn.Module):
+class Compiled(torch.nn.Module):  # type: ignore[misc]
     """Takes the place of the sentence model's transformer: the same features in and out."""
 
     def __init__(self, path: Path) -> None:
