@@ -31,7 +31,6 @@ NEEDS = {
     "gradient_boosting": ("lightgbm", "onnxmltools"),
     "hugging_face": ("torch", "transformers"),
     "scikit_learn": ("sklearn", "skl2onnx"),
-    "sentence_embeddings": ("torch", "sentence_transformers"),
 }
 
 
