@@ -274,13 +274,15 @@ typedef struct {
     tw_worker *worker;
     int file;
     uint64_t left;
+    bool is_too_large;
     tw_sha256 sum;
 } arriving;
 
 static bool arrive(void *given, const char *data, size_t length) {
     arriving *self = given;
     tw_beat(self->worker); /* a large one takes longer than a lease holds */
-    if (length > self->left || self->worker->lost || self->worker->ends) return false;
+    self->is_too_large = length > self->left;
+    if (self->is_too_large || self->worker->lost || self->worker->ends) return false;
     self->left -= length;
     tw_sha256_add(&self->sum, data, length);
     while (length) {
@@ -316,10 +318,14 @@ tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error 
                        &refusal, error);
         json_free(&document);
     }
-    if (tw_state_end(&worker->state, digest, self.file, here))
+    if (tw_state_end(&worker->state, digest, self.file, here)) {
         told = CALL_DONE;
-    else if (here)
+    } else if (self.is_too_large) { /* to ask again would not change that */
+        tw_fail(error, "blob %s has more than %llu bytes", digest, (unsigned long long)most);
+        told = CALL_REFUSED;
+    } else if (here) {
         tw_fail(error, "blob %s cannot be kept: %s", digest, strerror(errno));
+    }
     tw_text_free(&answer.body);
     return told;
 }

@@ -259,7 +259,6 @@ static void report(task *self, const tw_text *result) {
     tw_text_add(&body, result->data, result->length);
     tw_text_add(&body, "}", 1);
     snprintf(path, sizeof path, "/v1/leases/%s/result", worker->lease);
-    /* also when the worker is to end: it has just been measured, and one attempt costs little */
     for (bool going = true; going && !worker->ends;) {
         json_document document = {0};
         const json *answer = NULL;
