@@ -332,7 +332,8 @@ def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Val
     # passes through, as ReLU and Clip require.
     if b.const is not None:
         a, b = b, a
-    if a.const is not None and dtype.bytes >= 4 and emitter.target.family.extrema_of_nan:
+    limited = a.const is not None and a.const == a.const and dtype.bytes >= 4
+    if limited and emitter.target.family.extrema_of_nan:
         # Of zeros of both signs it takes 0.0 as the larger one, where a selection takes `b`.
         name = f"llvm.{operation.value}imum.{suffix(dtype, a.lanes)}"
         return emitter.call(dtype, a.lanes, name, a, b)

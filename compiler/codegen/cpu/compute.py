@@ -348,7 +348,7 @@ class ComputeLowering:
                 self._transposed(results, points)
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
-            held = ByteStores(self.context)
+            held = ByteStores(self.context, self.compute.stores)
             for point in points:
                 for value_of, target in prepared:
                     value = value_of(point, results[point])

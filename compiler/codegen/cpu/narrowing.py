@@ -9,22 +9,31 @@ byte is the nearest one, and 0 of NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.memory import store
 from compiler.codegen.cpu.points import Point
 from compiler.codegen.cpu.resolve import Access
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
+from compiler.loops.expr import Load, walk
+from compiler.loops.nest import Store
 
 TOGETHER = 4
 """Vectors of int32 whose bytes fill one vector."""
 
 
 class ByteStores:
-    """Stores of one compute that are held back, until those beside them are known too."""
+    """Stores of one compute that are held back, until those beside them are known too.
 
-    def __init__(self, context: Context) -> None:
+    Nothing is held back of a tensor that the compute reads: it may read what it has just stored.
+    """
+
+    def __init__(self, context: Context, stores: Sequence[Store]) -> None:
         self._context = context
+        nodes = (node for each in stores for node in walk(each.value))
+        self._read = {node.tensor.name for node in nodes if isinstance(node, Load)}
         self._held: dict[Access, dict[int, tuple[Value, Point]]] = {}
 
     def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
@@ -35,6 +44,8 @@ class ByteStores:
             return False
         if not access.contiguous or access.packed > 1 or access.repeated:
             return False
+        if access.tensor.name in self._read:
+            return False
         self._held.setdefault(access, {})[access.offset(point)] = value, point
         return True
 
@@ -44,6 +55,9 @@ class ByteStores:
             row: list[int] = []
             for offset in sorted(held):
                 row = [*row, offset] if row and offset == row[-1] + TOGETHER else [offset]
+                added = {self._context.emitter.bytes[held[place][0].name][1] for place in row}
+                if len(added) > 1:  # another number at each point
+                    row = [offset]
                 if len(row) == TOGETHER:
                     values = [held.pop(place) for place in row]
                     whole = _together(self._context.emitter, [value for value, _ in values])
@@ -58,15 +72,16 @@ def _together(emitter: Emitter, values: list[Value]) -> Value:
     """Four vectors of bytes as one, from the floats that they were."""
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows
-    sources, added = zip(*(emitter.bytes[value.name] for value in values), strict=True)
+    sources = [emitter.bytes[value.name][0] for value in values]
+    _, number = emitter.bytes[values[0].name]
     wholes = [emitter.call(DType.INT32, TOGETHER, nearest, source) for source in sources]
     halves = [emitter.call(DType.UINT16, TOGETHER, to_halves, whole) for whole in wholes]
     pairs = [emitter.shuffle(halves[i], halves[i + 1], range(8)) for i in (0, 2)]
     narrow = [emitter.call(DType.UINT8, 8, to_bytes, pair) for pair in pairs]
     result = emitter.shuffle(narrow[0], narrow[1], range(16))._replace(dtype=values[0].dtype)
-    (number,) = {*added}
     assert result.dtype is not None
-    offset = emitter.const(number, result.dtype, result.lanes)
+    number = (number + 128) % 256 - 128
     if number == 0:
         return result
+    offset = emitter.const(number, result.dtype, result.lanes)
     return emitter.emit(result.dtype, result.lanes, f"add {result.type} %s, %s", result, offset)
