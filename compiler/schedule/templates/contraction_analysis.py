@@ -131,10 +131,12 @@ class Contraction:
 
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
         """Loads of a step that bring the factors of a tile's rows: as `Target.scalar_loads`, or
-        fewer where the rows themselves lie side by side."""
+        fewer where the rows themselves lie side by side; each one where channels are too few."""
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
             return tile // together + tile % together
+        if typical(self.channel.extent) < together * self.group:
+            return tile
         return target.scalar_loads(tile, vectors)
 
     def products_at_once(self, target: Target) -> int:
