@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, InvalidArgumentError
 from compiler.frontend.model_file import write_model
 from compiler.options import CompileOptions
 from compiler.torch.symbolic import NotTranslatedError
@@ -43,6 +43,7 @@ def export(
         The path.
 
     Raises:
+        InvalidArgumentError: if one tensor is given twice.
         NotTranslatedError: naming an operator that cannot be written in ONNX.
         ArtifactError: if the folder is there, or cannot be linked or written.
         CompilerError: if the model does not compile.
@@ -71,6 +72,10 @@ def exported(
     output_names: Sequence[str] | None = None,
 ) -> Translated:
     """A module as a model in memory; arguments and errors are those of `export`."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):  # then torch.export reads one where the other is meant
+        raise InvalidArgumentError("one tensor is given for two inputs: give a clone of it")
     with torch.no_grad():
         program = torch.export.export(
             module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes

@@ -30,6 +30,7 @@ EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if not p.name.star
 NEEDS = {
     "gradient_boosting": ("lightgbm", "onnxmltools"),
     "hugging_face": ("torch", "transformers"),
+    "sentence_embeddings": ("torch", "sentence_transformers"),
     "scikit_learn": ("sklearn", "skl2onnx"),
 }
 

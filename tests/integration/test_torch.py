@@ -457,6 +457,15 @@ def test_a_module_is_exported_as_an_artifact(tmp_path: Path) -> None:
         export(model, (IDS,), folder)
 
 
+def test_one_tensor_is_not_two_inputs(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return x - 2 * y
+
+    with pytest.raises(InvalidArgumentError, match="one tensor is given for two inputs"):
+        export(Sum(), (X, X), tmp_path / "m.onnx")
+
+
 def test_a_module_that_writes_is_not_exported(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

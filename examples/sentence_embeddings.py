@@ -1,0 +1,96 @@
+"""Sentence embeddings with sentence-transformers, whose network is exported and compiled.
+
+Its own ONNX back end loads the network with optimum; here `compiler.torch.export` writes it and
+`compiler.ort` runs it, as that back end would with ONNX Runtime. Weights are random and the
+vocabulary is a few words, so that nothing is fetched. Needs PyTorch and sentence-transformers.
+
+python examples/sentence_embeddings.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+import compiler.ort as ort
+from compiler.torch import export
+
+WORDS = ["[PAD]", "[UNK]", "a", "cat", "dog", "sleeps", "runs", "on", "the", "mat"]
+TEXTS = ["a cat sleeps on the mat", "the dog runs", "a dog sleeps"]
+
+
+def saved_network(folder: Path) -> Path:
+    """A small BERT with a tokenizer, as a folder that transformers loads."""
+    words = Tokenizer(models.WordLevel({w: k for k, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
+    ).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+    """The network's last hidden states alone."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.network(input_ids=input_ids, attention_mask=attention_mask)
+        return states.last_hidden_state
+
+
+class Compiled(torch.nn.Module):  # type: ignore[misc]
+    """Takes the place of the sentence model's transformer: the same features in and out."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.session = ort.InferenceSession(path)
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        feeds = {name: features[name].numpy() for name in ("input_ids", "attention_mask")}
+        (states,) = self.session.run(None, feeds)
+        return {**features, "token_embeddings": torch.from_numpy(states)}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as made, torch.no_grad():
+        folder = Path(made)
+        transformer = Transformer(str(saved_network(folder / "bert")))
+        model = SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
+        wanted = model.encode(TEXTS, convert_to_tensor=True)
+        ids = torch.ones(2, 6, dtype=torch.int64)
+        sizes = {0: torch.export.Dim("sentences", max=64), 1: torch.export.Dim("words", max=32)}
+        path = export(
+            Network(transformer.auto_model.eval()),
+            (ids, torch.ones_like(ids)),
+            folder / "bert.onnx",
+            dynamic_shapes={"input_ids": sizes, "attention_mask": sizes},
+        )
+        states = Compiled(path)(transformer.preprocess(TEXTS))
+        found = model[1](states)["sentence_embedding"]
+    error = float((found - wanted).abs().max() / wanted.abs().max())
+    print(f"embeddings {tuple(found.shape)} within {error:.1e} of sentence-transformers' own")
+    if error > 1e-4:
+        raise SystemExit("the compiled network disagrees with PyTorch")
+
+
+if __name__ == "__main__":
+    main()
