@@ -209,7 +209,8 @@ void tw_register(tw_worker *worker) {
 }
 
 void tw_beat(tw_worker *worker) {
-    if (http_now() < worker->next_heartbeat) return;
+    if (worker->is_beating || http_now() < worker->next_heartbeat) return;
+    worker->is_beating = true; /* what waits for its answer beats no second time */
     json_document document = {0};
     const json *answer = NULL;
     tw_refusal refusal;
@@ -244,6 +245,7 @@ void tw_beat(tw_worker *worker) {
     } else if (told != CALL_STOPPED) {
         tw_say("%s", error.text);
     }
+    worker->is_beating = false;
     tw_text_free(&body);
     json_free(&document);
 }
@@ -275,6 +277,7 @@ typedef struct {
     int file;
     uint64_t left;
     bool is_too_large;
+    int failure; /* why its bytes cannot be kept; 0 if they can */
     tw_sha256 sum;
 } arriving;
 
@@ -287,7 +290,10 @@ static bool arrive(void *given, const char *data, size_t length) {
     tw_sha256_add(&self->sum, data, length);
     while (length) {
         ssize_t some = write(self->file, data, length);
-        if (some < 0 && errno != EINTR) return false;
+        if (some < 0 && errno != EINTR) {
+            self->failure = errno;
+            return false;
+        }
         if (some > 0) data += some, length -= (size_t)some;
     }
     return true;
@@ -301,7 +307,7 @@ tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error 
     http_sink sink = {arrive, &self};
     http_answer answer = {.status = 0};
     tw_refusal refusal;
-    if (self.file < 0) return CALL_AGAIN;
+    if (self.file < 0) return CALL_REFUSED; /* nor would it help to ask again */
     tw_sha256_begin(&self.sum);
     snprintf(path, sizeof path, "/v1/blobs/%s", digest);
     http_outcome outcome =
@@ -323,8 +329,10 @@ tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error 
     } else if (self.is_too_large) { /* to ask again would not change that */
         tw_fail(error, "blob %s has more than %llu bytes", digest, (unsigned long long)most);
         told = CALL_REFUSED;
-    } else if (here) {
-        tw_fail(error, "blob %s cannot be kept: %s", digest, strerror(errno));
+    } else if (here || self.failure) {
+        tw_fail(error, "blob %s cannot be kept: %s", digest,
+                strerror(self.failure ? self.failure : errno));
+        told = CALL_REFUSED;
     }
     tw_text_free(&answer.body);
     return told;

@@ -26,7 +26,7 @@ double http_now(void) {
 /* An answer on its way. */
 typedef struct {
     int file;
-    double until;
+    const http_patience *patience;
     size_t at, filled, head; /* `head`: bytes of lines so far */
     http_outcome outcome;    /* why it went no further */
     bool ended;              /* the other side has said all that it will */
@@ -34,28 +34,36 @@ typedef struct {
     char data[BUFFER_BYTES];
 } stream;
 
-static bool wait_for(int file, short what, double until, http_outcome *outcome, tw_error *error) {
+static bool wait_for(int file, short what, const http_patience *patience, http_outcome *outcome,
+                     tw_error *error) {
+    const http_server *server = patience->server;
+    double until = patience->until, idle = http_now() + patience->idle;
+    if (patience->idle > 0 && idle < until) until = idle;
     for (;;) {
         struct pollfd one = {.fd = file, .events = what};
         if (http_stop) {
             *outcome = HTTP_STOPPED;
             return tw_fail(error, "the worker ends");
         }
-        double left = until - http_now();
+        double now = http_now(), left = until - now;
         *outcome = HTTP_UNREACHABLE;
-        if (left <= 0) return tw_fail(error, "no answer in time");
-        int milliseconds =
-            left > 1e-3 * LOOK_MILLISECONDS ? LOOK_MILLISECONDS : 1 + (int)(left * 1e3);
+        if (now >= patience->until) return tw_fail(error, "no answer in time");
+        int milliseconds = left > 1e-3 * LOOK_MILLISECONDS ? LOOK_MILLISECONDS
+                           : left > 0                      ? 1 + (int)(left * 1e3)
+                                                           : 0;
         int ready = poll(&one, 1, milliseconds);
         if (ready > 0) return true;
+        if (left <= 0) return tw_fail(error, "no answer in time"); /* nor while `goes_on` took */
         if (ready < 0 && errno != EINTR) return tw_fail(error, "poll: %s", strerror(errno));
+        if (server->goes_on && !server->goes_on(server->self))
+            return tw_fail(error, "nobody waits for it any more");
     }
 }
 
 /* More bytes; false at the end, or if there are none in time. */
 static bool fill(stream *in) {
     for (;;) {
-        if (!wait_for(in->file, POLLIN, in->until, &in->outcome, in->error)) return false;
+        if (!wait_for(in->file, POLLIN, in->patience, &in->outcome, in->error)) return false;
         ssize_t got = read(in->file, in->data, sizeof in->data);
         if (got > 0) {
             in->at = 0, in->filled = (size_t)got;
@@ -201,13 +209,13 @@ static bool read_chunks(stream *in, const destination *to) {
     return true;
 }
 
-http_outcome http_read(int file, double until, const http_sink *sink, http_answer *answer,
-                       tw_error *error) {
+http_outcome http_read(int file, const http_patience *patience, const http_sink *sink,
+                       http_answer *answer, tw_error *error) {
     stream *in = tw_allocate(sizeof *in);
     head found;
     *error = (tw_error){.text = ""};
     tw_text_clear(&answer->body);
-    in->file = file, in->until = until, in->error = error;
+    in->file = file, in->patience = patience, in->error = error;
     bool whole = read_head(in, answer, &found);
     bool takes = sink && answer->status == 200;
     size_t most = answer->status < 300 ? HTTP_ANSWER_BYTES : HTTP_PROBLEM_BYTES;
@@ -260,8 +268,8 @@ bool http_server_of(http_server *server, const char *url, tw_error *error) {
     return true;
 }
 
-static int connect_one(const struct addrinfo *to, double until, http_outcome *outcome,
-                       tw_error *error) {
+static int connect_one(const struct addrinfo *to, const http_patience *patience,
+                       http_outcome *outcome, tw_error *error) {
     int file = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, to->ai_protocol);
     int failure = 0;
     socklen_t size = sizeof failure;
@@ -273,7 +281,7 @@ static int connect_one(const struct addrinfo *to, double until, http_outcome *ou
     if (connect(file, to->ai_addr, to->ai_addrlen) == 0) return file;
     if (errno != EINPROGRESS) {
         failure = errno;
-    } else if (wait_for(file, POLLOUT, until, outcome, error)) {
+    } else if (wait_for(file, POLLOUT, patience, outcome, error)) {
         if (getsockopt(file, SOL_SOCKET, SO_ERROR, &failure, &size) == 0 && !failure) return file;
     } else {
         close(file);
@@ -284,8 +292,8 @@ static int connect_one(const struct addrinfo *to, double until, http_outcome *ou
     return -1;
 }
 
-static int connect_to(const http_server *server, double until, http_outcome *outcome,
-                      tw_error *error) {
+static int connect_to(const http_patience *patience, http_outcome *outcome, tw_error *error) {
+    const http_server *server = patience->server;
     struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     int status = getaddrinfo(server->host, server->port, &wanted, &found), file = -1;
     *outcome = HTTP_UNREACHABLE;
@@ -296,15 +304,15 @@ static int connect_to(const http_server *server, double until, http_outcome *out
     }
     for (struct addrinfo *each = found; each && file < 0 && *outcome != HTTP_STOPPED;
          each = each->ai_next)
-        file = connect_one(each, until, outcome, error);
+        file = connect_one(each, patience, outcome, error);
     freeaddrinfo(found);
     return file;
 }
 
-static bool send_all(int file, const tw_text *text, double until, http_outcome *outcome,
-                     tw_error *error) {
+static bool send_all(int file, const tw_text *text, const http_patience *patience,
+                     http_outcome *outcome, tw_error *error) {
     for (size_t sent = 0; sent < text->length;) {
-        if (!wait_for(file, POLLOUT, until, outcome, error)) return false;
+        if (!wait_for(file, POLLOUT, patience, outcome, error)) return false;
         ssize_t some = send(file, text->data + sent, text->length - sent, MSG_NOSIGNAL);
         if (some > 0)
             sent += (size_t)some;
@@ -320,9 +328,9 @@ http_outcome http_ask(const http_server *server, const char *method, const char 
                       const tw_text *body, double seconds, const http_sink *sink,
                       http_answer *answer, tw_error *error) {
     http_outcome outcome;
-    double until = http_now() + seconds;
+    const http_patience patience = {http_now() + seconds, sink ? HTTP_IDLE_SECONDS : 0, server};
     *error = (tw_error){.text = ""};
-    int file = connect_to(server, until, &outcome, error);
+    int file = connect_to(&patience, &outcome, error);
     if (file < 0) return outcome;
     tw_text asked = {0};
     const char *open = strchr(server->host, ':') ? "[" : "", *close_ = *open ? "]" : "";
@@ -335,8 +343,8 @@ http_outcome http_ask(const http_server *server, const char *method, const char 
                        body->length);
     tw_text_add(&asked, "\r\n", 2);
     if (body) tw_text_add(&asked, body->data, body->length);
-    if (send_all(file, &asked, until, &outcome, error))
-        outcome = http_read(file, until, sink, answer, error);
+    if (send_all(file, &asked, &patience, &outcome, error))
+        outcome = http_read(file, &patience, sink, answer, error);
     memset(asked.data, 0, asked.length); /* the token */
     tw_text_free(&asked);
     close(file);

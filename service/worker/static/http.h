@@ -13,6 +13,7 @@ enum {
     HTTP_HEAD_BYTES = 64 << 10,   /* most that an answer's head may have */
     HTTP_ANSWER_BYTES = 32 << 20, /* and its body, where it goes to memory */
     HTTP_PROBLEM_BYTES = 1 << 20, /* the body of a refusal */
+    HTTP_IDLE_SECONDS = 30,       /* without a byte of what a sink takes, which may take hours */
 };
 
 /* Who is asked, and with what token. */
@@ -20,6 +21,9 @@ typedef struct {
     char host[256], port[6], path[256]; /* of the URL; the path has no / at its end */
     char token[512];
     char url[600];
+    /* asked several times a second while an answer is waited for; false gives up. NULL: goes on */
+    bool (*goes_on)(void *self);
+    void *self;
 } http_server;
 
 /* Read an URL. False, with what is wrong with it, for one that cannot be asked. */
@@ -51,9 +55,15 @@ http_outcome http_ask(const http_server *server, const char *method, const char 
                       const tw_text *body, double seconds, const http_sink *sink,
                       http_answer *answer, tw_error *error);
 
+/* How long to wait. */
+typedef struct {
+    double until, idle;        /* by http_now(); seconds without a byte, 0: any */
+    const http_server *server; /* whose `goes_on` is asked */
+} http_patience;
+
 /* Read an answer from a file or a socket. As `http_ask`, and for tests of it. */
-http_outcome http_read(int file, double until, const http_sink *sink, http_answer *answer,
-                       tw_error *error);
+http_outcome http_read(int file, const http_patience *patience, const http_sink *sink,
+                       http_answer *answer, tw_error *error);
 
 /* Seconds of a clock that only moves on. */
 double http_now(void);

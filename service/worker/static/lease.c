@@ -53,6 +53,14 @@ static bool is_name(const char *text, size_t most) {
 
 static bool over(const tw_worker *worker) { return worker->lost || worker->ends || http_stop; }
 
+/* Renew the lease while something is waited for; whether anybody still wants that. */
+static bool goes_on(void *given) {
+    tw_worker *worker = given;
+    if (worker->is_beating) return true;
+    if (!over(worker)) tw_beat(worker);
+    return !over(worker);
+}
+
 static void name_blob(task *self, const char *digest, int64_t bytes) {
     for (size_t i = 0; i < self->count; i++)
         if (strcmp(self->blobs[i].digest, digest) == 0) return;
@@ -337,6 +345,7 @@ static bool do_work(task *self, tw_text *text, const char **cause, tw_error *err
     if (!json_integer(json_get(asked, "threads"), 1, TW_MAX_THREADS, &threads))
         return tw_fail(error, "the request makes no sense");
     *cause = "worker";
+    worker->server.goes_on = goes_on, worker->server.self = worker;
     if (!spell_out(self, is_run, error)) return false;
     *cause = "service";
     if (!name_blobs(self, is_run, most, &all, error)) return false;
@@ -346,26 +355,27 @@ static bool do_work(task *self, tw_text *text, const char **cause, tw_error *err
     }
     *cause = "worker";
     if (!fetch_all(self, error)) return false;
+    worker->server.goes_on = NULL;
     tw_say("%s", is_run ? "a run of whole models" : "a batch of candidates");
     return is_run ? do_run(self, (int)threads, text, error)
                   : do_batch(self, (int)threads, text, error);
 }
 
-void tw_work(tw_worker *worker, const json *lease) {
+bool tw_work(tw_worker *worker, const json *lease) {
     const char *id = json_get_text(lease, "lease_id"),
                *request_id = json_get_text(lease, "request_id");
     const json *payload = json_get_kind(lease, "payload", JSON_OBJECT);
     if (strlen(id) != 32 || strspn(id, "0123456789abcdef") != 32 || !is_name(request_id, 200) ||
         !payload) {
         tw_say("the answer is not the service's: a lease makes no sense");
-        return;
+        return false;
     }
     if (!tw_is_signed(worker, request_id, payload, json_get_text(lease, "signature"))) {
         tw_end(worker, 1,
                "request '%s' is not signed with the key of the service at %.200s: nothing of it "
                "was run",
                request_id, worker->server.url);
-        return;
+        return false;
     }
     task self = {.worker = worker, .request = payload};
     tw_error error = {.text = ""};
@@ -375,6 +385,7 @@ void tw_work(tw_worker *worker, const json *lease) {
     snprintf(self.request_id, sizeof self.request_id, "%s", request_id);
     worker->lost = false;
     bool done = do_work(&self, &text, &cause, &error);
+    worker->server.goes_on = NULL;
     if (done && !worker->lost)
         report(&self, &text);
     else if (!done && !over(worker))
@@ -387,6 +398,7 @@ void tw_work(tw_worker *worker, const json *lease) {
     tw_text_free(&self.result);
     tw_text_free(&text);
     json_free(&self.document);
+    return true;
 }
 
 static void take_speed(void *given, const json *event) {

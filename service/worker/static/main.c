@@ -2,6 +2,7 @@
  *
  * It speaks the protocol of the worker in Python (service/worker). docs/static-worker.md says
  * what it does otherwise. */
+#include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
@@ -184,10 +185,14 @@ static void claim(char name[33], double *pause) {
     const json *leases = told == CALL_DONE ? json_get_kind(answer, "leases", JSON_ARRAY) : NULL;
     if (leases) {
         tw_draw_name(name);
-        *pause = 0;
+        bool sense = true;
         for (const json *each = leases->first; each && !http_stop && !worker.ends;
              each = each->next)
-            tw_work(&worker, each);
+            sense = tw_work(&worker, each) && sense;
+        if (sense)
+            *pause = 0;
+        else
+            tw_pause(pause); /* the same may come again at once */
     } else if (told == CALL_REFUSED && refusal.ends_worker) {
         tw_end(&worker, 1, "the service refuses this worker: %s", error.text);
     } else if (told == CALL_REFUSED && refusal.worker_unknown) {
@@ -203,6 +208,8 @@ static void claim(char name[33], double *pause) {
 
 int main(int count, char **arguments) {
     options given = {.server = NULL};
+    for (int file = 0; file >= 0 && file < 3;) /* else a socket would get the log */
+        if ((file = open("/dev/null", O_RDWR)) > 2) close(file);
     set_up(&given, count, arguments);
     if (given.facts) {
         printf("%s\n", worker.facts.registration.data);

@@ -210,6 +210,7 @@ static void judge(keeper *self, int status) {
 
 static void watch_child(keeper *self) {
     bool open = true;
+    double looked = http_now(), now;
     while (!self->over) {
         int status, milliseconds = LOOK_MILLISECONDS;
         double left = self->deadline - http_now();
@@ -217,17 +218,20 @@ static void watch_child(keeper *self) {
         if (left < 1e-3 * milliseconds) milliseconds = left > 0 ? 1 + (int)(left * 1e3) : 0;
         if (!open && milliseconds > 10) milliseconds = 10;
         int ready = poll(&one, 1, milliseconds);
-        if (ready > 0) {
-            open = take_all(self);
-        } else if (self->watch->cancelled(self->watch->self)) {
-            tw_fail(self->error, "cancelled");
-            say(self, TW_CANCELLED);
-        } else if (!open && waitpid(self->pid, &status, WNOHANG) == self->pid) {
+        if (ready > 0) open = take_all(self);
+        now = http_now();
+        if (self->over) break;
+        if (!open && waitpid(self->pid, &status, WNOHANG) == self->pid) {
             self->pid = 0;
             judge(self, status);
-        } else if (http_now() >= self->deadline) {
+        } else if (now >= self->deadline) { /* what it had said by then is read */
             tw_fail(self->error, "no answer within %g seconds", self->job->limit);
             say(self, TW_TIMED_OUT);
+        } else if (ready <= 0 || now >= looked + 1e-3 * LOOK_MILLISECONDS) {
+            looked = now; /* also while one event follows the other: heartbeats hang on this */
+            if (!self->watch->cancelled(self->watch->self)) continue;
+            tw_fail(self->error, "cancelled");
+            say(self, TW_CANCELLED);
         }
     }
 }

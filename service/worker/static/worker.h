@@ -67,7 +67,7 @@ typedef struct {
     char guards[200];
     long long results;
     int status; /* of the process, once `ends` */
-    bool ends, is_draining;
+    bool ends, is_draining, is_beating;
 } tw_worker;
 
 void tw_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -110,8 +110,8 @@ bool tw_seconds(const json *answer, const char *name, double *found);
 
 /* lease.c */
 
-/* Do what a lease asks, and report it. */
-void tw_work(tw_worker *worker, const json *lease);
+/* Do what a lease asks, and report it; false for one that makes no sense. */
+bool tw_work(tw_worker *worker, const json *lease);
 /* See how fast the device is, if nobody has looked for a while. */
 void tw_look(tw_worker *worker);
 

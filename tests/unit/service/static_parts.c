@@ -7,6 +7,8 @@
  *   url URL       host, port and path
  *   signed KEY SIGNATURE   whether the text is signed
  *   digest        the SHA-256 of the text
+ *   talk WHAT     how a job ends that says an event every few milliseconds, and how often its watch
+ *                 was asked whether it is cancelled: for half a SECOND, for EVER, or until CANCELLED
  *   judge         what ratios say, and whether the challenger may still be faster of 16
  */
 #include <stdio.h>
@@ -20,6 +22,7 @@
 #include "library.h"
 #include "http.h"
 #include "json.h"
+#include "sandbox.h"
 
 static int refuse(const char *why) {
     printf("refused: %s\n", why);
@@ -40,7 +43,9 @@ static int json_part(const tw_text *text) {
 static int http_part(void) {
     http_answer answer = {.status = 0};
     tw_error error;
-    http_outcome outcome = http_read(0, http_now() + 5, NULL, &answer, &error);
+    const http_server nobody = {.host = ""};
+    const http_patience patience = {.until = http_now() + 5, .idle = 0.3, .server = &nobody};
+    http_outcome outcome = http_read(0, &patience, NULL, &answer, &error);
     if (outcome == HTTP_ANSWERED) printf("%d %d %s", answer.status, answer.is_problem, answer.body.data);
     tw_text_free(&answer.body);
     return outcome == HTTP_ANSWERED ? 0 : refuse(error.text);
@@ -71,6 +76,65 @@ static int judge_part(const tw_text *text) {
     return 0;
 }
 
+/* The side of the child: a job that talks, and what it needs besides. */
+bool tw_run(const tw_child *child, const json *request, const json *plan, tw_error *error) {
+    bool ends = strcmp(json_get_text(request, "talks"), "second") == 0;
+    double start = http_now();
+    tw_begin(child, -1);
+    (void)plan, (void)error;
+    while (!ends || http_now() < start + 0.5) {
+        tw_text line = {0};
+        tw_text_format(&line, "{\"event\":\"sample\"}");
+        tw_emit(child, &line);
+        tw_text_free(&line);
+        usleep(2000);
+    }
+    return true;
+}
+
+bool tw_measure(const tw_child *child, const json *request, const json *plan, const bool *wanted,
+                tw_error *error) {
+    (void)child, (void)request, (void)plan, (void)wanted;
+    return tw_fail(error, "no batch");
+}
+
+void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
+    (void)job, (void)events;
+    snprintf(guards, room, "none");
+}
+
+void tw_reference(int threads, const void *memory, int64_t bytes, double *seconds) {
+    (void)threads, (void)memory, (void)bytes;
+    seconds[0] = seconds[1] = 1;
+}
+
+typedef struct {
+    int asked;
+    bool cancels;
+} watched;
+
+static void take_event(void *self, const json *event) { (void)self, (void)event; }
+
+static bool is_cancelled(void *given) {
+    watched *self = given;
+    return ++self->asked >= 2 && self->cancels;
+}
+
+static int talk_part(const char *what) {
+    json_document document = {0};
+    char text[60];
+    tw_error error;
+    watched self = {.cancels = strcmp(what, "cancelled") == 0};
+    const tw_watch watch = {&self, take_event, is_cancelled};
+    snprintf(text, sizeof text, "{\"talks\":\"%.20s\"}", what);
+    tw_job job = {.request = json_parse(&document, text, strlen(text)), .budget = 60, .threads = 1};
+    job.limit = strcmp(what, "ever") == 0 ? 0.3 : 30;
+    int ended = tw_sandbox(&job, &watch, &error);
+    printf("%d %d %s", ended, self.asked, error.text);
+    json_free(&document);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     const char *part = count > 1 ? arguments[1] : "", *first = count > 2 ? arguments[2] : "";
     char data[1 << 16], hex[65];
@@ -79,6 +143,7 @@ int main(int count, char **arguments) {
     ssize_t got;
     int status = 2;
     if (strcmp(part, "http") == 0) return http_part();
+    if (strcmp(part, "talk") == 0) return talk_part(first);
     tw_text_clear(&text);
     while ((got = read(0, data, sizeof data)) > 0) tw_text_add(&text, data, (size_t)got);
     if (strcmp(part, "json") == 0) status = json_part(&text);

@@ -22,7 +22,7 @@ from compiler.codegen.link import link_shared
 from deploy.static_worker import FLAGS, FOLDER, host_compiler
 from tuner.measure.statistics import Comparison, may_be_faster
 
-PARTS = ("text", "json", "digest", "http", "library", "arrays", "statistics")
+PARTS = ("text", "json", "digest", "http", "library", "arrays", "statistics", "sandbox")
 SANITIZED = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 REFUSED = 1
 """The status of a part that refuses; a sanitizer's is another."""
@@ -168,6 +168,28 @@ def test_damaged_answers_are_read_or_refused(parts: Path) -> None:
     whole = ANSWER + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
     for answer in damaged(whole, 20, seed=2):
         ask(parts, answer, "http")
+
+
+def test_an_answer_that_stalls_is_given_up(parts: Path) -> None:
+    command = [str(parts), "http"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(ANSWER + b"Content-Length: 5\r\n\r\nhel")
+        process.stdin.flush()  # and nothing more, while the connection stands
+        assert process.wait(3) == REFUSED
+        assert b"no answer in time" in process.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("what", "ended"),
+    [("second", "0 "), ("cancelled", "5 2 cancelled"), ("ever", "4 ")],
+)
+def test_a_job_that_talks_without_a_pause_is_watched(parts: Path, what: str, ended: str) -> None:
+    """Its lease is renewed, it can be cancelled, and a step of it takes no longer than it may."""
+    done = subprocess.run([str(parts), "talk", what], capture_output=True, timeout=3, check=True)
+    said = done.stdout.decode()
+    assert said.startswith(ended) and int(said.split()[1]) >= 1
+    assert what != "ever" or "no answer within 0.3 seconds" in said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -11,12 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from compiler.codegen.link import link_shared
 from compiler.device import find_device
@@ -39,6 +43,7 @@ from tuner.measure.wire import (
     RepeatSettings,
     array_to_bytes,
     digest_bytes,
+    signed_lease,
 )
 
 SEED = 5
@@ -208,6 +213,100 @@ def test_a_lease_that_is_not_signed_ends_the_worker(binary: Path, tmp_path: Path
     said = done.stderr.decode()
     assert done.returncode == 1 and "no leases" in said and "the answer broke off" in said
     assert f"request 'r' is not signed with the key of the service at {url}" in said
+
+
+class SlowService(BaseHTTPRequestHandler):
+    """Answers as the service does, but takes its time to spell a request out, and begins with
+    leases that make no sense."""
+
+    LEASE = "1" * 32
+    SPELLING_SECONDS = 0.6
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    senseless = 0
+    is_spelling = False
+    beats: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    until = 0.0
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        service, status, answer = type(self), 200, dict[str, Any]()
+        match self.path.rpartition("/")[2]:
+            case "workers":
+                public = base64.b64encode(service.key.public_key().public_bytes_raw()).decode()
+                seconds = {"heartbeat_seconds": 0.1, "long_poll_seconds": 0.1}
+                worker = {"id": told["worker_id"], "target_keys": []}
+                answer = {"worker": worker, "service_key": public, **seconds}
+                service.until = time.monotonic() + 0.3
+            case "heartbeat":
+                service.beats.append({**told, "is_spelling": service.is_spelling})
+                answer = {"renewed": {self.LEASE: 1.0}, "health": "ok"}
+            case "claim" if service.failures:
+                status, answer = 401, {"type": "urn:tilewright:problem:unauthorized"}
+            case "claim" if time.monotonic() < service.until:
+                service.senseless += 1
+                answer = {"leases": [{"lease_id": "of another release"}]}
+            case "claim":
+                answer = {"leases": [{"lease_id": self.LEASE, **self.signed(())}]}
+            case "plain":
+                service.is_spelling = True
+                time.sleep(self.SPELLING_SECONDS)
+                service.is_spelling = False
+                answer = self.signed(("2" * 64,))
+            case "failure":
+                service.failures.append(told)
+        self.answer(status, json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        self.answer(200, b"a blob")
+
+    def do_DELETE(self) -> None:
+        self.answer(204, b"")
+
+    def answer(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/problem+json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def signed(self, plain: tuple[str, ...]) -> dict[str, Any]:
+        payload = {"protocol": 6, "request_id": "r", "key": {"threads": 1}, "plain": list(plain)}
+        payload |= {"library_digest": "3" * 64, "cases": [{"reference_digest": "4" * 64}]}
+        signature = base64.b64encode(self.key.sign(signed_lease("r", payload))).decode()
+        return {"request_id": "r", "payload": payload, "signature": signature}
+
+
+def test_a_lease_is_renewed_while_it_waits_and_given_back_for_a_full_disk(
+    binary: Path, tmp_path: Path
+) -> None:
+    SlowService.beats, SlowService.failures = [], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowService) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{service.server_port}"
+        folder = tmp_path / hashlib.sha256(url.encode()).hexdigest()[:16] / "static"
+        folder.mkdir(parents=True)
+        (folder / "arriving").symlink_to("/dev/full")
+        process = subprocess.Popen(
+            [str(binary), "--server", url, "--spool", str(tmp_path)],
+            env={"TILEWRIGHT_TOKEN": "secret"},
+            preexec_fn=lambda: os.closerange(0, 3),  # as some start what is to have no terminal
+        )
+        try:
+            assert process.wait(20) == 1
+        finally:
+            process.kill()
+            service.shutdown()
+    assert SlowService.senseless < 20  # after each a pause
+    meanwhile = [beat for beat in SlowService.beats if beat["is_spelling"]]
+    assert len(meanwhile) > 1 and all(beat["leases"] == ["1" * 32] for beat in meanwhile)
+    assert SlowService.beats[-1]["speed"] is not None
+    (failure,) = SlowService.failures
+    assert failure["cause"] == "worker"
+    assert failure["error"].endswith("cannot be kept: No space left on device")
 
 
 def test_it_has_no_tls(binary: Path, tmp_path: Path) -> None:
