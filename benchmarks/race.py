@@ -189,10 +189,15 @@ def _outputs(folder: Path, name: str) -> list[NDArray[Any]]:
         return [archive[key] for key in archive.files]
 
 
+def round_ratios(result: EngineResult, reference: EngineResult) -> list[float]:
+    """Of each round, this engine's median against the reference's."""
+    pairs = zip(result.rounds, reference.rounds, strict=True)
+    return [median(mine) / median(theirs) for mine, theirs in pairs]
+
+
 def round_ratio(result: EngineResult, reference: EngineResult) -> float:
     """Median over the rounds of this engine's median against the reference's."""
-    pairs = zip(result.rounds, reference.rounds, strict=True)
-    return median(median(mine) / median(theirs) for mine, theirs in pairs)
+    return median(round_ratios(result, reference))
 
 
 def fastest(result: EngineResult) -> float:

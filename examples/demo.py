@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 
 from benchmarks import models
-from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio
+from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio, round_ratios
 from compiler.roofline import peak_flops
 from compiler.target import Target, host_target, known_targets
 from compiler.targets import family_of
@@ -330,10 +330,9 @@ def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
         error = results[name].largest_error
         if error is None or not error <= LARGEST_ERROR:
             raise DemoFailed(f"{name} differs from ONNX Runtime: {error}")
-    gained = 1.0 - round_ratio(results["tuned"], results["untuned"])
     return verdict(
         f"{case.model} for {_named(case)}",
-        gained,
+        round_ratios(results["tuned"], results["untuned"]),
         tuned.job.numerics,
         results["tuned"].largest_error,
     )

@@ -72,10 +72,11 @@ def test_the_race_shows_ratio_and_error() -> None:
 
 
 def test_the_verdict_says_gain_numerics_and_distance() -> None:
-    text = verdict("net for old", 0.041, "fast", 2.3e-6)
+    text = verdict("net for old", [0.95, 0.959, 0.97], "fast", 2.3e-6)
     for part in ("net for old", "took 4.1% off", "'fast'", "Winograd", "2e-06 of the largest"):
         assert part in text
-    assert "changed nothing" in verdict("net", -0.002, "strict", 0.0)
-    assert "took 3.0% longer" in verdict("net", -0.03, "loose", None)
+    assert "changed nothing" in verdict("net", [1.002, 1.003], "strict", 0.0)
+    assert "agree on (0.960 to 1.010)" in verdict("net", [0.96, 1.01, 0.97], "strict", 0.0)
+    assert "took 3.0% longer" in verdict("net", [1.02, 1.03, 1.04], "loose", None)
     for numerics in Numerics:
-        assert f"'{numerics}'" in verdict("net", 0.1, numerics, None)
+        assert f"'{numerics}'" in verdict("net", [0.9], numerics, None)
