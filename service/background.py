@@ -9,7 +9,6 @@ model = torch.compile(model, backend="tilewright", options=options)
 from __future__ import annotations
 
 import atexit
-import os
 import subprocess
 import sys
 import tempfile
@@ -59,7 +58,7 @@ class BackgroundTuner:
             write_model(model, path)
             process = subprocess.Popen(
                 self.command(path, options),
-                env={**os.environ, **self._environment()},
+                env=self.settings.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -83,13 +82,6 @@ class BackgroundTuner:
                 return None
             finally:
                 storage.close()
-
-    def _environment(self) -> dict[str, str]:
-        """What names the same database to the process."""
-        found = {"TILEWRIGHT_DATA_FOLDER": str(self.settings.data_folder)}
-        if self.settings.database_url:
-            found["TILEWRIGHT_DATABASE_URL"] = self.settings.database_url
-        return found
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
         """What tunes the model of a file as the options have it."""

@@ -226,6 +226,13 @@ class Settings(BaseSettings):
         """The database to open."""
         return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'tilewright.db'}"
 
+    def environment(self) -> dict[str, str]:
+        """That of this process, for one that is to open the same database."""
+        ours = {"TILEWRIGHT_DATA_FOLDER": str(self.data_folder)}
+        if self.database_url:
+            ours["TILEWRIGHT_DATABASE_URL"] = self.database_url
+        return {**os.environ, **ours}
+
     @property
     def blob_folder(self) -> Path:
         return self.data_folder / "blobs"

@@ -91,7 +91,7 @@ def test_such_models_run_in_their_own_type(dtype: DType) -> None:
     given = inputs_of(graph)
     made = load_program(build_program(plan, None, target, 1, "fast")).run(given)
     for a, b in zip(made, run_graph(graph, given), strict=True):
-        error = compare(from_memory(np.asarray(a), dtype), from_memory(b, dtype))
+        error = compare(from_memory(np.asarray(a).view(dtype.numpy), dtype), from_memory(b, dtype))
         assert error <= tolerance_for(dtype)
 
 
