@@ -69,12 +69,14 @@ async def add(request: Request, storage: StorageDep, audit: AuditDep, token: Adm
     made = await run_in_threadpool(token_routes.create_token, body, storage, audit, token)
     server = server_of(request) + request.scope["root_path"].removesuffix("/dashboard")
     link = worker_link(server, made.secret, made.name) if in_browser else ""
+    # a second for the longest name: nobody else's request waits for it
+    code = await run_in_threadpool(link_code, link) if link else None
     return page(
         request,
         "device_added.html",
         made=made,
         link=link,
-        code=link_code(link) if link else None,
+        code=code,
         works=browsers_measure_here(server),
         command=worker_command(server, made.secret, made.name),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import shlex
@@ -13,8 +14,9 @@ from fastapi.testclient import TestClient
 
 from db.storage import Storage
 from db.stores.tokens import Scope
+from service.dashboard import device_pages
 from service.dashboard.adding import LINK_SECONDS, browsers_measure_here, link_code
-from service.dashboard.qr import BORDER, qr_code
+from service.dashboard.qr import BORDER, QrCode, qr_code
 from tests.unit.service.pages import HOSTILE, ORIGIN, Elements, opened, sign_in
 
 ADD = "/dashboard/devices/add"
@@ -48,6 +50,23 @@ def test_a_browser_gets_a_link_for_an_hour(browser: TestClient, storage: Storage
     assert "only over https" in made.text, "testserver is not this machine"
     assert browser.get("/worker").status_code == 200
     assert given["token"][0] not in browser.get("/dashboard/devices").text
+
+
+def test_nobody_waits_for_a_code_to_be_drawn(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = []
+
+    def drawn(link: str) -> QrCode | None:
+        try:
+            loops.append(asyncio.get_running_loop())
+        except RuntimeError:
+            return link_code(link)
+        return None
+
+    monkeypatch.setattr(device_pages, "link_code", drawn)
+    made = browser.post(ADD, data={"name": "phone", "kind": "browser"}, headers=ORIGIN)
+    assert made.status_code == 200 and not loops and "QR code of the link" in made.text
 
 
 def test_a_machine_gets_a_command(browser: TestClient, storage: Storage) -> None:
