@@ -333,6 +333,8 @@ http_outcome http_ask(const http_server *server, const char *method, const char 
     int file = connect_to(&patience, &outcome, error);
     if (file < 0) return outcome;
     tw_text asked = {0};
+    /* it never moves: the token would stay behind in memory that is free */
+    tw_text_reserve(&asked, sizeof *server + strlen(path) + (body ? body->length : 0) + 1024);
     const char *open = strchr(server->host, ':') ? "[" : "", *close_ = *open ? "]" : "";
     tw_text_format(&asked, "%s %s%s HTTP/1.1\r\nHost: %s%s%s:%s\r\nAuthorization: Bearer %s\r\n",
                    method, server->path, path, open, server->host, close_, server->port,
@@ -345,7 +347,7 @@ http_outcome http_ask(const http_server *server, const char *method, const char 
     if (body) tw_text_add(&asked, body->data, body->length);
     if (send_all(file, &asked, &patience, &outcome, error))
         outcome = http_read(file, &patience, sink, answer, error);
-    memset(asked.data, 0, asked.length); /* the token */
+    explicit_bzero(asked.data, asked.length); /* the token */
     tw_text_free(&asked);
     close(file);
     return outcome;

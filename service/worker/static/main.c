@@ -52,14 +52,16 @@ static _Noreturn void usage(const char *format, const char *what) {
 
 static bool read_token(const char *path) {
     char line[600] = "";
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    bool read = fgets(line, sizeof line, file) != NULL;
-    fclose(file);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    size_t length = 0; /* without a stream, which keeps what it has read */
+    for (ssize_t got; length < sizeof line - 1; length += (size_t)got)
+        if ((got = read(file, line + length, sizeof line - 1 - length)) <= 0) break;
+    close(file);
     line[strcspn(line, " \t\r\n")] = 0;
     snprintf(worker.server.token, sizeof worker.server.token, "%.500s", line);
-    memset(line, 0, sizeof line);
-    return read;
+    explicit_bzero(line, sizeof line);
+    return length > 0;
 }
 
 static uint64_t mebibytes(const char *text, uint64_t least, const char *option) {
@@ -158,7 +160,7 @@ static void set_up(options *given, int count, char **arguments) {
     if (!http_server_of(&worker.server, given->server ? given->server : "", &error))
         usage("--server: %s", error.text);
     memcpy(worker.server.token, token, sizeof token);
-    memset(token, 0, sizeof token);
+    explicit_bzero(token, sizeof token);
     find_spool(given, made, sizeof made);
     if (!tw_state_open(&worker.state, given->spool, worker.server.url, &error)) {
         tw_say("%s", error.text);

@@ -19,7 +19,7 @@ void *tw_allocate(size_t size) {
     return made;
 }
 
-static void make_room(tw_text *text, size_t more) {
+void tw_text_reserve(tw_text *text, size_t more) {
     if (more >= SIZE_MAX / 4 - text->length) end_without_memory();
     size_t wanted = text->length + more + 1;
     if (wanted <= text->room) return;
@@ -30,7 +30,7 @@ static void make_room(tw_text *text, size_t more) {
 }
 
 void tw_text_add(tw_text *text, const char *data, size_t length) {
-    make_room(text, length);
+    tw_text_reserve(text, length);
     if (length) memcpy(text->data + text->length, data, length);
     text->length += length;
     text->data[text->length] = 0;
@@ -42,7 +42,7 @@ void tw_text_format(tw_text *text, const char *format, ...) {
     int length = vsnprintf(NULL, 0, format, given);
     va_end(given);
     if (length < 0) return;
-    make_room(text, (size_t)length);
+    tw_text_reserve(text, (size_t)length);
     va_start(given, format);
     vsnprintf(text->data + text->length, (size_t)length + 1, format, given);
     va_end(given);
@@ -50,7 +50,7 @@ void tw_text_format(tw_text *text, const char *format, ...) {
 }
 
 void tw_text_clear(tw_text *text) {
-    make_room(text, 0);
+    tw_text_reserve(text, 0);
     text->length = 0;
     text->data[0] = 0;
 }

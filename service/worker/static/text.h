@@ -21,6 +21,7 @@ typedef struct {
 
 void tw_text_add(tw_text *text, const char *data, size_t length);
 void tw_text_format(tw_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void tw_text_reserve(tw_text *text, size_t more); /* so much more is added where it lies */
 void tw_text_clear(tw_text *text); /* no characters; the memory stays */
 void tw_text_free(tw_text *text);
 

@@ -224,9 +224,9 @@ class SlowService(BaseHTTPRequestHandler):
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     senseless = 0
     is_spelling = False
+    until = 0.0
     beats: list[dict[str, Any]]
     failures: list[dict[str, Any]]
-    until = 0.0
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -280,11 +280,16 @@ class SlowService(BaseHTTPRequestHandler):
         return {"request_id": "r", "payload": payload, "signature": signature}
 
 
+@pytest.fixture
+def slow() -> type[SlowService]:
+    """A service of its own."""
+    return type("Slow", (SlowService,), {"beats": [], "failures": []})
+
+
 def test_a_lease_is_renewed_while_it_waits_and_given_back_for_a_full_disk(
-    binary: Path, tmp_path: Path
+    binary: Path, tmp_path: Path, slow: type[SlowService]
 ) -> None:
-    SlowService.beats, SlowService.failures = [], []
-    with ThreadingHTTPServer(("127.0.0.1", 0), SlowService) as service:
+    with ThreadingHTTPServer(("127.0.0.1", 0), slow) as service:
         threading.Thread(target=service.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{service.server_port}"
         folder = tmp_path / hashlib.sha256(url.encode()).hexdigest()[:16] / "static"
@@ -300,13 +305,48 @@ def test_a_lease_is_renewed_while_it_waits_and_given_back_for_a_full_disk(
         finally:
             process.kill()
             service.shutdown()
-    assert SlowService.senseless < 20  # after each a pause
-    meanwhile = [beat for beat in SlowService.beats if beat["is_spelling"]]
+    assert slow.senseless < 20  # after each a pause
+    meanwhile = [beat for beat in slow.beats if beat["is_spelling"]]
     assert len(meanwhile) > 1 and all(beat["leases"] == ["1" * 32] for beat in meanwhile)
-    assert SlowService.beats[-1]["speed"] is not None
-    (failure,) = SlowService.failures
+    assert slow.beats[-1]["speed"] is not None
+    (failure,) = slow.failures
     assert failure["cause"] == "worker"
     assert failure["error"].endswith("cannot be kept: No space left on device")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the worker's memory is closed to its own user")
+def test_no_copy_of_the_token_is_left_behind(
+    binary: Path, tmp_path: Path, slow: type[SlowService]
+) -> None:
+    """A sandbox is a copy of the worker's memory, of which only the token itself is overwritten."""
+    secret = b"a-token-that-stands-nowhere-else"
+    (tmp_path / "token").write_bytes(secret)
+    with ThreadingHTTPServer(("127.0.0.1", 0), slow) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{service.server_port}"
+        command = [str(binary), "--server", url, "--spool", str(tmp_path)]
+        process = subprocess.Popen([*command, "--token-file", str(tmp_path / "token")])
+        try:
+            while not slow.is_spelling:
+                assert process.poll() is None
+                time.sleep(0.02)
+            found = sum(part.count(secret) for part in memory_of(process.pid))
+        finally:
+            process.kill()
+            process.wait()
+            service.shutdown()
+    assert found == 2, "the token itself, and the request that is on its way"
+
+
+def memory_of(process: int) -> Iterator[bytes]:
+    """What a process may write to, part by part."""
+    with open(f"/proc/{process}/mem", "rb") as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            place, rights = line.split()[:2]
+            if rights.startswith("rw"):
+                start, end = (int(each, 16) for each in place.split("-"))
+                memory.seek(start)
+                yield memory.read(end - start)
 
 
 def test_it_has_no_tls(binary: Path, tmp_path: Path) -> None:
