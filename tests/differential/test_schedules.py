@@ -28,7 +28,7 @@ from tests.differential.workloads import FAMILIES, Case, Random
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
 
-CASES = 5
+CASES = 4
 """Workloads of a family at each width, per hundred examples."""
 HALVED_CASES = 3
 """Those of each narrow type."""
