@@ -21,6 +21,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import fx
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from compiler.dtypes import DType
 from compiler.frontend.model_file import ReadModel
@@ -147,6 +148,8 @@ class Translator:
     _symbols: dict[Any, tuple[str, int] | str] = field(default_factory=dict)
     """Where a symbol's value is: an input and its dimension, or an input that is a number."""
     _sizes: dict[Any, str] = field(default_factory=dict)
+    _ranges: Mapping[Any, Any] = field(default_factory=dict)
+    """Bounds of the symbols."""
 
     def run(
         self,
@@ -155,6 +158,7 @@ class Translator:
         output_names: Sequence[str] | None,
         ranges: Mapping[Any, Any],
     ) -> Translated:
+        self._ranges = ranges
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         infos, taken, open_dims = self._inputs(placeholders, names)
         outputs: tuple[OutputSpec, ...] = ()
@@ -198,7 +202,11 @@ class Translator:
         kind = ELEMENT_TYPES[dtype or torch.int64]
         if kind[1] is DType.BFLOAT16:
             return self.tensor(torch.tensor(value, dtype=dtype))
-        return self._small(np.asarray(value, kind[1].numpy), *kind)
+        try:
+            array = np.asarray(value, kind[1].numpy)
+        except (OverflowError, ValueError) as error:
+            raise NotTranslatedError(f"{value} as {dtype or torch.int64}") from error
+        return self._small(array, *kind)
 
     def _small(self, array: np.ndarray, element_type: int, dtype: DType) -> str:
         key = str(dtype), array.shape, array.tobytes()
@@ -416,6 +424,8 @@ class Translator:
             else:
                 shape = self.op("Shape", place[0])
                 found = self.op("Gather", shape, self.constant(place[1]), axis=0)
+        elif isinstance(size, torch_sympy.FloorDiv):
+            found = self._floor(*size.args)
         elif (kind := _EXPRESSIONS.get(type(size))) is not None:
             first, *rest = (self._computed(argument) for argument in size.args)
             found = first
@@ -429,6 +439,13 @@ class Translator:
             raise NotTranslatedError(f"the size {size}")
         self._sizes[size] = found
         return found
+
+    def _floor(self, size: sympy.Expr, by: sympy.Expr) -> str:
+        """A quotient rounded down, as in `-(-n // 2)`; ONNX rounds towards zero."""
+        first, second = self._computed(size), self._computed(by)
+        if any(bound_sympy(each, dict(self._ranges)).lower < 0 for each in (size, by)):
+            first = self.op("Sub", first, self.op("Mod", first, second))
+        return self.op("Div", first, second)
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -446,8 +463,6 @@ def _emits(kind: str) -> Callable[[Translator, str, str], str]:
 _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
     sympy.Add: _emits("Add"),
     sympy.Mul: _emits("Mul"),
-    # sizes are not negative, so that rounding down and towards zero are one
-    torch_sympy.FloorDiv: _emits("Div"),
     torch_sympy.CleanDiv: _emits("Div"),
     torch_sympy.Mod: _emits("Mod"),
     torch_sympy.PythonMod: _emits("Mod"),

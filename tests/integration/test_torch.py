@@ -5,6 +5,7 @@ Skipped where PyTorch is not installed, as it is not where CI runs.
 
 from __future__ import annotations
 
+import math
 import threading
 import tomllib
 import warnings
@@ -77,6 +78,9 @@ X = torch.linspace(-3, 3, 24).reshape(2, 3, 4)
 N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)
 MASK = X > 0.5
+WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
+SLOPES = torch.tensor([0.1, 0.2, 0.3])
+NONE = torch.zeros(0, 3)
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (X + N) * 2 - X / 3 + torch.add(X, X, alpha=3) + (1 - X),
@@ -87,9 +91,17 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         torch.div(X, 0.7, rounding_mode="floor"),
         X % 0.7,
         N / 4,
+        # 1 by 0.1 leaves almost 0.1, and by an infinite number itself
+        torch.floor_divide(WHOLE, 0.1),
+        WHOLE % 0.1,
+        WHOLE % -0.3,
+        WHOLE % math.inf,
+        WHOLE // math.inf,
+        (WHOLE + 2) // 0.0,
     ),
     "comparisons": lambda: (X > 0, N == 3, N != 3, X <= N, N > 2.5, (N > 0) == MASK),
     "logic": lambda: (MASK & (N > 0), MASK | ~MASK, MASK ^ (X > 1), N & 3, N | 4, N ^ 5),
+    "truths": lambda: (MASK + (X > 1), MASK * (X > 1), torch.maximum(MASK, X > 1)),
     "unary": lambda: (X.exp(), X.sin(), X.abs().sqrt(), X.floor(), X.sign(), -X, N.abs()),
     "powers": lambda: (X**2, X**3, X.abs() ** 0.5, (X.abs() + 1).rsqrt(), 2.0**X),
     "activations": lambda: (
@@ -102,6 +114,9 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         functional.elu(X),
         functional.mish(X),
         functional.softplus(X),
+        functional.softplus(X, threshold=1),
+        functional.prelu(X, SLOPES[:1]),
+        functional.prelu(X, SLOPES),
         functional.relu6(X),
     ),
     "bounds": lambda: (X.clamp(-1, 1), X.clamp(min=0), N.clamp(max=4), torch.maximum(X, X * 2)),
@@ -143,6 +158,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         X.cumsum(1),
         X.norm(dim=1),
     ),
+    "nothing": lambda: (NONE.any(), NONE.any(0), NONE.all(0), NONE.sum(0)),
     "orders": lambda: (X.topk(2), X.sort(descending=True), X.argmax()),
     "lookups": lambda: (
         X[:, torch.tensor([2, 0])],
@@ -170,6 +186,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         X[0] @ X[1].t(),
         torch.baddbmm(X @ X.mT, X, X.mT, beta=0.5, alpha=2),
         torch.addmm(X[0, :, :3], X[0], X[1].t(), beta=2, alpha=0.5),
+        torch.addmm(X[0, :, :3] * math.nan, X[0], X[1].t(), beta=0),
         X[0] @ X[0, 0],
         torch.einsum("bij,bkj->bik", X, X),
     ),
@@ -258,6 +275,22 @@ def test_sizes_are_reckoned_with(made: list[Any]) -> None:
         x = torch.randn(rows, 4)
         close(compiled(x, 3)[:3], halves(x, 3)[:3])
         assert compiled(x, 3)[3] == rows * 2
+
+
+def test_sizes_below_zero_are_rounded_down(made: list[Any]) -> None:
+    def parts(x: Any) -> Any:
+        rows = x.shape[0]
+        return x[: -(-rows // 2)] * 2, x[(rows - 9) // 2 :] * 2
+
+    compiled = torch.compile(parts, backend=tilewright, dynamic=True)
+    for rows in (4, 7):
+        x = torch.randn(rows, 4)
+        close(compiled(x), parts(x))
+
+
+def test_numbers_that_a_type_does_not_hold_are_compared_by_pytorch() -> None:
+    with pytest.warns(ModelWarning, match="-1 as torch.uint8"):
+        same(lambda x: x > -1, torch.tensor([3, 250], dtype=torch.uint8))
 
 
 def test_weights_that_are_written_to_are_compiled_again(made: list[Any]) -> None:

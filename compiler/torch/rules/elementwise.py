@@ -25,12 +25,20 @@ def _unary(kind: str, **attributes: Any) -> Rule:
     return rule
 
 
+_TRUTHS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
+"""What arithmetic is for truth values: True + True is True."""
+
+
 def _binary(kind: str) -> Rule:
     """Of the result's type; `alpha` multiplies the second operand."""
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given, alpha: float = 1) -> str:
         dtype = t.dtype(node)
         second = t.value(right, dtype)
+        if dtype is torch.bool:
+            if alpha != 1 or kind not in _TRUTHS:
+                raise NotTranslatedError("of truth values")
+            return t.op(_TRUTHS[kind], t.value(left, dtype), second)
         if alpha != 1:
             second = t.op("Mul", second, t.constant(alpha, dtype))
         return t.op(kind, t.value(left, dtype), second)
@@ -75,7 +83,7 @@ def _divided(
         return quotient
     if dtype.is_floating_point:
         if rounding_mode == "floor":
-            return t.op("Floor", quotient)
+            return _whole_quotient(t, dtype, first, second, quotient)
         raise NotTranslatedError("floats, rounded towards zero")
     if rounding_mode == "trunc" or not dtype.is_signed:
         return quotient
@@ -95,8 +103,24 @@ def _remainder(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
     first, second = t.value(left, dtype), t.value(right, dtype)
     if not dtype.is_floating_point:
         return t.op("Mod", first, second)
-    floor = t.op("Floor", t.op("Div", first, second))
-    return t.op("Sub", first, t.op("Mul", floor, second))
+    rest, moved = _rest(t, dtype, first, second)
+    return t.op("Where", moved, t.op("Add", rest, second), rest)
+
+
+def _rest(t: Translator, dtype: Any, first: str, second: str) -> tuple[str, str]:
+    """What division of floats leaves, with the dividend's sign, and whether that is not the sign of
+    the divisor. It is exact, as `x - floor(x / y) * y` is not: 1 by 0.1 leaves almost 0.1."""
+    rest, zero = t.op("Mod", first, second, fmod=1), t.constant(0, dtype)
+    differ = t.op("Xor", t.op("Less", rest, zero), t.op("Less", second, zero))
+    return rest, t.op("And", differ, t.op("Not", t.op("Equal", rest, zero)))
+
+
+def _whole_quotient(t: Translator, dtype: Any, first: str, second: str, quotient: str) -> str:
+    """Of floats, rounded down as PyTorch does: what remains is taken off before the division."""
+    rest, moved = _rest(t, dtype, first, second)
+    whole = t.op("Round", t.op("Div", t.op("Sub", first, rest), second))
+    found = t.op("Sub", whole, t.cast(moved, dtype))
+    return t.op("Where", t.op("Equal", second, t.constant(0, dtype)), quotient, found)
 
 
 def _logical(kind: str) -> Rule:
@@ -181,15 +205,17 @@ def _softplus(
 ) -> str:
     if beta != 1:
         raise NotTranslatedError(f"beta {beta}")
-    # beyond the threshold both are the number itself, in float32 too
-    return t.op("Softplus", t.value(x))
+    value = t.value(x)
+    found = t.op("Softplus", value)
+    if threshold >= 20:  # both are the number itself there, in float32 too
+        return found
+    above = t.op("Greater", value, t.constant(threshold, t.dtype(x)))
+    return t.op("Where", above, value, found)
 
 
 def _prelu(t: Translator, node: fx.Node, x: fx.Node, weight: fx.Node) -> str:
-    slopes = t.shape(weight)
-    shape = [*slopes, *[1] * (len(t.shape(x)) - 2)]
-    slope = t.reshaped(t.value(weight), slopes, shape) if len(t.shape(x)) > 1 else t.value(weight)
-    return t.op("PRelu", t.value(x), slope)
+    """The slopes have as many dimensions as x."""
+    return t.op("PRelu", t.value(x), t.value(weight))
 
 
 def _where(t: Translator, node: fx.Node, seen: fx.Node, x: Given, y: Given) -> str:

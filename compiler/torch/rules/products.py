@@ -60,6 +60,8 @@ def _addmm(
     if product is None:
         product = t.op("MatMul", t.value(left), t.value(right))
     scaled = _scaled(t, product, alpha, node)
+    if beta == 0:  # what is added does not count then, not even where it is no number
+        return scaled
     return t.op("Add", scaled, _scaled(t, t.value(added), beta, node))
 
 

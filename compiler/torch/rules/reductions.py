@@ -47,7 +47,9 @@ def _logical(kind: str) -> Rule:
         if not rank:
             return t.cast(number, torch.bool)
         where = t.constant(_axes(dims, rank))
-        return t.cast(t.op(kind, number, where, keepdims=int(keepdim)), torch.bool)
+        found = t.op(kind, number, where, keepdims=int(keepdim))
+        # of no elements the largest is the least number that there is, which is not zero
+        return t.op("Greater", found, t.constant(0, torch.int32))
 
     return rule
 
