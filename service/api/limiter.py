@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
 from db.stores.rate_limits import Rate
 from db.stores.tokens import Token
 from service.api.deps import SettingsDep, StorageDep, request_token
 from service.api.errors import ApiProblem
+from service.api.planning import Planning
+from service.api.planning_child import KeptQuestion
 from service.api.refusals import refuses
 from service.settings import Settings
+
+T = TypeVar("T")
 
 
 class Limited(StrEnum):
@@ -64,6 +69,17 @@ class Limiter:
                 f" the next one in {seconds} s",
                 headers={"Retry-After": str(seconds)},
             )
+
+
+async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
+    """The answer, made if nobody asked for it lately; that is what the limiter counts.
+
+    Raises:
+        ApiProblem: if it cannot be made, or the token has had as many made as it may.
+    """
+    if not planning.knows(question):
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
+    return await planning.find(question)
 
 
 @refuses(429)

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
 from db.types import canonical_json
-from service.api.limiter import Limited, Limiter
+from service.api.limiter import Limiter, counted_answer
 from service.api.planning import Planning
 from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from service.api.schemas.lookups import LookupRequest
@@ -81,9 +81,7 @@ async def lookup_model(
     plan = plan_identity(
         digest, question.target.key, body.threads, kept_as, canonical_json(body.dims)
     )
-    if not planning.knows(question):
-        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-    workloads = await planning.workloads(question)
+    workloads = await counted_answer(question, planning, limiter)
     content = await _lookup(served, body, question.target.key, workloads)
     return LookupBytes(content, [digest, plan, *(workload.key for workload in workloads)])
 

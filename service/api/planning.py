@@ -8,86 +8,39 @@ request its time.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import multiprocessing
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import TimeoutError as TooLongError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from pebble import ProcessExpired, ProcessPool
 
 from db.stores.blobs import BlobStore
-from db.types import canonical_json
 from service.api import planning_child
 from service.api.errors import ApiProblem
 from service.api.planning_child import (
-    CodeQuestion,
-    GraphQuestion,
     JobCheck,
+    KeptQuestion,
+    Measured,
     ModelCheck,
-    PlannedWorkload,
-    PredictionsQuestion,
+    ModelQuestion,
     Question,
     Refusal,
-    WorkloadsQuestion,
 )
-from service.jobs.model_graph import ModelGraph
-from service.jobs.predicted import Predicted
-from service.jobs.shown_code import ShownCode
+from service.api.remembered import Remembered
 from service.settings import Settings
 
 MOST_WAITING = 64
 """Questions that wait for the child; one more is answered 503 at once."""
 
-PLANS_KEPT = 1024
-"""Plans that are remembered, as lists of their workloads."""
-
-GRAPHS_KEPT = 16
-"""Drawings that are remembered; a large one takes 10 MB."""
-
-CODES_KEPT = 64
-"""Schedules that are remembered as code: 300 kB at most."""
-
-PREDICTIONS_KEPT = 64
-"""Tasks whose predictions are remembered: 100 kB at most."""
-
 LOOK_SECONDS = 5.0
 """How often a question that waits looks whether there is still a pool that will answer it."""
 
 T = TypeVar("T")
-
-
-class _Remembered(Generic[T]):
-    """Answers by their questions, the latest ones. Whoever asks while one is made waits for it."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[str, asyncio.Future[T]] = OrderedDict()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._kept
-
-    async def get(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
-        asked = self._kept.get(key)
-        if asked is None:
-            # a task of its own: whoever asked first may go away, and others ask for the same
-            asked = asyncio.ensure_future(make())
-            self._kept[key] = asked
-            asked.add_done_callback(lambda done: self._forget_failure(key, done))
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-        return await asyncio.shield(asked)
-
-    def _forget_failure(self, key: str, done: asyncio.Future[T]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._kept.pop(key, None)
 
 
 class Planning:
@@ -99,10 +52,7 @@ class Planning:
         self._memory_bytes = settings.planning_memory_bytes
         self._pool: ProcessPool | None = None
         self._waiting = 0
-        self._plans: _Remembered[Sequence[PlannedWorkload]] = _Remembered(PLANS_KEPT)
-        self._graphs: _Remembered[ModelGraph] = _Remembered(GRAPHS_KEPT)
-        self._codes: _Remembered[ShownCode] = _Remembered(CODES_KEPT)
-        self._predictions: _Remembered[Predicted] = _Remembered(PREDICTIONS_KEPT)
+        self._kept: dict[type[KeptQuestion[Any]], Remembered[Any]] = {}
 
     async def check_model(self, path: Path, name: str) -> None:
         """Raises a problem that says why a file is no ONNX model."""
@@ -113,60 +63,27 @@ class Planning:
         async with self._local(check.digest) as path:
             await self._ask(replace(check, path=path), f"model '{check.digest}'")
 
-    def knows(self, question: WorkloadsQuestion) -> bool:
-        """Whether a model's workloads are known, or found out just now."""
-        return _key(question) in self._plans
+    def knows(self, question: KeptQuestion[Any]) -> bool:
+        """Whether the answer is there, or made just now."""
+        return question.key() in self._remembered(question)
 
-    async def workloads(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
-        """The workloads of a model, planned once for the same question. Raises a problem."""
-        return await self._plans.get(_key(question), lambda: self._plan(question))
+    async def find(self, question: KeptQuestion[T]) -> T:
+        """The answer, made once for the same question. Raises ApiProblem if it cannot be made."""
+        return await self._remembered(question).get(question.key(), lambda: self._made(question))
 
-    def knows_graph(self, question: GraphQuestion) -> bool:
-        """Whether a model's drawing is there, or made just now."""
-        return _graph_key(question) in self._graphs
+    def _remembered(self, question: KeptQuestion[T]) -> Remembered[T]:
+        kind = type(question)
+        if kind not in self._kept:
+            self._kept[kind] = Remembered(question.MOST_BYTES)
+        return self._kept[kind]
 
-    async def graph(self, question: GraphQuestion) -> ModelGraph:
-        """The drawing of a job's model, made once for the same question. Raises a problem."""
-        return await self._graphs.get(_graph_key(question), lambda: self._graph(question))
-
-    def knows_code(self, question: CodeQuestion) -> bool:
-        """Whether a schedule's code is there, or made just now."""
-        return _code_key(question) in self._codes
-
-    async def code(self, question: CodeQuestion) -> ShownCode:
-        """A schedule as code, made once for the same question. Raises a problem."""
-
-        async def make() -> ShownCode:
-            found: ShownCode = await self._ask(question, "the code of the schedule")
+    async def _made(self, question: KeptQuestion[T]) -> tuple[T, int]:
+        found: tuple[T, int]
+        if not isinstance(question, ModelQuestion):
+            found = await self._ask(Measured(question), question.subject)
             return found
-
-        return await self._codes.get(_code_key(question), make)
-
-    def knows_predictions(self, question: PredictionsQuestion) -> bool:
-        """Whether a task's predictions are there, or made just now."""
-        return _predictions_key(question) in self._predictions
-
-    async def predictions(self, question: PredictionsQuestion) -> Predicted:
-        """What is predicted of a task's trials, asked once for the same. Raises a problem."""
-
-        async def make() -> Predicted:
-            found: Predicted = await self._ask(question, "what the cost model predicts")
-            return found
-
-        return await self._predictions.get(_predictions_key(question), make)
-
-    async def _graph(self, question: GraphQuestion) -> ModelGraph:
-        digest = question.check.digest
-        async with self._local(digest) as path:
-            check = replace(question.check, path=path)
-            found: ModelGraph = await self._ask(replace(question, check=check), f"model '{digest}'")
-        return found
-
-    async def _plan(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
-        async with self._local(question.digest) as path:
-            found: Sequence[PlannedWorkload] = await self._ask(
-                replace(question, path=path), f"model '{question.digest}'"
-            )
+        async with self._local(question.model) as path:
+            found = await self._ask(Measured(question.at(path)), question.subject)
         return found
 
     def _local(self, digest: str) -> AbstractAsyncContextManager[Path]:
@@ -256,38 +173,3 @@ class Planning:
 def _end(pool: ProcessPool) -> None:
     pool.stop()
     pool.join()
-
-
-def _key(question: WorkloadsQuestion) -> str:
-    """Names a question. The code version is this process's own and so it is not in it."""
-    stored = question.stored
-    chosen = None if stored is None else (stored.digest, stored.created_at)
-    how = (
-        question.target.key,
-        question.threads,
-        question.numerics,
-        question.precision,
-        question.dims,
-    )
-    return canonical_json((question.digest, *how, chosen))
-
-
-def _code_key(question: CodeQuestion) -> str:
-    how = (question.text, question.target.key, question.threads, question.numerics)
-    return _short((*how, question.schedule))
-
-
-def _predictions_key(question: PredictionsQuestion) -> str:
-    trials = [trial.id for trial in question.trials]
-    return _short((question.text, question.target.key, trials, question.digest))
-
-
-def _short(key: object) -> str:
-    """Names a question by a few bytes, however long its parts are."""
-    return hashlib.sha256(canonical_json(key).encode()).hexdigest()
-
-
-def _graph_key(question: GraphQuestion) -> str:
-    check = question.check
-    how = (check.digest, check.target.key, check.threads, check.numerics, check.options)
-    return canonical_json((*how, question.choice))

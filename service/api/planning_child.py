@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import resource
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.target import Target
 from db.errors import DatabaseError, StorageError, StorageKind
 from db.stores.plans import StoredPlan
+from db.types import canonical_json
 from service.api.errors import ApiProblem, compiler_problem, database_problem
 from service.api.model_check import check_job, check_model_bytes
+from service.api.remembered import held_bytes
 from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
 from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
@@ -29,6 +32,8 @@ from service.jobs.predicted import Predicted, predicted
 from service.jobs.shown_code import ShownCode, shown_code
 from service.jobs.stage_planning import plan_first_program
 from tuner.measure.measurement import Trial
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,65 @@ class JobCheck:
         check_job(self.spec(_model(self.path, self.digest)))
 
 
+class KeptQuestion(ABC, Generic[T]):
+    """A question whose answer is remembered, under what it `asks`."""
+
+    __slots__ = ()
+
+    MOST_BYTES: ClassVar[int]
+    """Of memory that remembered answers of the kind take together."""
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """What is asked about, for a problem."""
+
+    @abstractmethod
+    def asks(self) -> tuple[object, ...]:
+        """All that the answer depends on, as values that JSON can spell. The code's version is the
+        process's own, and so it is not among them."""
+
+    @abstractmethod
+    def run(self) -> T:
+        """Raises CompilerError, DatabaseError or MemoryError."""
+
+    def key(self) -> str:
+        """Names the question by a few bytes, however long its parts are."""
+        return hashlib.sha256(canonical_json(self.asks()).encode()).hexdigest()
+
+
+class ModelQuestion(KeptQuestion[T]):
+    """One whose answer is read from a model."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def model(self) -> str:
+        """The digest of its file."""
+
+    @property
+    def subject(self) -> str:
+        return f"model '{self.model}'"
+
+    @abstractmethod
+    def at(self, path: Path) -> Self:
+        """The same of the file that lies there."""
+
+
 @dataclass(frozen=True, slots=True)
-class WorkloadsQuestion:
+class Measured(Generic[T]):
+    """A question to be answered with the bytes of memory that its answer takes."""
+
+    question: KeptQuestion[T]
+
+    def run(self) -> tuple[T, int]:
+        found = self.question.run()
+        return found, held_bytes(found)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
     """Which workloads a model is cut into. `stored` is the plan that a job chose for it, if any."""
 
     digest: str
@@ -94,6 +156,20 @@ class WorkloadsQuestion:
     stored: StoredPlan | None
     precision: str = DType.FLOAT32
     path: Path = Path()
+
+    MOST_BYTES = 32 << 20
+
+    @property
+    def model(self) -> str:
+        return self.digest
+
+    def at(self, path: Path) -> Self:
+        return replace(self, path=path)
+
+    def asks(self) -> tuple[object, ...]:
+        chosen = None if self.stored is None else (self.stored.digest, self.stored.created_at)
+        how = (self.target.key, self.threads, self.numerics, self.precision, self.dims)
+        return (self.digest, *how, chosen)
 
     def run(self) -> Sequence[PlannedWorkload]:
         request = ModelRequest(
@@ -113,12 +189,26 @@ class WorkloadsQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphQuestion:
+class GraphQuestion(ModelQuestion[ModelGraph]):
     """How the model of a job is cut, drawn. `choice` is what the job chose among plans, if it did;
     a model at several sizes is drawn at the first."""
 
     check: JobCheck
     choice: Mapping[str, Any] | None = None
+
+    MOST_BYTES = 128 << 20
+
+    @property
+    def model(self) -> str:
+        return self.check.digest
+
+    def at(self, path: Path) -> Self:
+        return replace(self, check=replace(self.check, path=path))
+
+    def asks(self) -> tuple[object, ...]:
+        check = self.check
+        how = (check.target.key, check.threads, check.numerics, check.options)
+        return (check.digest, *how, self.choice)
 
     def run(self) -> ModelGraph:
         spec = self.check.spec(_model(self.check.path, self.check.digest))
@@ -127,7 +217,7 @@ class GraphQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeQuestion:
+class CodeQuestion(KeptQuestion[ShownCode]):
     """What a schedule makes of a workload's text, for any target; without one, the untuned one."""
 
     text: str
@@ -136,12 +226,21 @@ class CodeQuestion:
     threads: int
     numerics: str
 
+    MOST_BYTES = 32 << 20
+
+    @property
+    def subject(self) -> str:
+        return "the code of the schedule"
+
+    def asks(self) -> tuple[object, ...]:
+        return (self.text, self.target.key, self.threads, self.numerics, self.schedule)
+
     def run(self) -> ShownCode:
         return shown_code(self.text, self.schedule, self.target, self.threads, self.numerics)
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionsQuestion:
+class PredictionsQuestion(KeptQuestion[Predicted]):
     """What the models of cost say of trials of a workload's text. `model` are the bytes of a stored
     cost model, and `digest` names them; both are empty for none."""
 
@@ -150,6 +249,16 @@ class PredictionsQuestion:
     trials: tuple[Trial, ...]
     model: bytes = b""
     digest: str = ""
+
+    MOST_BYTES = 16 << 20
+
+    @property
+    def subject(self) -> str:
+        return "what the cost model predicts"
+
+    def asks(self) -> tuple[object, ...]:
+        trials = [trial.id for trial in self.trials]
+        return (self.text, self.target.key, trials, self.digest)
 
     def run(self) -> Predicted:
         return predicted(self.text, self.target, self.trials, self.model)
@@ -162,9 +271,7 @@ def _model(path: Path, digest: str) -> bytes:
     return data
 
 
-Question = (
-    ModelCheck | JobCheck | WorkloadsQuestion | GraphQuestion | CodeQuestion | PredictionsQuestion
-)
+Question = ModelCheck | JobCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:

@@ -11,7 +11,7 @@ from db.errors import NotFoundError
 from db.storage import Storage
 from db.stores.tokens import Token
 from service.api.deps import PlanningDep, Reader, StorageDep
-from service.api.limiter import LimiterDep
+from service.api.limiter import LimiterDep, counted_answer
 from service.api.routes import graphs
 from service.api.routes import jobs as routes
 from service.api.schemas.jobs import TaskView
@@ -36,8 +36,8 @@ async def graph(
     """The page at once; the drawing comes with it if somebody looked at it lately."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage)
     found = None
-    if wait or planning.knows_graph(question):
-        found = await graphs.drawn_graph(question, planning, limiter)
+    if wait or planning.knows(question):
+        found = await counted_answer(question, planning, limiter)
 
     def shown() -> Response:
         job = routes.get_job(job_id, storage, token)
@@ -58,7 +58,7 @@ async def drawing(
 ) -> Response:
     """The drawing, once it is made."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage)
-    found = await graphs.drawn_graph(question, planning, limiter)
+    found = await counted_answer(question, planning, limiter)
 
     def shown() -> Response:
         job = routes.get_job(job_id, storage, token)
@@ -80,7 +80,7 @@ async def step(
 ) -> Response:
     """One step: what it computes, and the nodes of the file behind it."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage)
-    found = await graphs.drawn_graph(question, planning, limiter)
+    found = await counted_answer(question, planning, limiter)
     if number >= len(found.steps):
         raise NotFoundError("step", str(number))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -17,8 +17,8 @@ from service.api.errors import ApiProblem
 from service.api.limiter import Limiter, LimiterDep
 from service.api.planning import Planning
 from service.api.routes import jobs as routes
-from service.api.routes import resources, task_code
-from service.api.schemas.jobs import CodeView, PredictionsView
+from service.api.routes import resources
+from service.api.routes.task_code import TaskOfJob, code_of, predictions_of, task_of_job
 from service.dashboard.code_figures import CodeFigures
 from service.dashboard.pages import first_page, has_more, page
 from service.dashboard.prediction_figures import PredictionFigures
@@ -26,6 +26,8 @@ from service.dashboard.session import PageRoute
 from service.dashboard.task_figures import HEIGHT, WIDTH, TaskFigures
 
 router = APIRouter(route_class=PageRoute)
+
+T = TypeVar("T")
 
 MOST_TRIALS = 1000
 FASTEST = 15
@@ -47,8 +49,9 @@ async def task(
     shown = await run_in_threadpool(_shown, request, job_id, workload, storage, token)
     parts: dict[str, Any] = {"wait": wait}
     if wait:
-        parts |= await _code(job_id, workload, storage, planning, limiter)
-        parts |= await _predictions(job_id, workload, storage, planning, limiter)
+        found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+        parts |= await _code(found, storage, planning, limiter)
+        parts |= await _predictions(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task.html", **shown, **parts)
 
 
@@ -63,8 +66,9 @@ async def code(
     _: Reader,
 ) -> Response:
     """The best schedule and the untuned one as code, side by side."""
-    found = await _code(job_id, workload, storage, planning, limiter)
-    return await run_in_threadpool(page, request, "task_code.html", **found)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    parts = await _code(found, storage, planning, limiter)
+    return await run_in_threadpool(page, request, "task_code.html", **parts)
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/predictions")
@@ -78,8 +82,9 @@ async def predictions(
     _: Reader,
 ) -> Response:
     """Predicted against measured."""
-    found = await _predictions(job_id, workload, storage, planning, limiter)
-    return await run_in_threadpool(page, request, "task_predictions.html", **found)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    parts = await _predictions(found, storage, planning, limiter)
+    return await run_in_threadpool(page, request, "task_predictions.html", **parts)
 
 
 def _shown(
@@ -105,44 +110,27 @@ def _shown(
 
 
 async def _code(
-    job_id: str, workload: str, storage: Storage, planning: Planning, limiter: Limiter
+    found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> dict[str, Any]:
     """Both schedules as code, or why one cannot be shown: of another release, or too large."""
-
-    async def side(untuned: bool) -> CodeView:
-        question = await run_in_threadpool(
-            task_code.code_question, job_id, workload, storage, untuned
-        )
-        found = await task_code.made_code(question, planning, limiter)
-        return task_code.code_view(found)
-
-    await run_in_threadpool(task_code.job_and_task, job_id, workload, storage)
-    best, best_refusal = await _tried(lambda: side(False))
-    untuned, untuned_refusal = await _tried(lambda: side(True))
+    best, best_refusal = await _tried(code_of(found, False, storage, planning, limiter))
+    untuned, untuned_refusal = await _tried(code_of(found, True, storage, planning, limiter))
     return {"code": CodeFigures.of(best, best_refusal, untuned, untuned_refusal)}
 
 
 async def _predictions(
-    job_id: str, workload: str, storage: Storage, planning: Planning, limiter: Limiter
+    found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> dict[str, Any]:
-    async def asked() -> PredictionsView:
-        version, question = await run_in_threadpool(
-            task_code.predictions_question, job_id, workload, storage
-        )
-        found = await task_code.made_predictions(question, planning, limiter)
-        return task_code.predictions_view(version, found)
-
-    await run_in_threadpool(task_code.job_and_task, job_id, workload, storage)
-    found, refusal = await _tried(asked)
-    figures = None if found is None else PredictionFigures.of(found)
+    made, refusal = await _tried(predictions_of(found, storage, planning, limiter))
+    figures = None if made is None else PredictionFigures.of(made)
     return {"predictions": figures, "predictions_refusal": refusal}
 
 
-async def _tried(make: Callable[[], Awaitable[Any]]) -> tuple[Any, str]:
+async def _tried(making: Awaitable[T]) -> tuple[T | None, str]:
     """What is made, or what stands in the way of it: that is a part of a page, and no reason not to
     show the others."""
     try:
-        return await make(), ""
+        return await making, ""
     except ApiProblem as problem:
         return None, problem.detail
     except (CompilerError, NotFoundError) as error:  # of another release, or not kept any more

@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from db.storage import Storage
 from service.api.deps import PlanningDep, Reader, StorageDep
 from service.api.gate import GatedRoute
-from service.api.limiter import Limited, Limiter, LimiterDep
-from service.api.planning import Planning
+from service.api.limiter import LimiterDep, counted_answer
 from service.api.planning_child import GraphQuestion, JobCheck
 from service.api.refusals import refuses
 from service.api.schemas.graphs import GraphView
@@ -29,7 +28,7 @@ async def get_graph(
     """The model of a job after fusion: its kernels, what lies between them, and the ONNX nodes
     behind each. With the plan that the job chose, once it did; of several sizes, at the first."""
     question = await run_in_threadpool(graph_question, job_id, storage)
-    graph = await drawn_graph(question, planning, limiter)
+    graph = await counted_answer(question, planning, limiter)
 
     def said() -> Response:  # of a large one it takes a second, which no other request waits for
         return Response(graph_view(graph).model_dump_json(), media_type="application/json")
@@ -43,17 +42,6 @@ def graph_question(job_id: str, storage: Storage) -> GraphQuestion:
     target = target_of_key(job.target_key or "", storage)
     check = JobCheck(job.model_digest, target, job.threads, job.numerics, dict(job.options))
     return GraphQuestion(check, ((job.result or {}).get("plan") or {}).get("choice"))
-
-
-async def drawn_graph(question: GraphQuestion, planning: Planning, limiter: Limiter) -> ModelGraph:
-    """The drawing, made if nobody asked for it lately; that is what the limiter counts.
-
-    Raises:
-        ApiProblem: if the model cannot be planned, or the token has had as many planned as it may.
-    """
-    if not planning.knows_graph(question):
-        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-    return await planning.graph(question)
 
 
 def graph_view(graph: ModelGraph) -> GraphView:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
@@ -11,7 +13,7 @@ from db.stores.jobs import Job
 from db.stores.tasks import JobTask
 from service.api.deps import PlanningDep, Reader, StorageDep
 from service.api.gate import GatedRoute
-from service.api.limiter import Limited, Limiter, LimiterDep
+from service.api.limiter import Limiter, LimiterDep, counted_answer
 from service.api.planning import Planning
 from service.api.planning_child import CodeQuestion, PredictionsQuestion
 from service.api.refusals import refuses
@@ -47,8 +49,8 @@ async def get_code(
 ) -> CodeView:
     """The loop nest and the assembly of a task's best schedule, with its registers and spills
     counted; with `untuned`, or while none is chosen, of the untuned one."""
-    question = await run_in_threadpool(code_question, job_id, workload, storage, untuned)
-    return code_view(await made_code(question, planning, limiter))
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    return await code_of(found, untuned, storage, planning, limiter)
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/predictions")
@@ -66,31 +68,67 @@ async def get_predictions(
     The cost model is the version that tuning runs of the target start from, and may have learned
     from these trials; the estimate is that of the machine's roofs.
     """
-    version, question = await run_in_threadpool(predictions_question, job_id, workload, storage)
-    found = await made_predictions(question, planning, limiter)
-    return predictions_view(version, found)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    return await predictions_of(found, storage, planning, limiter)
 
 
-def code_question(job_id: str, workload: str, storage: Storage, untuned: bool) -> CodeQuestion:
-    """What a task's code is made by. Raises NotFoundError for the job or the task."""
-    job, task = job_and_task(job_id, workload, storage)
+@dataclass(frozen=True, slots=True)
+class TaskOfJob:
+    """A task that a job has, as the database keeps both."""
+
+    job: Job
+    task: JobTask
+
+
+def task_of_job(job_id: str, workload: str, storage: Storage) -> TaskOfJob:
+    """Raises NotFoundError for the job or the task."""
+    job = storage.jobs.get(job_id)
+    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
+    if not found:
+        raise NotFoundError("task", workload)
+    return TaskOfJob(job, found[0][1])
+
+
+async def code_of(
+    found: TaskOfJob, untuned: bool, storage: Storage, planning: Planning, limiter: Limiter
+) -> CodeView:
+    """The code of a task's best schedule, or of its untuned one.
+
+    Raises:
+        ApiProblem: if it cannot be made, or the token has had as many made as it may.
+        NotFoundError: if what it is made of is not kept any more.
+    """
+    question = await run_in_threadpool(_code_question, found, storage, untuned)
+    return _code_view(await counted_answer(question, planning, limiter))
+
+
+async def predictions_of(
+    found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
+) -> PredictionsView:
+    """What is predicted of a task's newest trials. Raises as `code_of` does."""
+    version, question = await run_in_threadpool(_predictions_question, found, storage)
+    return _predictions_view(version, await counted_answer(question, planning, limiter))
+
+
+def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQuestion:
+    job, task = found.job, found.task
     target = target_of_key(job.target_key or "", storage)
-    text = storage.workloads.workload(workload)
+    text = storage.workloads.workload(task.workload_key)
     chosen = None if untuned else (task.facts or {}).get("schedule")
     return CodeQuestion(text, chosen, target, job.threads, job.numerics)
 
 
-def predictions_question(
-    job_id: str, workload: str, storage: Storage
+def _predictions_question(
+    found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """The version of the cost model, and the question. Raises NotFoundError, as above."""
-    job, _ = job_and_task(job_id, workload, storage)
+    """The version of the cost model, and the question."""
+    job, workload = found.job, found.task.workload_key
     target = target_of_key(job.target_key or "", storage)
-    found = storage.trials.list(
-        job_id=job_id, workload_key=workload, status=Status.OK, limit=MOST_PREDICTED
+    newest = storage.trials.list(
+        job_id=job.id, workload_key=workload, status=Status.OK, limit=MOST_PREDICTED
     )
     key = RecordKey(workload, target.key, job.threads, job.numerics)
-    trials = tuple(one.trial for one in found if one.trial.key == key and not one.trial.withdrawn)
+    trials = tuple(one.trial for one in newest if one.trial.key == key and not one.trial.withdrawn)
     model = storage.cost_models.promoted(target.key) if trials else None
     text = storage.workloads.workload(workload)
     if model is None:
@@ -99,27 +137,7 @@ def predictions_question(
     return model.version, PredictionsQuestion(text, target, trials, data, model.digest)
 
 
-async def made_code(question: CodeQuestion, planning: Planning, limiter: Limiter) -> ShownCode:
-    """The code, made if nobody asked for it lately; that is what the limiter counts.
-
-    Raises:
-        ApiProblem: if it cannot be made, or the token has had as many made as it may.
-    """
-    if not planning.knows_code(question):
-        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-    return await planning.code(question)
-
-
-async def made_predictions(
-    question: PredictionsQuestion, planning: Planning, limiter: Limiter
-) -> Predicted:
-    """Predictions, made if nobody asked for them lately; counted and refused as code is."""
-    if not planning.knows_predictions(question):
-        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-    return await planning.predictions(question)
-
-
-def code_view(found: ShownCode) -> CodeView:
+def _code_view(found: ShownCode) -> CodeView:
     return CodeView(
         schedule=dict(found.schedule),
         nest=found.nest,
@@ -136,7 +154,7 @@ def code_view(found: ShownCode) -> CodeView:
     )
 
 
-def predictions_view(version: int | None, found: Predicted) -> PredictionsView:
+def _predictions_view(version: int | None, found: Predicted) -> PredictionsView:
     return PredictionsView(
         version=version,
         refusal=found.refusal,
@@ -150,12 +168,3 @@ def predictions_view(version: int | None, found: Predicted) -> PredictionsView:
 
 def _order_view(scores: Scores | None) -> OrderView | None:
     return None if scores is None else OrderView.model_validate(scores, from_attributes=True)
-
-
-def job_and_task(job_id: str, workload: str, storage: Storage) -> tuple[Job, JobTask]:
-    """Raises NotFoundError for either."""
-    job = storage.jobs.get(job_id)
-    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
-    if not found:
-        raise NotFoundError("task", workload)
-    return job, found[0][1]

@@ -142,11 +142,11 @@ def test_what_is_asked_for_at_once_is_planned_once(
     question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
 
     async def run() -> None:
-        found = await asyncio.gather(*(planning.workloads(question) for _ in range(8)))
+        found = await asyncio.gather(*(planning.find(question) for _ in range(8)))
         assert len({tuple(each) for each in found}) == 1
         assert found[0][0].name.startswith("matmul")
-        await planning.workloads(replace(question, dims={"batch": 3}))
-        await planning.workloads(replace(question, dims={"batch": 3}, threads=2))
+        await planning.find(replace(question, dims={"batch": 3}))
+        await planning.find(replace(question, dims={"batch": 3}, threads=2))
 
     asyncio.run(run())
     assert asked == [1, 1, 1], "once for each question: sizes and threads are others"
@@ -160,7 +160,7 @@ def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
         path.write_bytes(b"x" + model_bytes()[1:])
     question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
     with pytest.raises(ApiProblem) as raised:
-        asyncio.run(limited().workloads(question))
+        asyncio.run(limited().find(question))
     assert (raised.value.status, raised.value.slug) == (500, "storage-error")
 
 
