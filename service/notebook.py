@@ -12,11 +12,19 @@ from html import escape
 
 from service.sentences import one_sentence
 
+MOST_LINES = 400
+"""Of a listing; the rest is counted."""
+
 MOST_ROWS = 50
 """Of a table; the line below it says how many more there are."""
 
+MOST_INDENTED = 80
+
 WIDTH, HEIGHT, MARGIN = 420, 120, 4
 """Of a curve, in pixels."""
+
+SQUARE = 260
+"""Pixels of a side of a picture with dots."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
@@ -70,6 +78,39 @@ def curve(points: Iterable[tuple[float, float]], label: str) -> str:
     )
 
 
+def dots(points: Iterable[tuple[float, float]], across: str, up: str) -> str:
+    """Points of two positive quantities in logarithmic scales, with the line on which both are the
+    same. `across` and `up` say what they are."""
+    known = [(x, y) for x, y in points if 0.0 < x < math.inf and 0.0 < y < math.inf]
+    said = _text(f"{len(known)} points: {across} to the right, {up} upwards")
+    if not known:
+        return f"<p>{said}</p>"
+    low = math.log(min(map(min, known)))
+    span = math.log(max(map(max, known))) - low or 1.0
+    wide = SQUARE - 2 * MARGIN
+    at = [[MARGIN + wide * (math.log(each) - low) / span for each in point] for point in known]
+    circles = "".join(
+        f"<circle cx='{x:.1f}' cy='{SQUARE - y:.1f}' r='2.5' fill='#2a78d6' fill-opacity='0.6'/>"
+        for x, y in at
+    )
+    return (
+        f"<figure style='margin:0'><svg width='{SQUARE}' height='{SQUARE}' role='img' "
+        f"aria-label='{said}'><path d='M{MARGIN} {SQUARE - MARGIN}L{SQUARE - MARGIN} {MARGIN}' "
+        f"fill='none' stroke='#8888'/>{circles}</svg><figcaption>{said}</figcaption></figure>"
+    )
+
+
+def listing(title: str, text: str) -> str:
+    """Code, folded behind its title."""
+    lines = text.splitlines()
+    shown = [_text_of_line(line) for line in lines[:MOST_LINES]]
+    more = len(lines) - MOST_LINES
+    if more > 0:
+        shown.append(f"and {more} more lines")
+    code = "\n".join(shown)
+    return f"<details><summary>{_text(title)}</summary><pre>{code}</pre></details>"
+
+
 def section(title: str, *parts: str) -> str:
     """HTML below a line in bold."""
     return f"<div><b>{_text(title)}</b>{''.join(parts)}</div>"
@@ -82,6 +123,12 @@ def paragraph(text: str) -> str:
 def _cell(tag: str, content: object, left: bool) -> str:
     side = "left" if left else "right"
     return f"<{tag} style='text-align:{side}'>{_text(content)}</{tag}>"
+
+
+def _text_of_line(line: str) -> str:
+    """A line as `_text` has it, with its indentation."""
+    body = line.lstrip(" ")
+    return " " * min(len(line) - len(body), MOST_INDENTED) + _text(body)
 
 
 def _text(said: object) -> str:

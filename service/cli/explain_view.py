@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.codegen.statistics import InnerLoop
-from compiler.dtypes import DType
 from compiler.runtime.ports import sizes_text
 from service.cli.inspect_view import quantity, size
 from service.cli.view import make_table
 from service.jobs.explain import KernelReport, ModelReport
-from service.units import microseconds, threads_text
+from service.jobs.report_table import ReportTable, rate, roofline, serves
+from service.units import microseconds
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "
@@ -29,38 +29,12 @@ SERVES = " serves: the sizes that the kernel is for, of those of the range; all 
 
 def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
     """One line a kernel, the most expensive first, and what the columns mean."""
-    cut = any(kernel.serves for kernel in report.kernels)
-    rows = make_table(
-        "#",
-        "<kernel",
-        "count",
-        "us",
-        "share",
-        "GFLOP/s",
-        "<roofline",
-        "spills",
-        "<from",
-        *(["<serves"] if cut else []),
-        "<schedule",
-    )
-    order = sorted(report.kernels, key=lambda kernel: -(report.share(kernel) or 0.0))
-    for kernel in order:
-        share = report.share(kernel)
-        rows.add_row(
-            str(kernel.number),
-            Text(kernel.name),
-            str(kernel.count),
-            microseconds(kernel.seconds),
-            "-" if share is None else f"{100 * share:.1f} %",
-            _rate(kernel),
-            _roofline(kernel),
-            str(kernel.spills),
-            "tuning" if kernel.tuned else "default",
-            *([Text(_serves(kernel))] if cut else []),
-            Text(str(kernel.schedule)),
-        )
-    explained = [Text(), Text(LEGEND + SERVES * cut, style="dim")] if legend else []
-    return Group(Text(_headline(report)), Text(), rows, *explained)
+    table = ReportTable.of(report)
+    rows = make_table(*table.columns)
+    for row in table.rows:
+        rows.add_row(*map(Text, row))
+    explained = [Text(), Text(LEGEND + SERVES * table.cut, style="dim")] if legend else []
+    return Group(Text(table.headline), Text(), rows, *explained)
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
@@ -74,7 +48,7 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
         ("workload", kernel.workload_key),
     ]
     if kernel.serves:
-        lines.append(("serves", _serves(kernel)))
+        lines.append(("serves", serves(kernel)))
     for report in reports:
         for one in report.kernels:
             if one.number == kernel.number:
@@ -111,22 +85,18 @@ def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]
             (
                 "time",
                 f"{microseconds(kernel.seconds)} us, {kernel.count} a run of the model: "
-                f"{100 * share:.1f} % of it, {_rate(kernel)} GFLOP/s",
+                f"{100 * share:.1f} % of it, {rate(kernel)} GFLOP/s",
             ),
             (
                 "machine allows",
                 f"{microseconds(kernel.bound.seconds)} us: "
                 f"{microseconds(kernel.bound.compute_seconds)} us of arithmetic, "
-                f"{microseconds(kernel.bound.memory_seconds)} us of memory; {_roofline(kernel)}",
+                f"{microseconds(kernel.bound.memory_seconds)} us of memory; {roofline(kernel)}",
             ),
         ]
     if report.sizes:
         lines.insert(0, ("at", sizes_text(tuple(report.sizes.items()))))
     return lines
-
-
-def _serves(kernel: KernelReport) -> str:
-    return ", ".join(f"{name} {sizes}" for name, sizes in kernel.serves.items())
 
 
 def assembly_text(kernel: KernelReport) -> str:
@@ -143,43 +113,8 @@ def _assembly(loop: InnerLoop) -> Iterator[str]:
         yield f"    {instruction}"
 
 
-def _headline(report: ModelReport) -> str:
-    runs = sum(kernel.count for kernel in report.kernels)
-    at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
-    precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
-    text = (
-        f"{report.name}{at}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
-        f"{threads_text(report.threads)}, {report.numerics} numerics{precision}"
-    )
-    if report.seconds is None or report.speeds is None:
-        return f"{text}. The device does not run its code: nothing is timed."
-    tuned = sum(kernel.tuned for kernel in report.kernels)
-    levels = ", ".join(
-        f"{level.name} {level.bytes_per_second / 1e9:.0f}" for level in report.speeds.levels
-    )
-    dots = report.speeds.dots.items()
-    narrow = "".join(f", {rate / 1e9:.0f} of {name}" for name, rate in dots)
-    core = report.device or "the device"
-    return (
-        f"{text}, {tuned} tuned. All kernels: {report.seconds * 1e3:.3f} ms.\n"
-        f"A core of {core}: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s{narrow}; "
-        f"reads GB/s: {levels}."
-    )
-
-
 def _operations(kernel: KernelReport) -> str:
     text = quantity(kernel.flops)
     if kernel.executed_flops != kernel.flops:
         text += f" by definition, {quantity(kernel.executed_flops)} executed"
     return text
-
-
-def _rate(kernel: KernelReport) -> str:
-    """Operations of the definition a second: what comparisons between algorithms need."""
-    return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
-
-
-def _roofline(kernel: KernelReport) -> str:
-    if kernel.of_roofline is None or kernel.bound is None:
-        return "-"
-    return f"{100 * kernel.of_roofline:.0f} % {kernel.bound.limit}"

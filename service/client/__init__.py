@@ -15,19 +15,24 @@ from service.client.errors import (
     UnreachableError,
 )
 from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from service.client.task_results import Code, Predictions, Records, Trials
 
 __all__ = [
     "AsyncClient",
     "Client",
     "ClientError",
+    "Code",
     "Curve",
     "Job",
     "JobEndedError",
     "Jobs",
     "NotKnownError",
+    "Predictions",
+    "Records",
     "RefusedError",
     "Task",
     "Tasks",
+    "Trials",
     "Tuned",
     "UnreachableError",
 ]

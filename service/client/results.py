@@ -9,6 +9,7 @@ from typing import Any
 
 from service import notebook
 from service.api.schemas.jobs import CurveView, JobView, TaskView
+from service.client.task_results import schedule_text
 from service.progress import progress_line, share_done
 from service.sentences import one_sentence
 from service.units import finite, microseconds, milliseconds
@@ -95,7 +96,7 @@ class Tasks(list[Task]):
                     microseconds(task.best_seconds),
                     f"{100 * _cost(task) / total:.1f} %" if total else "-",
                     task.trials,
-                    _schedule(task.facts.get("schedule")),
+                    schedule_text(task.facts.get("schedule")),
                 )
                 for task in most
             ],
@@ -128,12 +129,3 @@ class Tuned:
 def _cost(task: TaskView) -> float:
     seconds = finite(task.best_seconds) or finite(task.default_seconds) or 0.0
     return seconds * task.count
-
-
-def _schedule(chosen: object) -> str:
-    """The algorithm and its knobs, of whatever the facts of a task hold."""
-    if isinstance(chosen, dict) and "algorithm" in chosen:
-        choices = chosen.get("choices", {})
-        knobs = choices.items() if isinstance(choices, dict) else ()
-        return " ".join([str(chosen["algorithm"]), *(f"{k}={v}" for k, v in knobs)])
-    return "-" if chosen is None else str(chosen)

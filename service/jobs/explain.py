@@ -28,10 +28,12 @@ from compiler.schedule.schedule import Schedule
 from compiler.sizes import at
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
+from service import notebook
 from service.jobs.device import Device
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned, executed_flops, workload_name
 from service.jobs.profiling import SAMPLES
+from service.jobs.report_table import ReportTable
 from service.jobs.shown_sizes import shown_sizes
 
 
@@ -132,6 +134,11 @@ class ModelReport:
                 "bound": limit and {"seconds": limit.seconds, "limit": limit.limit},
             }
         return data
+
+    def _repr_html_(self) -> str:
+        table = ReportTable.of(self)
+        head = "".join(notebook.paragraph(line) for line in table.headline.splitlines())
+        return head + notebook.table(table.columns, table.rows)
 
 
 def explain(

@@ -11,12 +11,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from service.api.schemas.cost_models import CostModelView
+from service.api.schemas.graphs import GraphView
 from service.api.schemas.health import HealthView
 from service.api.schemas.jobs import JobEventView, JobRequest
 from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 from service.api.schemas.models import ModelView
-from service.api.schemas.records import AnswerView
-from service.api.schemas.resources import DeviceView
+from service.api.schemas.records import (
+    AnswerView,
+    CoverageView,
+    StoredRecordView,
+    WithdrawRequest,
+    WithdrawView,
+)
+from service.api.schemas.resources import DeviceView, TrialView
 from service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
@@ -34,6 +42,7 @@ from service.client.asynchronous.connection import (
 )
 from service.client.errors import ClientError, JobEndedError
 from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from service.client.task_results import Code, Predictions, Records, Trials
 from service.progress import Display, Silent, display_for_here
 
 ENDED_EARLY_SECONDS = 0.2
@@ -173,6 +182,34 @@ class AsyncClient(AsyncConnection):
         """How far a job was, in a few hundred moments."""
         return await self._view(Curve, "GET", f"/v1/jobs/{quoted(job_id)}/curve")
 
+    async def log(self, job_id: str, limit: int = 100) -> list[JobEventView]:
+        """What happened to a job, the newest first."""
+        path = f"/v1/jobs/{quoted(job_id)}/log"
+        return await self._views(JobEventView, path, most=limit)
+
+    async def code(self, job_id: str, workload: str, *, untuned: bool = False) -> Code:
+        """A task's best schedule as loop nest and assembly, or its untuned one."""
+        params = {"untuned": "true"} if untuned else {}
+        path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/code"
+        return await self._view(Code, "GET", path, params=params, timeout=LONG_SECONDS)
+
+    async def predictions(self, job_id: str, workload: str) -> Predictions:
+        """What the models of cost say of a task's newest trials, beside what was measured."""
+        path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/predictions"
+        return await self._view(Predictions, "GET", path, timeout=LONG_SECONDS)
+
+    async def graph(self, job_id: str) -> GraphView:
+        """The model of a job after fusion: its kernels and the ONNX nodes behind each."""
+        path = f"/v1/jobs/{quoted(job_id)}/graph"
+        return await self._view(GraphView, "GET", path, timeout=LONG_SECONDS)
+
+    async def trials(
+        self, job_id: str | None = None, workload: str | None = None, limit: int = 100
+    ) -> Trials:
+        """Measured candidates of a job, of a workload or of both, the newest first."""
+        params = _given(job=job_id, workload=workload)
+        return Trials(await self._views(TrialView, "/v1/trials", params, most=limit))
+
     async def cancel(self, job_id: str) -> Job:
         """End a job at once; what it measured stays."""
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:cancel", once=True)
@@ -227,7 +264,7 @@ class AsyncClient(AsyncConnection):
             raise ClientError(f"'{folder}': {error.strerror or error}") from error
         return folder
 
-    # schedules, workers
+    # schedules, records, workers
 
     async def schedule(self, workload: str, target: str, threads: int, numerics: str) -> RecordView:
         params = {
@@ -258,6 +295,30 @@ class AsyncClient(AsyncConnection):
             json=request.model_dump(mode="json"),
             timeout=LONG_SECONDS,
         )
+
+    async def records(
+        self, workload: str | None = None, target: str | None = None, limit: int = 100
+    ) -> Records:
+        """Records with what became of them, the newest first; `target` is a key, a name or a
+        worker."""
+        params = _given(workload=workload, target=target)
+        return Records(await self._views(StoredRecordView, "/v1/records", params, most=limit))
+
+    async def coverage(self) -> list[CoverageView]:
+        """How many workloads have a served record, by operator, target and threads."""
+        return await self._views(CoverageView, "/v1/records:coverage", most=None)
+
+    async def withdraw(
+        self, reason: str, records: Sequence[str] = (), workers: Sequence[str] = ()
+    ) -> WithdrawView:
+        """Take back records by their ids, or all that workers measured."""
+        body = WithdrawRequest(reason=reason, records=list(records), workers=list(workers))
+        path = "/v1/records:withdraw"
+        return await self._view(WithdrawView, "POST", path, json=body.model_dump(), once=True)
+
+    async def cost_models(self, target: str | None = None) -> list[CostModelView]:
+        """Versions of cost models with their scores, the newest first."""
+        return await self._views(CostModelView, "/v1/cost-models", _given(target=target), most=None)
 
     async def workers(self) -> list[WorkerView]:
         return await self._views(WorkerView, "/v1/workers", most=None)
@@ -296,6 +357,10 @@ class AsyncClient(AsyncConnection):
 
     async def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
         """The newest entries of the audit log."""
-        wanted = {"action": action, "subject": subject}
-        params = {name: value for name, value in wanted.items() if value is not None}
+        params = _given(action=action, subject=subject)
         return await self._views(AuditView, "/v1/audit", params, most=limit)
+
+
+def _given(**params: str | None) -> dict[str, str]:
+    """Parameters without those that nobody gave."""
+    return {name: value for name, value in params.items() if value is not None}

@@ -13,12 +13,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from service.api.schemas.cost_models import CostModelView
+from service.api.schemas.graphs import GraphView
 from service.api.schemas.health import HealthView
 from service.api.schemas.jobs import JobEventView, JobRequest
 from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 from service.api.schemas.models import ModelView
-from service.api.schemas.records import AnswerView
-from service.api.schemas.resources import DeviceView
+from service.api.schemas.records import (
+    AnswerView,
+    CoverageView,
+    StoredRecordView,
+    WithdrawRequest,
+    WithdrawView,
+)
+from service.api.schemas.resources import DeviceView, TrialView
 from service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
@@ -36,6 +44,7 @@ from service.client.blocking.connection import (
 )
 from service.client.errors import ClientError, JobEndedError
 from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from service.client.task_results import Code, Predictions, Records, Trials
 from service.progress import Display, Silent, display_for_here
 
 ENDED_EARLY_SECONDS = 0.2
@@ -175,6 +184,34 @@ class Client(Connection):
         """How far a job was, in a few hundred moments."""
         return self._view(Curve, "GET", f"/v1/jobs/{quoted(job_id)}/curve")
 
+    def log(self, job_id: str, limit: int = 100) -> list[JobEventView]:
+        """What happened to a job, the newest first."""
+        path = f"/v1/jobs/{quoted(job_id)}/log"
+        return self._views(JobEventView, path, most=limit)
+
+    def code(self, job_id: str, workload: str, *, untuned: bool = False) -> Code:
+        """A task's best schedule as loop nest and assembly, or its untuned one."""
+        params = {"untuned": "true"} if untuned else {}
+        path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/code"
+        return self._view(Code, "GET", path, params=params, timeout=LONG_SECONDS)
+
+    def predictions(self, job_id: str, workload: str) -> Predictions:
+        """What the models of cost say of a task's newest trials, beside what was measured."""
+        path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/predictions"
+        return self._view(Predictions, "GET", path, timeout=LONG_SECONDS)
+
+    def graph(self, job_id: str) -> GraphView:
+        """The model of a job after fusion: its kernels and the ONNX nodes behind each."""
+        path = f"/v1/jobs/{quoted(job_id)}/graph"
+        return self._view(GraphView, "GET", path, timeout=LONG_SECONDS)
+
+    def trials(
+        self, job_id: str | None = None, workload: str | None = None, limit: int = 100
+    ) -> Trials:
+        """Measured candidates of a job, of a workload or of both, the newest first."""
+        params = _given(job=job_id, workload=workload)
+        return Trials(self._views(TrialView, "/v1/trials", params, most=limit))
+
     def cancel(self, job_id: str) -> Job:
         """End a job at once; what it measured stays."""
         return self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:cancel", once=True)
@@ -229,7 +266,7 @@ class Client(Connection):
             raise ClientError(f"'{folder}': {error.strerror or error}") from error
         return folder
 
-    # schedules, workers
+    # schedules, records, workers
 
     def schedule(self, workload: str, target: str, threads: int, numerics: str) -> RecordView:
         params = {
@@ -260,6 +297,30 @@ class Client(Connection):
             json=request.model_dump(mode="json"),
             timeout=LONG_SECONDS,
         )
+
+    def records(
+        self, workload: str | None = None, target: str | None = None, limit: int = 100
+    ) -> Records:
+        """Records with what became of them, the newest first; `target` is a key, a name or a
+        worker."""
+        params = _given(workload=workload, target=target)
+        return Records(self._views(StoredRecordView, "/v1/records", params, most=limit))
+
+    def coverage(self) -> list[CoverageView]:
+        """How many workloads have a served record, by operator, target and threads."""
+        return self._views(CoverageView, "/v1/records:coverage", most=None)
+
+    def withdraw(
+        self, reason: str, records: Sequence[str] = (), workers: Sequence[str] = ()
+    ) -> WithdrawView:
+        """Take back records by their ids, or all that workers measured."""
+        body = WithdrawRequest(reason=reason, records=list(records), workers=list(workers))
+        path = "/v1/records:withdraw"
+        return self._view(WithdrawView, "POST", path, json=body.model_dump(), once=True)
+
+    def cost_models(self, target: str | None = None) -> list[CostModelView]:
+        """Versions of cost models with their scores, the newest first."""
+        return self._views(CostModelView, "/v1/cost-models", _given(target=target), most=None)
 
     def workers(self) -> list[WorkerView]:
         return self._views(WorkerView, "/v1/workers", most=None)
@@ -296,6 +357,10 @@ class Client(Connection):
 
     def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
         """The newest entries of the audit log."""
-        wanted = {"action": action, "subject": subject}
-        params = {name: value for name, value in wanted.items() if value is not None}
+        params = _given(action=action, subject=subject)
         return self._views(AuditView, "/v1/audit", params, most=limit)
+
+
+def _given(**params: str | None) -> dict[str, str]:
+    """Parameters without those that nobody gave."""
+    return {name: value for name, value in params.items() if value is not None}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import httpx2
 import pytest
 
 from db.storage import Storage
-from deploy.clients import SCHEMA, blocking_files, described, stamp
+from deploy.clients import COROUTINES, SCHEMA, blocking_files, described, stamp
 from service.api.schemas.jobs import JobEventView, JobRequest
 from service.api.schemas.lookups import LookupRequest
 from service.client import (
@@ -123,6 +125,9 @@ def test_each_call_survives_a_service_that_is_killed_in_it(
         assert sequences == sorted(set(sequences)) and len(sequences) > 4
         assert {task.name for task in client.tasks(job.id)} == {"cheap", "dear"}
         assert client.curve(job.id).points[-1].best_seconds == pytest.approx(2e-3)
+        kinds = [event.kind for event in client.log(job.id)]
+        assert "state" in kinds and "progress" not in kinds
+        assert [len(client.graph(job.id).steps)] == [3]
         assert (client.fetch(job.id, tmp_path / "got") / "manifest.json").read_text() == "{}"
         assert client.wait(job.id, False).state == client.cancel(job.id).state == "succeeded"
 
@@ -130,6 +135,8 @@ def test_each_call_survives_a_service_that_is_killed_in_it(
         assert looked.known == 0 and looked.schedules
         with pytest.raises(NotKnownError):
             client.schedule(looked.schedules[0].workload_key, TARGET, 1, "fast")
+        assert client.records(target=TARGET) == client.coverage() == client.cost_models() == []
+        assert client.withdraw("its governor was powersave", workers=["board"]).records == []
         assert [each.name for each in client.workers()] == ["board"]
         assert [each.worker_id for each in client.devices()] == [board.id]
         assert client.drain(board.id).draining
@@ -192,6 +199,31 @@ class Recorded:
 
     def event(self, event: JobEventView) -> None:
         self.kinds.append(event.kind)
+
+
+NO_METHOD = {
+    "/v1/metrics": "Prometheus reads it",
+    "/v1/models/{}": "models() has all",
+    "/v1/models/{}/content": "who uploaded it has it",
+    "/v1/jobs/{}/tasks/{}/nest": "code() has it",
+    "/v1/tasks": "of all jobs: tasks() of one",
+    "/v1/targets": "described by a worker",
+    "/v1/workloads": "of all models",
+    "/v1/workloads/{}": "a text that the compiler reads",
+    "/v1/records/{}": "records() has all",
+    "/v1/records:export": "lines, for `tilewright records import`",
+    "/v1/signing-key": "`tilewright records key` prints it",
+    "/v1/blobs/{}": "what workers fetch",
+}
+"""Reading routes that the client leaves out, and why."""
+
+
+def test_what_can_be_read_has_a_method() -> None:
+    source = (COROUTINES / "client.py").read_text()
+    called = {re.sub(r"\{[^}]*\}", "{}", path) for path in re.findall(r'"(/v1/[^"]*)"', source)}
+    paths = json.loads(described())["paths"]
+    read = {re.sub(r"\{[^}]*\}", "{}", path) for path, kinds in paths.items() if "get" in kinds}
+    assert read - called == set(NO_METHOD)
 
 
 def test_the_coroutines_do_the_same(

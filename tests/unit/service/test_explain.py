@@ -14,6 +14,7 @@ from service.jobs.no_regret import FixedSchedules
 from service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
 from service.jobs.shown_sizes import LONG_RUN, shown_sizes
 from tests.unit.service.devices import SPEEDS, FakeDevice
+from tests.unit.service.test_notebook import text_of
 
 
 def product(op: str, rows: int | str = 16) -> bytes:
@@ -96,6 +97,8 @@ def test_of_a_range_each_size_has_its_kernel() -> None:
     assert (first.serves, second.serves) == ({"rows": "17..128"}, {"rows": "129..512"})
     assert first.schedule == other != second.schedule
     assert first.tuned and not second.tuned and first.number < second.number
+    shown = text_of(at_few)
+    assert "rows=22" in shown and "rows 17..128" in shown and "tuning" in shown
     for kernel, rows in ((first, 22), (second, 512)):
         assert kernel.flops == kernel.executed_flops == 2 * rows * 64 * 32
         assert kernel.value_bytes == 4 * rows * (64 + 32)

@@ -22,9 +22,10 @@ HOSTILE = "<script>alert('x')</script>\x1b[2J\" onload=\"x"
 
 
 TAGS = {"x", "div", "b", "p", "code", "figure", "figcaption", "svg", "path"}
+TAGS |= {"circle", "details", "summary", "pre"}
 TAGS |= {"table", "caption", "thead", "tbody", "tr", "th", "td"}
 ATTRIBUTES = {"style", "width", "height", "role", "aria-label", "d", "fill", "stroke"}
-ATTRIBUTES |= {"stroke-width"}
+ATTRIBUTES |= {"stroke-width", "cx", "cy", "r", "fill-opacity"}
 
 
 def job(**changes: Any) -> Job:
@@ -103,6 +104,26 @@ def test_nothing_that_others_wrote_is_obeyed() -> None:
         Tasks([task(name=HOSTILE, facts=facts), task(facts={"schedule": [HOSTILE]})]),
     ):
         assert "<script" not in shown._repr_html_() and "script" in text_of(shown)
+
+
+def test_listings_are_folded_keep_their_indentation_and_end() -> None:
+    text = "\n".join(["loop i", f"    {HOSTILE}", *["x"] * notebook.MOST_LINES])
+    shown = notebook.listing(HOSTILE, text)
+    found = ET.fromstring(shown)
+    code = found.findtext("pre") or ""
+    assert "<script" not in shown and found.findtext("summary", "").startswith("<script>")
+    assert code.startswith("loop i\n    <script>") and "\\x1b[2J" in code
+    assert code.endswith("\nand 2 more lines")
+
+
+def test_a_picture_of_dots_has_the_line_of_equals() -> None:
+    shown = ET.fromstring(notebook.dots([(1e-3, 1e-3), (1e-3, 1e-1), (0.0, 1.0)], "a", "b"))
+    low, high = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in shown.iter("circle")]
+    assert low == (notebook.MARGIN, notebook.SQUARE - notebook.MARGIN)
+    assert high == (notebook.MARGIN, notebook.MARGIN)
+    for nothing in ([], [(float("nan"), 1.0), (1.0, float("inf")), (-1.0, 1.0)]):
+        assert "<svg" not in notebook.dots(nothing, "a", "b")
+    assert "<circle" in notebook.dots([(2.0, 2.0)], "a", "b")
 
 
 def test_absurd_numbers_are_shown_all_the_same() -> None:

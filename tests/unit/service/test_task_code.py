@@ -19,13 +19,16 @@ from service.api.errors import ApiProblem
 from service.api.planning import Planning
 from service.api.planning_child import Refusal, answer
 from service.api.schemas.jobs import OrderView, PredictionsView, PredictionView
+from service.client import Client, NotKnownError
 from service.dashboard.prediction_figures import HEIGHT, WIDTH, PredictionFigures
 from service.jobs import shown_code as shown
 from service.jobs.predicted import predicted
 from service.jobs.shown_code import shown_code
 from tests.unit.service.api_calls import problem
+from tests.unit.service.conftest import LiveServer
 from tests.unit.service.pages import HOSTILE, opened, sign_in
 from tests.unit.service.test_cost_models import product, seconds
+from tests.unit.service.test_notebook import markup, text_of
 from tests.unit.service.test_task_page import TARGET, task_of_job, trial
 from tuner.cost_model.dataset import samples_of
 from tuner.cost_model.trial_predictions import predict_trials
@@ -107,6 +110,29 @@ def test_best_and_untuned_side_by_side(client: TestClient, storage: Storage, own
     for part in ("", "/code", "/predictions"):
         wrong = f"/dashboard/jobs/{job}/tasks/{'0' * 64}{part}"
         assert client.get(wrong).status_code == 404
+
+
+def test_the_client_gets_both_for_a_notebook(
+    storage: Storage, server: LiveServer, owner: str
+) -> None:
+    best = next(p for p in POINTS if p.algorithm == "gemm")
+    job, workload = task_of_job(storage, {"schedule": best.to_json()}, WORKLOAD)
+    storage.records.add_trials(measured(job))
+    with Client(server.url, owner) as client:
+        tuned, untuned = client.code(job, workload), client.code(job, workload, untuned=True)
+        assert tuned.schedule == best.to_json() != untuned.schedule
+        said = text_of(tuned)
+        assert "vfmadd" in said and f"gemm {'='.join(map(str, best.choices[0]))}" in said
+        assert "multiply-adds" in said and "and 1 more lines" not in said
+        predictions = client.predictions(job, workload)
+        assert len(predictions.trials) == len(POINTS)
+        shown = markup(predictions)
+        assert len(list(shown.iter("circle"))) == len(POINTS)
+        assert "no cost model puts nothing in order, the roofs" in text_of(predictions)
+        assert len(client.trials(job, workload)) == len(client.trials(workload=workload)) == 20
+        assert "gemm" in text_of(client.trials(job, limit=20))
+        with pytest.raises(NotKnownError):
+            client.code(job, "0" * 64)
 
 
 def test_a_side_that_cannot_be_shown_hides_no_other(
