@@ -120,6 +120,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Lookups by one token of models that have to be planned; 0: no limit.",
     )
+    spellings_per_minute: int = Field(
+        default=600,
+        ge=0,
+        description="Leases that are spelled out for workers of one token; 0: no limit.",
+    )
     housekeeping_seconds: float = Field(
         default=300.0, gt=0, description="How often the service removes what nobody needs any more."
     )

@@ -7,6 +7,9 @@ const MOST_SECONDS = 3600;
 /** No answer of the service, or one that says to try again. */
 export class Unreachable extends Error {}
 
+/** All of a blob arrived, and its bytes are others. */
+export class Damaged extends Error {}
+
 /** The service answered with a problem that trying again does not change. */
 export class Refused extends Error {
   constructor(status, {type, detail, what = ""}) {
@@ -56,7 +59,7 @@ export class Api {
     }
     const found = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
     if (Array.from(found, (byte) => byte.toString(16).padStart(2, "0")).join("") !== digest) {
-      throw new Unreachable(`blob ${digest} arrived damaged`);
+      throw new Damaged(`blob ${digest} arrived damaged`);
     }
     return bytes;
   }

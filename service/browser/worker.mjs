@@ -2,7 +2,7 @@
 // sandbox do it, reports results. What it runs is WebAssembly, without imports, in a Web Worker that
 // is ended when a step takes too long.
 
-import {Refused, Unreachable, secondsOf} from "./api.mjs";
+import {Damaged, Refused, Unreachable, secondsOf} from "./api.mjs";
 import {SpeedWatch, comparison} from "./statistics.mjs";
 
 const PROTOCOL = 6;
@@ -10,6 +10,7 @@ const START_SECONDS = 20; // to start a sandbox, and to read what a lease names
 const LAST_PAUSE_SECONDS = 5;
 const KEPT_BYTES = 256 << 20;
 const MOST_ERROR = 2000;
+const MOST_DAMAGED = 4; // times that a blob may arrive damaged, before its lease is given up
 
 const hex = (bytes) => Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (b) => b.toString(16).padStart(2, "0")).join("");
 
@@ -189,7 +190,8 @@ export class MeasurementWorker {
   }
 
   async #fail(id, error) {
-    const body = {worker_id: this.id, cause: "worker", error: `${error.message}`.slice(0, MOST_ERROR)};
+    const cause = error instanceof Damaged ? "service" : "worker";
+    const body = {worker_id: this.id, cause, error: `${error.message}`.slice(0, MOST_ERROR)};
     try {
       await this.api.call("POST", `/v1/leases/${id}/failure`, body);
     } catch (problem) {
@@ -202,11 +204,26 @@ export class MeasurementWorker {
     return [...new Set([library_digest, ...cases.map((each) => each.reference_digest), ...plain])];
   }
 
+  /** A blob. One that is damaged may be another time; not where the service's own copy is. */
+  #blob(digest, signal) {
+    let damaged = 0;
+    const ask = async () => {
+      try {
+        return await this.api.blob(digest, signal);
+      } catch (error) {
+        if (!(error instanceof Damaged)) throw error;
+        if (++damaged < MOST_DAMAGED) throw new Unreachable(error.message);
+        throw new Damaged(`${error.message} ${damaged} times`);
+      }
+    };
+    return this.#patiently(ask, signal);
+  }
+
   /** The bytes of blobs, by digest. Those used last are kept. */
   async #fetched(digests, signal) {
     const found = new Map();
     for (const digest of digests) {
-      const bytes = this.#blobs.get(digest) ?? (await this.#patiently(() => this.api.blob(digest, signal), signal));
+      const bytes = this.#blobs.get(digest) ?? (await this.#blob(digest, signal));
       if (signal.aborted || bytes === undefined) throw new Unreachable("the lease is over");
       this.#blobs.delete(digest);
       this.#blobs.set(digest, bytes);

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from service.worker.cache import is_digest
 from service.worker.hand import PREFETCHED, Hand, InHand, Log
-from service.worker.http import Api, Refused, Unreachable, field
+from service.worker.http import Api, Damaged, Refused, Unreachable, field
 from service.worker.registration import Registration
 from service.worker.reporting import SERVICE, Reporter
 from tuner.measure.run_result import RunResult, RunStatus
@@ -20,6 +20,10 @@ from tuner.measure.wire import ProtocolError
 
 _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
+
+MOST_DAMAGED = 4
+"""Times that a blob may arrive damaged before its lease is given up: to fetch it again costs what
+the first time cost, and where the service's own copy is damaged it would go on for ever."""
 
 
 class Claimer:
@@ -165,6 +169,7 @@ class Claimer:
         request, cache = work.request, self._hand.cache
         sizes = request.blobs if isinstance(request, RunRequest) else {}
         for digest in request.digests:
+            damaged = 0
             while digest not in cache:
                 if self._dropped(work):
                     return False
@@ -179,6 +184,11 @@ class Claimer:
                     backoff.reset()
                 except Unreachable as error:
                     self._log(str(error))
+                    damaged += isinstance(error, Damaged)
+                    if damaged >= MOST_DAMAGED:
+                        why = f"{error} {damaged} times"
+                        self._reporter.fail_quietly(work.lease_id, SERVICE, why)
+                        return False
                     backoff.wait()
                 except Refused as error:
                     self._reporter.fail_quietly(work.lease_id, SERVICE, str(error))

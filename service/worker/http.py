@@ -37,6 +37,10 @@ class Unreachable(Exception):
     """No answer of the service, or one that says to try again. Nothing is known of the effect."""
 
 
+class Damaged(Unreachable):
+    """All of a blob arrived, and its bytes are others. Once that is the network's fault."""
+
+
 class Refused(Exception):
     """The service itself answered with a problem that trying again does not change."""
 
@@ -118,6 +122,7 @@ class Api:
 
         Raises:
             Unreachable: if it is not there yet; it may be tried again.
+            Damaged: if it arrived, and is another; it may be tried again now and then.
             Refused: if the service has no such file, or one of more than `most_bytes`.
         """
         partial = partial_file(target)
@@ -156,7 +161,7 @@ class Api:
             raise Unreachable(f"blob {digest} broke off after {done} bytes")
         if checksum.hexdigest() != digest:
             partial.unlink(missing_ok=True)
-            raise Unreachable(f"blob {digest} arrived damaged")
+            raise Damaged(f"blob {digest} arrived damaged")
         partial.chmod(0o644)  # the sandbox may be another user
         partial.replace(target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
 from db.stores.leases import Cause, Claim
@@ -16,6 +17,7 @@ from service.api.deps import (
     WorkerTrafficDep,
 )
 from service.api.gate import GatedRoute
+from service.api.limiter import Limited, LimiterDep
 from service.api.refusals import refuses
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas.leases import (
@@ -70,6 +72,7 @@ async def spell_out(
     request: Request,
     traffic: WorkerTrafficDep,
     spelling: SpellingDep,
+    limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:
     """The request of a lease, spelled out for a device without NumPy: where each element of each
@@ -78,6 +81,7 @@ async def spell_out(
     422 `not-spelled-out` for what only a device with NumPy can work on, such as a program with open
     sizes.
     """
+    await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)
     request_id, payload = await spelling.spelled_out(lease_id, body.worker_id)
     signature = request.app.state.signer.sign(signed_lease(request_id, payload))

@@ -19,6 +19,7 @@ from service.settings import Settings
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.wire import PROTOCOL
 
 
 @pytest.mark.parametrize(
@@ -281,6 +282,21 @@ def test_jobs_and_lookups_by_model_have_limits(
         assert client.post("/v1/schedules/lookup", json=lookup).status_code == 200, "it is known"
         for _ in range(3):
             assert client.post("/v1/schedules/lookup", json=by_key).status_code == 200
+
+
+def test_leases_are_spelled_out_within_a_limit(settings: Settings, storage: Storage) -> None:
+    """To draw arrays costs the service more than to ask for them costs a worker."""
+    with TestClient(create_app(limited(settings, spellings_per_minute=1), storage)) as client:
+        header = with_scopes(storage, Scope.MEASURE)
+        body = {"name": "phone", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
+        worker = client.post("/v1/workers", json=body, headers=header).json()["worker"]["id"]
+
+        def spell() -> tuple[int, str, str]:
+            asked = {"worker_id": worker}
+            return problem(client.post(f"/v1/leases/{'0' * 32}/plain", json=asked, headers=header))
+
+        assert spell()[:2] == (404, "not-found")
+        assert spell()[:2] == (429, "too-many-requests")
 
 
 def test_no_limit_asks_the_database_nothing(

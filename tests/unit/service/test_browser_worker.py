@@ -172,6 +172,40 @@ def test_a_lease_that_is_lost_while_its_blobs_arrive_is_over(tmp_path: Path) -> 
     assert said.stdout == b"2\n"
 
 
+DAMAGED = """
+import {Damaged, Unreachable} from "FOLDER/api.mjs";
+import {MeasurementWorker} from "FOLDER/worker.mjs";
+
+const payload = {plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1"};
+let claims = 0, fetched = 0;
+const api = {
+  async call(method, path, body) {
+    if (path === "/v1/workers") return {heartbeat_seconds: 9, long_poll_seconds: 0};
+    if (path.endsWith("/failure")) console.log(body.cause, body.error, fetched);
+    if (path === "/v1/leases/claim" && ++claims === 1) return {leases: [{lease_id: "l", payload}]};
+    if (claims === 2) worker.stop();
+    return {};
+  },
+  blob: async () => {
+    if (++fetched % 2) throw new Unreachable("a network that breaks off");
+    throw new Damaged("blob 1 arrived damaged");
+  },
+};
+Math.random = () => -0.99; // short pauses
+const worker = new MeasurementWorker({api, name: "w", device: {}, targets: [], tell() {}});
+await worker.run();
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+def test_a_blob_that_always_arrives_damaged_is_given_up(tmp_path: Path) -> None:
+    script = tmp_path / "damaged.mjs"
+    script.write_text(DAMAGED.replace("FOLDER", FOLDER.as_uri()))
+    assert NODE is not None
+    said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
+    assert said.stdout == b"service blob 1 arrived damaged 4 times 8\n"
+
+
 @needs_node
 @pytest.mark.usefixtures("worker")
 def test_a_candidate_harms_nobody_but_itself(

@@ -15,6 +15,7 @@ import pytest
 
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
+from service.worker.claiming import MOST_DAMAGED
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions
 from service.worker.state import ASIDE_RESULTS, Spooled, StateFolder
@@ -321,3 +322,19 @@ def test_leases_whose_answer_was_lost_come_with_the_next_claim(
     for name, lease_id in named.items():
         (lease,) = storage.leases.history(name)
         assert lease.lease_id == lease_id
+
+
+def test_a_blob_that_always_arrives_damaged_is_given_up(
+    proxy: Proxy, storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    """It is fetched some times; then the lease ends with the reason, as nobody's crash."""
+    proxy.instead = lambda path: (200, {}, b"other bytes") if "/v1/blobs/" in path else None
+    queue(storage, "a")
+    start()
+    until(lambda: [lease.outcome for lease in storage.leases.history("a")][:1] == ["failed"])
+    first = storage.leases.history("a")[0]
+    assert first.error.endswith(f"arrived damaged {MOST_DAMAGED} times")
+    assert first.blame == "service"
+    proxy.instead = lambda path: None
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert sandbox.measured == ["a"]
