@@ -7,6 +7,7 @@ many times), or after they were written to.
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 import weakref
@@ -21,12 +22,16 @@ from torch import fx
 
 from compiler.errors import CompilerError, ModelWarning
 from compiler.kept_models import KeptModels, own_folder
+from compiler.torch.element_types import as_numpy
 from compiler.torch.options import BackendOptions
+from compiler.torch.positions import are_within
 from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import OutputSpec, Translated, as_numpy, translate, used_as_tables
+from compiler.torch.translation import Translated, translate, used_as_tables
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
+
+log = logging.getLogger("tilewright.torch")
 
 ALIGNMENT = 64
 """Where inputs are read without a copy."""
@@ -59,6 +64,13 @@ class _Program:
                 return False
         return True
 
+    def serves(self, arguments: list[Any]) -> bool:
+        """Whether positions among the arguments are such as PyTorch takes."""
+        return all(
+            are_within(arguments[place], bounds)
+            for place, bounds in self.translated.positions.items()
+        )
+
     def run(self, arguments: list[Any]) -> list[Any]:
         arrays = []
         for position in self.translated.inputs:
@@ -66,7 +78,7 @@ class _Program:
             tensor = isinstance(given, torch.Tensor)
             arrays.append(as_numpy(given) if tensor else np.array(given, np.int64))
         found = self.compiled.run(arrays)
-        return [_given(spec, found) for spec in self.translated.outputs]
+        return [spec.taken(found) for spec in self.translated.outputs]
 
 
 class GraphFunction:
@@ -99,7 +111,7 @@ class GraphFunction:
         self._current: _Program | None = None
         self._changes = 0
         self._eager = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
         self._tables = {p for p in self._weights if used_as_tables(nodes[p])}
 
@@ -114,15 +126,19 @@ class GraphFunction:
         program = self._current
         if program is None or self._eager or not program.has(arguments):
             program = self._found(arguments)
-        if program is None:
+        if program is None or not program.serves(arguments):
             return self._graph(*arguments)
-        return program.run(arguments)
+        try:
+            return program.run(arguments)
+        except Exception as error:  # noqa: BLE001 - what PyTorch can run is no error of the caller
+            self._give_up(error)
+            return self._graph(*arguments)
 
     def _found(self, arguments: list[Any]) -> _Program | None:
         """The program for these weights, compiled if it must be; None if PyTorch runs them."""
-        if self._eager:
-            return None
         with self._lock:
+            if self._eager:
+                return None
             weights = {p: arguments[p] for p in sorted(self._weights)}
             key = tuple(map(id, weights.values()))
             program = self._programs.get(key)
@@ -130,9 +146,6 @@ class GraphFunction:
                 self._changes += program is not None
                 program = self._made(weights, arguments)
                 if program is None:
-                    self._eager = True
-                    self._programs.clear()
-                    self._current = None
                     return None
                 self._programs[key] = program
                 if len(self._programs) > MOST_PROGRAMS:
@@ -157,12 +170,8 @@ class GraphFunction:
             options = self._options.compile_options(translated.ranges)
             keep = own_folder() if self._options.keep else None
             compiled = KeptModels(keep).compile(translated.model, options)
-        except CompilerError as error:
-            warnings.warn(
-                f"a graph runs in PyTorch's eager mode, since it cannot be compiled: {error}",
-                ModelWarning,
-                stacklevel=2,
-            )
+        except Exception as error:  # noqa: BLE001 - see above
+            self._give_up(error)
             return None
         known = tuple(
             (p, weakref.ref(each), each.data_ptr(), each._version) for p, each in constants.items()
@@ -173,6 +182,22 @@ class GraphFunction:
                 target=self._tuned, args=(program,), name="tilewright-tuner", daemon=True
             ).start()
         return program
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the graph to PyTorch from now on, and say why; of a defect the log says where."""
+        with self._lock:
+            self._eager = True
+            self._current = None
+            self._programs.clear()
+        why = str(error)
+        if not isinstance(error, CompilerError):
+            log.error("a graph failed", exc_info=error)
+            why = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"a graph runs in PyTorch's eager mode, since it cannot be compiled: {why}",
+            ModelWarning,
+            stacklevel=2,
+        )
 
     def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
         """Whether a weight is compiled in. One that is looked up in is read where it lies, and so
@@ -199,20 +224,3 @@ def _check_tensor(given: Any) -> None:
         raise NotTranslatedError(f"an argument is a {type(given).__name__}")
     if given.device.type != "cpu" or given.layout is not torch.strided:
         raise NotTranslatedError(f"an argument is on {given.device}, {given.layout}")
-
-
-def _given(spec: OutputSpec, found: list[Any]) -> Any:
-    """What the caller of the graph gets in one place."""
-    if spec.position is None:
-        return spec.given
-    array = found[spec.position]
-    if spec.is_number:
-        return int(array)
-    if spec.is_bfloat16:
-        tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
-    if spec.order is None:
-        return tensor
-    back = [spec.order.index(dim) for dim in range(len(spec.order))]
-    return tensor.permute(spec.order).contiguous().permute(back)

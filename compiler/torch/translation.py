@@ -7,6 +7,7 @@ become arithmetic on `Shape`, from which the import finds the same expressions a
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,53 +27,17 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from compiler.dtypes import DType
 from compiler.frontend.model_file import ReadModel
 from compiler.ops.onnx_node import OnnxTensor
-from compiler.torch.symbolic import (
-    NotTranslatedError,
-    Size,
-    bounded,
-    expression,
-    memory_order,
-)
+from compiler.torch.element_types import ELEMENT_TYPES, as_numpy
+from compiler.torch.positions import are_within, narrowed, source_of
+from compiler.torch.results import OutputSpec
+from compiler.torch.symbolic import NotTranslatedError, Size, bounded, expression
 
 OPSET = 22
 
+log = logging.getLogger("tilewright.torch")
+
 Rule: TypeAlias = Callable[..., Any]
 """A translator, the node and the node's arguments -> the name of the value, or a tuple of names."""
-
-ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
-    torch.float32: (TensorProto.FLOAT, DType.FLOAT32),
-    torch.float64: (TensorProto.DOUBLE, DType.FLOAT64),
-    torch.float16: (TensorProto.FLOAT16, DType.FLOAT16),
-    torch.bfloat16: (TensorProto.BFLOAT16, DType.BFLOAT16),
-    torch.int8: (TensorProto.INT8, DType.INT8),
-    torch.int16: (TensorProto.INT16, DType.INT16),
-    torch.int32: (TensorProto.INT32, DType.INT32),
-    torch.int64: (TensorProto.INT64, DType.INT64),
-    torch.uint8: (TensorProto.UINT8, DType.UINT8),
-    torch.uint16: (TensorProto.UINT16, DType.UINT16),
-    torch.uint32: (TensorProto.UINT32, DType.UINT32),
-    torch.uint64: (TensorProto.UINT64, DType.UINT64),
-    torch.bool: (TensorProto.BOOL, DType.BOOL),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """What the caller gets in one place.
-
-    Attributes:
-        position: among the model's outputs; None for `given`.
-        given: what is given if it is no output of the model: None, or a number.
-        is_number: whether it is a number, which the model gives as a tensor of rank 0.
-        is_bfloat16: whether the model gives raw bits of bfloat16.
-        order: the dimensions from the outermost to the innermost in memory; None in order.
-    """
-
-    position: int | None = None
-    given: Any = None
-    is_number: bool = False
-    is_bfloat16: bool = False
-    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +49,14 @@ class Translated:
         inputs: the positions of the arguments that the model takes, in its order.
         outputs: what the graph gives.
         ranges: of the model's open dimensions, those that PyTorch bounds.
+        positions: arguments whose elements are positions, with their bounds.
     """
 
     model: ReadModel
     inputs: tuple[int, ...]
     outputs: tuple[OutputSpec, ...]
     ranges: Mapping[str, range]
+    positions: Mapping[int, range]
 
 
 def operator_name(target: Any) -> str:
@@ -150,6 +117,9 @@ class Translator:
     _sizes: dict[Any, str] = field(default_factory=dict)
     _ranges: Mapping[Any, Any] = field(default_factory=dict)
     """Bounds of the symbols."""
+    _places: Mapping[fx.Node, int] = field(default_factory=dict)
+    _positions: dict[int, range] = field(default_factory=dict)
+    """Arguments whose elements are positions, with their bounds."""
 
     def run(
         self,
@@ -160,6 +130,7 @@ class Translator:
     ) -> Translated:
         self._ranges = ranges
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self._places = {node: position for position, node in enumerate(placeholders)}
         infos, taken, open_dims = self._inputs(placeholders, names)
         outputs: tuple[OutputSpec, ...] = ()
         results: list[Any] = []
@@ -178,9 +149,9 @@ class Translator:
         opset = helper.make_opsetid("", OPSET)
         model = helper.make_model(graph_proto, opset_imports=[opset], producer_name="tilewright")
         model.ir_version = 10
-        return Translated(
-            ReadModel(model, tensors=self._tensors), taken, outputs, bounded(open_dims, ranges)
-        )
+        read = ReadModel(model, tensors=self._tensors)
+        bounds = bounded(open_dims, ranges)
+        return Translated(read, taken, outputs, bounds, dict(self._positions))
 
     # what rules emit
 
@@ -300,6 +271,18 @@ class Translator:
         found = self.op("Reshape", name, self.numbers(new), allowzero=1)
         return found
 
+    def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
+        """Say that the elements of a value are positions among `size`: what an argument has beyond
+        them is left to PyTorch, which refuses it. `from_end`: whether they may be negative."""
+        place = self._places.get(source_of(index))
+        if place is None or not isinstance(size, int):
+            return
+        bounds = range(-size if from_end else 0, size)
+        if place not in self.constants:
+            self._positions[place] = narrowed(self._positions.get(place, bounds), bounds)
+        elif not are_within(self.constants[place], bounds):
+            raise NotTranslatedError(f"positions beyond {size}")
+
     # what happens once a graph
 
     def _inputs(
@@ -350,24 +333,33 @@ class Translator:
 
     def _call(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
-            whole, index = node.args
-            assert isinstance(whole, fx.Node)
-            found = self._values[whole]
-            if isinstance(found, str):
-                found = (found,)
-            if index >= len(found):
-                name = operator_name(whole.target)
-                raise NotTranslatedError(f"{name}: its result {index}")
-            return found[index]
+            return self._part(node, *node.args)
         if not _is_tensor_valued(node):
             return None  # a size: whoever uses it asks for its expression
-        rule = rules().get(node.target)
-        if rule is None:
-            raise NotTranslatedError(operator_name(node.target))
+        rule, name = rules().get(node.target), operator_name(node.target)
         try:
+            _check_types(node)
+            if rule is None:
+                raise NotTranslatedError("it has no rule")
             return rule(self, node, *node.args, **node.kwargs)
         except NotTranslatedError as error:
-            raise NotTranslatedError(f"{operator_name(node.target)}: {error}") from error
+            raise NotTranslatedError(f"{name}: {error}") from error
+        except (
+            Exception
+        ) as error:  # a defect of the rule, which is not the user's: PyTorch can run it
+            log.exception("the rule of %s failed on %s", name, node.format_node())
+            said = f"its rule failed: {type(error).__name__}: {error}"
+            raise NotTranslatedError(f"{name}: {said}") from error
+
+    def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
+        """One of an operator's results."""
+        found = self._values[whole]
+        if isinstance(found, str):
+            found = (found,)
+        if index >= len(found):
+            raise NotTranslatedError(f"{operator_name(whole.target)}: its result {index}")
+        part: str = found[index]
+        return part
 
     def _outputs(
         self, given: Sequence[Any], names: Sequence[str] | None
@@ -393,18 +385,11 @@ class Translator:
                 if kind is None:
                     raise NotTranslatedError(f"a result of {value.dtype}")
                 position = add(self.value(each), kind[0], value.ndim)
-                specs.append(
-                    OutputSpec(
-                        position,
-                        is_bfloat16=value.dtype is torch.bfloat16,
-                        order=memory_order(value),
-                    )
-                )
+                specs.append(OutputSpec.of(position, value))
             elif isinstance(known := expression(each), int):
                 specs.append(OutputSpec(given=known))
             else:
-                place = add(self._computed(known), TensorProto.INT64, 0)
-                specs.append(OutputSpec(place, is_number=True))
+                specs.append(OutputSpec(add(self._computed(known), TensorProto.INT64, 0)))
         if not infos:
             raise NotTranslatedError("a graph that gives no tensor")
         return tuple(specs), infos
@@ -448,14 +433,6 @@ class Translator:
         return self.op("Div", first, second)
 
 
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as an array; bfloat16 as raw bits."""
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.detach().view(torch.uint16)
-    array: np.ndarray = tensor.numpy(force=True)
-    return array
-
-
 def _emits(kind: str) -> Callable[[Translator, str, str], str]:
     return lambda translator, left, right: translator.op(kind, left, right)
 
@@ -476,6 +453,14 @@ def _is_tensor_valued(node: fx.Node) -> bool:
     if isinstance(value, tuple | list):
         return any(isinstance(each, torch.Tensor) for each in value)
     return isinstance(value, torch.Tensor)
+
+
+def _check_types(node: fx.Node) -> None:
+    """Raises NotTranslatedError for a result that is no tensor of ONNX, such as a complex one."""
+    value = node.meta["val"]
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.Tensor) and each.dtype not in ELEMENT_TYPES:
+            raise NotTranslatedError(f"a result of {each.dtype}")
 
 
 def used_as_tables(node: fx.Node) -> bool:

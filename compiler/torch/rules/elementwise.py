@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import ELEMENT_TYPES, Rule, Translator
+from compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 Given: TypeAlias = "fx.Node | float"
@@ -229,10 +229,7 @@ def _masked_fill(t: Translator, node: fx.Node, x: fx.Node, mask: fx.Node, value:
 
 
 def _converted(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:
-    dtype = t.dtype(node)
-    if dtype not in ELEMENT_TYPES:
-        raise NotTranslatedError(f"to {dtype}")
-    return t.value(x, dtype)
+    return t.value(x, t.dtype(node))
 
 
 def _same(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:

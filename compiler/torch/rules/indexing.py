@@ -16,12 +16,14 @@ aten = torch.ops.aten
 
 
 def _embedding(t: Translator, node: fx.Node, table: fx.Node, rows: fx.Node, *_: Any) -> str:
+    t.looked_up(rows, t.shape(table)[0])
     return t.op("Gather", t.value(table), t.value(rows), axis=0)
 
 
 def _index_select(t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node) -> str:
     if not t.shape(x):
         raise NotTranslatedError("of a single number")
+    t.looked_up(index, t.shape(x)[dim])
     value = t.value(index)
     if not t.shape(index):
         value = t.op("Reshape", value, t.constant([1]))
@@ -32,6 +34,7 @@ def _gather(t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node, 
     shape, where = t.shape(x), t.shape(index)
     if len(shape) != len(where) or not shape:
         raise NotTranslatedError("of a single number")
+    t.looked_up(index, shape[dim])
     return t.op("GatherElements", t.value(x), t.value(index), axis=dim)
 
 
@@ -41,6 +44,8 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
         raise NotTranslatedError("with a mask: the data decide how many elements there are")
+    for dim, index in zip(where, given, strict=True):
+        t.looked_up(index, t.shape(x)[dim], from_end=True)
     rank = len(t.shape(x))
     if len(where) == 1:
         return t.op("Gather", t.value(x), t.value(given[0], torch.int64), axis=where[0])
@@ -87,9 +92,10 @@ def _slice_scatter(
     axis = dim + len(t.shape(x)) if dim < 0 else dim
     size = t.shape(x)[axis]
     first, last = 0 if start is None else start, size if end is None else end
-    if step != 1 or not all(isinstance(each, int) for each in (size, first, last)):
+    if step != 1 or not (isinstance(first, int) and isinstance(last, int)):
         raise NotTranslatedError("in steps, or at open positions")
-    assert isinstance(size, int)
+    if not isinstance(size, int):
+        raise NotTranslatedError("along an open dimension")
     first, last = (max(0, min(k + size if k < 0 else k, size)) for k in (first, last))
     parts = [t.value(source, t.dtype(node))]
     if first:
@@ -126,6 +132,7 @@ def _scatter(
         raise NotTranslatedError("of part of the values")
     else:
         values = t.value(source, t.dtype(node))
+    t.looked_up(index, t.shape(x)[dim])
     return t.op("ScatterElements", t.value(x), t.value(index), values, axis=dim)
 
 
@@ -146,7 +153,8 @@ def _index_put(
         if len(given) == 1 and not t.shape(values) and not accumulate:
             return _filled(t, node, x, given[0], values)
         raise NotTranslatedError("with a mask: the data decide how many elements there are")
-    depth = max(len(t.shape(index)) for index in given)
+    for dim, index in zip(where, given, strict=True):
+        t.looked_up(index, t.shape(x)[dim], from_end=True)
     shapes = [index.meta["val"].shape for index in given]
     common = [_size(each) for each in torch.broadcast_shapes(*shapes)]
     parts = []
@@ -160,7 +168,6 @@ def _index_put(
     if list(t.shape(values)) != [*common, *rest]:
         updates = t.op("Expand", updates, t.numbers([*common, *rest]))
     places = t.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
-    assert depth == len(common)
     how = "add" if accumulate else "none"
     return t.op("ScatterND", t.value(x), places, updates, reduction=how)
 

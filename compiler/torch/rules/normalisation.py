@@ -26,7 +26,8 @@ def _batch_norm(
     epsilon: float,
 ) -> tuple[str, ...]:
     channels = t.shape(mean)[0]
-    assert isinstance(channels, int)
+    if not isinstance(channels, int):
+        raise NotTranslatedError("of an open number of channels")
     dtype = t.dtype(mean)
     scale = t.constant([1] * channels, dtype) if weight is None else t.value(weight)
     shift = t.constant([0] * channels, dtype) if bias is None else t.value(bias)

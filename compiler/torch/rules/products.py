@@ -24,7 +24,8 @@ def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
     if x.target not in (aten.view.default, aten._unsafe_view.default):
         return None
     before = x.args[0]
-    assert isinstance(before, fx.Node)
+    if not isinstance(before, fx.Node):
+        return None
     shape: tuple[Size, ...] = t.shape(before)
     if before in t.lifted or len(shape) < 3 or shape[-1] != t.shape(x)[-1]:
         return None
@@ -59,10 +60,7 @@ def _addmm(
     product = _product(t, node, left, right) if simple else None
     if product is None:
         product = t.op("MatMul", t.value(left), t.value(right))
-    scaled = _scaled(t, product, alpha, node)
-    if beta == 0:  # what is added does not count then, not even where it is no number
-        return scaled
-    return t.op("Add", scaled, _scaled(t, t.value(added), beta, node))
+    return _sum(t, node, product, alpha, added, beta)
 
 
 def _baddbmm(
@@ -74,10 +72,18 @@ def _baddbmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> str:
-    product = _scaled(t, t.op("MatMul", t.value(left), t.value(right)), alpha, node)
+    product = t.op("MatMul", t.value(left), t.value(right))
+    return _sum(t, node, product, alpha, added, beta)
+
+
+def _sum(
+    t: Translator, node: fx.Node, product: str, alpha: float, added: fx.Node, beta: float
+) -> str:
+    """alpha * product + beta * added."""
+    scaled = _scaled(t, product, alpha, node)
     if beta == 0:  # what is added does not count then, not even where it is no number
-        return product
-    return t.op("Add", product, _scaled(t, t.value(added), beta, node))
+        return scaled
+    return t.op("Add", scaled, _scaled(t, t.value(added), beta, node))
 
 
 def _scaled(t: Translator, value: str, factor: float, node: fx.Node) -> str:

@@ -81,36 +81,19 @@ def _with_position(kind: str) -> Rule:
     return rule
 
 
-def _variance(
-    t: Translator,
-    node: fx.Node,
-    x: fx.Node,
-    dims: Sequence[int] | None = None,
-    correction: float | None = 1,
-    keepdim: bool = False,
-) -> str:
-    return _moments(t, node, x, dims, correction, keepdim)[0]
-
-
-def _variance_and_mean(
-    t: Translator,
-    node: fx.Node,
-    x: fx.Node,
-    dims: Sequence[int] | None = None,
-    correction: float | None = 1,
-    keepdim: bool = False,
-) -> tuple[str, str]:
-    return _moments(t, node, x, dims, correction, keepdim)
+def _variance(*given: Any, **options: Any) -> str:
+    return _moments(*given, **options)[0]
 
 
 def _moments(
     t: Translator,
     node: fx.Node,
     x: fx.Node,
-    dims: Sequence[int] | None,
-    correction: float | None,
-    keepdim: bool,
+    dims: Sequence[int] | None = None,
+    correction: float | None = 1,
+    keepdim: bool = False,
 ) -> tuple[str, str]:
+    """The variance and the mean."""
     shape, dtype = t.shape(x), t.dtype(x)
     axes = _axes(dims, len(shape))
     count = 1
@@ -200,7 +183,7 @@ RULES: dict[Any, Rule] = {
     aten.argmax.default: _position("ArgMax"),
     aten.argmin.default: _position("ArgMin"),
     aten.var.correction: _variance,
-    aten.var_mean.correction: _variance_and_mean,
+    aten.var_mean.correction: _moments,
     aten.linalg_vector_norm.default: _norm,
     aten.cumsum.default: _cumsum,
     aten.topk.default: _topk,

@@ -185,11 +185,7 @@ def _pairs(pads: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
 
 def _triangle(upper: int) -> Rule:
     def rule(t: Translator, node: fx.Node, x: fx.Node, diagonal: int = 0) -> str:
-        dtype = t.dtype(node)
-        # ONNX has it of bools too, but whoever cuts a mask adds it up afterwards
-        found = t.op("Trilu", t.value(x), t.number(diagonal), upper=upper)
-        assert dtype == t.dtype(x)
-        return found
+        return t.op("Trilu", t.value(x, t.dtype(node)), t.number(diagonal), upper=upper)
 
     return rule
 

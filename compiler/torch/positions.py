@@ -1,0 +1,51 @@
+"""Arguments whose elements are positions in a tensor: PyTorch refuses those that are beyond it.
+
+A compiled program reads the nearest element instead, so that it never reads other memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_MOVES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.clone.default,
+    aten.alias.default,
+    aten._to_copy.default,
+}
+"""What changes no element: an argument that it is made of has all that it has."""
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """The node whose elements a value has."""
+    while node.target in _MOVES and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def narrowed(one: range, other: range) -> range:
+    """What lies in both."""
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def are_within(positions: Any, bounds: range) -> bool:
+    """Whether all elements of an integer tensor lie in a range."""
+    if not positions.numel():
+        return True
+    low, high = positions.aminmax()
+    return bool(low >= bounds.start and high < bounds.stop)

@@ -1,0 +1,183 @@
+"""Graphs that PyTorch runs itself, and who is told of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from compiler.errors import ModelWarning
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from compiler.torch import graph_function, tilewright, translation  # noqa: E402
+from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
+
+
+def test_an_operator_without_a_rule_is_named(made: list[Any]) -> None:
+    compiled = torch.compile(lambda x: torch.linalg.det(x @ x.mT), backend=tilewright)
+    with pytest.warns(ModelWarning, match=r"eager mode.*aten\._linalg_det"):
+        close(compiled(X), torch.linalg.det(X @ X.mT))
+    close(compiled(X), torch.linalg.det(X @ X.mT))
+    assert not made
+
+
+def test_gradients_are_pytorchs(made: list[Any]) -> None:
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend=tilewright)
+    with torch.enable_grad(), pytest.warns(ModelWarning, match="needs gradients"):
+        compiled(X).sum().backward()
+    assert model.weight.grad is not None
+    assert not made
+    close(compiled(X), model(X))  # under no_grad
+    assert len(made) == 1
+
+
+def test_a_rule_that_fails_is_named_and_logged(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> str:
+        raise ZeroDivisionError("a defect")
+
+    known = {**translation.rules(), torch.ops.aten.tanh.default: broken}
+    monkeypatch.setattr(translation, "rules", lambda: known)
+    compiled = torch.compile(lambda x: x.tanh() + 1, backend=tilewright)
+    named = r"eager mode.*aten\.tanh\.default: its rule failed: ZeroDivisionError: a defect"
+    with (
+        caplog.at_level(logging.ERROR, "tilewright.torch"),
+        pytest.warns(ModelWarning, match=named),
+    ):
+        close(compiled(X), X.tanh() + 1)
+    (record,) = [each for each in caplog.records if each.name == "tilewright.torch"]
+    assert "aten.tanh.default" in record.getMessage() and record.exc_info is not None
+    close(compiled(X), X.tanh() + 1)  # says it once
+    assert not made
+
+
+class Program:
+    """Gives other arrays than the program that it stands for."""
+
+    def __init__(self, change: Any) -> None:
+        self._change = change
+
+    def compile(self, *_: Any) -> Any:
+        return self
+
+    def run(self, arrays: Any) -> Any:
+        return self._change(arrays[0] * 2)
+
+
+def failed(array: Any) -> Any:
+    raise RuntimeError("out of cores")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda found: [found[:1]], r"is torch.float32 \[1, 3, 4\], PyTorch traced torch.float32"),
+        (
+            lambda found: [found.astype("f8")],
+            r"is torch.float64 .* traced torch.float32 \[2, 3, 4\]",
+        ),
+        (lambda found: [found[0]], r"is torch.float32 \[3, 4\]"),
+        (lambda found: [], "IndexError"),
+        (failed, "RuntimeError: out of cores"),
+    ],
+)
+def test_a_result_that_pytorch_did_not_trace_is_given_to_nobody(
+    change: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_function, "KeptModels", lambda folder: Program(change))
+    compiled = torch.compile(lambda x: x * 2, backend=tilewright)
+    with pytest.warns(ModelWarning, match=f"eager mode.*{says}"):
+        close(compiled(X), X * 2)
+    close(compiled(X), X * 2)  # says it once
+
+
+def test_open_dimensions_of_results_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_function, "KeptModels", lambda folder: Program(lambda x: [x]))
+    compiled = torch.compile(lambda x: x * 2, backend=tilewright, dynamic=True)
+    for rows in (2, 5):
+        close(compiled(X[:, :rows]), X[:, :rows] * 2)
+
+
+def test_a_compiler_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __init__(self, *_: Any) -> None: ...
+
+        def compile(self, *_: Any) -> Any:
+            raise AssertionError("no register")
+
+    monkeypatch.setattr(graph_function, "KeptModels", Broken)
+    with pytest.warns(ModelWarning, match="eager mode.*AssertionError: no register"):
+        same(lambda x: x + 1, X)
+    (record,) = [each for each in caplog.records if each.name == "tilewright.torch"]
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda at: functional.embedding(at, TABLE),
+        lambda at: functional.embedding(at[:, None], TABLE),
+        lambda at: TABLE[at],
+        lambda at: TABLE[:, at],
+        lambda at: TABLE.index_select(0, at),
+        lambda at: TABLE.gather(0, at[:, None]),
+        lambda at: TABLE.scatter(0, at[:, None], 1.0),
+        lambda at: TABLE.index_put((at,), TABLE[:2]),
+    ],
+)
+def test_positions_beyond_a_tensor_are_refused(function: Any, made: list[Any]) -> None:
+    """As PyTorch refuses them, and the program serves the next call."""
+    compiled = same(function, torch.tensor([0, 3]))
+    for beyond in ([0, 4], [-5, 0], [1 << 62, 0]):
+        at = torch.tensor(beyond)
+        with pytest.raises((IndexError, RuntimeError)) as wanted:
+            function(at)
+        with pytest.raises(wanted.type, match="index"):
+            compiled(at)
+    close(compiled(torch.tensor([1, 2])), function(torch.tensor([1, 2])))
+    assert len(made) == 1
+
+
+TABLE = torch.arange(16.0).reshape(4, 4)
+
+
+def test_positions_from_the_end_are_taken_where_pytorch_takes_them() -> None:
+    at = torch.tensor([-1, -4])
+    close(torch.compile(lambda at: TABLE[at], backend=tilewright)(at), TABLE[at])
+    compiled = torch.compile(lambda at: functional.embedding(at, TABLE), backend=tilewright)
+    with pytest.raises(IndexError):
+        compiled(at)
+
+
+def test_a_table_is_never_read_beyond(made: list[Any]) -> None:
+    """Positions that are reckoned are not looked at before the run: the nearest row is read."""
+    memory = torch.full((3, 4, 4), torch.nan)
+    memory[1] = TABLE
+    compiled = torch.compile(lambda t, at: functional.embedding(at * 2, t), backend=tilewright)
+    at = torch.tensor([0, 1, 2, 7, -1, 1 << 60, -(1 << 60)])
+    found = compiled(memory[1], at)
+    assert len(made) == 1
+    assert found[:2].equal(TABLE[[0, 2]])
+    assert all(any(row.equal(one) for one in TABLE) for row in found)
+
+
+def test_complex_numbers_are_pytorchs(made: list[Any]) -> None:
+    whole = torch.complex(X, X)
+    for function, given, named in (
+        (lambda x: x * 2, whole, r"an argument of torch\.complex64"),
+        (lambda x: torch.fft.rfft(x).abs(), X, r"a result of torch\.complex64"),
+        (lambda x: x + 1j, X, r"torch\.complex64"),
+    ):
+        torch._dynamo.reset()
+        with pytest.warns(ModelWarning, match=f"eager mode.*{named}"):
+            same(function, given)
+    assert not made

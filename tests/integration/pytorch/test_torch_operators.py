@@ -1,0 +1,184 @@
+"""Operators of PyTorch: what their rules make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.errors import ModelWarning
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.nn import functional  # noqa: E402
+
+from compiler.torch.translation import rules  # noqa: E402
+from tests.integration.pytorch.comparison import X, same  # noqa: E402
+
+N = torch.arange(24).reshape(2, 3, 4) - 7
+IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)
+MASK = X > 0.5
+WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
+SLOPES = torch.tensor([0.1, 0.2, 0.3])
+NONE = torch.zeros(0, 3)
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "arithmetic": lambda: (X + N) * 2 - X / 3 + torch.add(X, X, alpha=3) + (1 - X),
+    "divisions": lambda: (
+        N // 3,
+        N % 3,
+        torch.div(N, 4, rounding_mode="trunc"),
+        torch.div(X, 0.7, rounding_mode="floor"),
+        X % 0.7,
+        N / 4,
+        # 1 by 0.1 leaves almost 0.1, and by an infinite number itself
+        torch.floor_divide(WHOLE, 0.1),
+        WHOLE % 0.1,
+        WHOLE % -0.3,
+        WHOLE % math.inf,
+        WHOLE // math.inf,
+        (WHOLE + 2) // 0.0,
+    ),
+    "comparisons": lambda: (X > 0, N == 3, N != 3, X <= N, N > 2.5, (N > 0) == MASK),
+    "logic": lambda: (MASK & (N > 0), MASK | ~MASK, MASK ^ (X > 1), N & 3, N | 4, N ^ 5),
+    "truths": lambda: (MASK + (X > 1), MASK * (X > 1), torch.maximum(MASK, X > 1)),
+    "unary": lambda: (X.exp(), X.sin(), X.abs().sqrt(), X.floor(), X.sign(), -X, N.abs()),
+    "powers": lambda: (X**2, X**3, X.abs() ** 0.5, (X.abs() + 1).rsqrt(), 2.0**X),
+    "activations": lambda: (
+        functional.gelu(X),
+        functional.gelu(X, approximate="tanh"),
+        functional.silu(X),
+        functional.hardswish(X),
+        functional.hardsigmoid(X),
+        functional.leaky_relu(X, 0.2),
+        functional.elu(X),
+        functional.mish(X),
+        functional.softplus(X),
+        functional.softplus(X, threshold=1),
+        functional.prelu(X, SLOPES[:1]),
+        functional.prelu(X, SLOPES),
+        functional.relu6(X),
+    ),
+    "bounds": lambda: (X.clamp(-1, 1), X.clamp(min=0), N.clamp(max=4), torch.maximum(X, X * 2)),
+    "choices": lambda: (
+        torch.where(MASK, X, 0.0),
+        X.masked_fill(MASK, -1),
+        torch.where(MASK, N, X),
+    ),
+    "types": lambda: (X.int(), N.float(), MASK.float(), X.double() + 1, N.bool()),
+    "views": lambda: (
+        X.view(6, 4),
+        X.permute(2, 0, 1),
+        X.transpose(0, 1).reshape(-1),
+        X[:, None].squeeze(1),
+        X.flatten(1),
+        X[0].t(),
+    ),
+    "parts": lambda: (X[:, 1:], X[1, ..., -1], X[..., ::2], *X.split(2, 1), *X.unbind(1)),
+    "joins": lambda: (torch.cat([X, X * 2], 1), torch.stack([X, X], -1), X.repeat(2, 1, 3)),
+    "turns": lambda: (X.flip(1), X.roll(1, 2), X.roll((1, -1), (0, 1)), X.expand(5, 2, 3, 4)),
+    "borders": lambda: (
+        functional.pad(X, (1, 2, 0, 1)),
+        functional.pad(X, (1, 1), mode="reflect"),
+        functional.pad(X, (1, 1), mode="replicate"),
+        X.tril(),
+        X.triu(1),
+    ),
+    "sums": lambda: (
+        X.sum(),
+        X.mean(1),
+        X.amax((0, 2), keepdim=True),
+        X.max(1),
+        X.argmin(2),
+        X.var(1),
+        X.prod(2),
+        N.sum(0),
+        MASK.any(1),
+        MASK.all(),
+        X.cumsum(1),
+        X.norm(dim=1),
+    ),
+    "nothing": lambda: (NONE.any(), NONE.any(0), NONE.all(0), NONE.sum(0)),
+    "orders": lambda: (X.topk(2), X.sort(descending=True), X.argmax()),
+    "lookups": lambda: (
+        X[:, torch.tensor([2, 0])],
+        X[torch.tensor([[1], [0]]), torch.tensor([0, 2])],
+        X[:, torch.tensor([2, 0]), torch.tensor([1, 3])],
+        X[torch.tensor([1, 0]), :, torch.tensor([1, 3])],
+        X.gather(2, N.abs() % 4),
+        X.index_select(1, torch.tensor([1, 1])),
+    ),
+    "writes": lambda: (
+        X.index_put((torch.tensor([0, 1]), torch.tensor([2, 0])), torch.ones(2, 4)),
+        X.scatter(1, N.abs() % 3, X),
+        torch.slice_scatter(X, X[:, :1] * 0, 1, 1, 2),
+        torch.select_scatter(X, X[0] * 0, 0, 1),
+    ),
+    "made": lambda: (
+        X + torch.arange(4),
+        X + torch.arange(1, 9, 2),
+        X * torch.full((4,), 2.0),
+        X + torch.ones_like(X),
+        X[0] @ torch.eye(4),
+    ),
+    "products": lambda: (
+        X @ X.transpose(1, 2),
+        X[0] @ X[1].t(),
+        torch.baddbmm(X @ X.mT, X, X.mT, beta=0.5, alpha=2),
+        torch.addmm(X[0, :, :3], X[0], X[1].t(), beta=2, alpha=0.5),
+        torch.addmm(X[0, :, :3] * math.nan, X[0], X[1].t(), beta=0),
+        X[0] @ X[0, 0],
+        torch.einsum("bij,bkj->bik", X, X),
+    ),
+    "softmax": lambda: (X.softmax(-1), X.log_softmax(1), X.double().softmax(0)),
+    "normal": lambda: (
+        functional.layer_norm(X, (4,)),
+        functional.layer_norm(X, (3, 4), torch.ones(3, 4) * 2, torch.ones(3, 4)),
+        functional.group_norm(IMAGE, 2),
+        functional.rms_norm(X, (4,)),
+    ),
+    "images": lambda: (
+        functional.max_pool2d(IMAGE, 3, 2, 1),
+        functional.avg_pool2d(IMAGE, 2),
+        functional.avg_pool2d(IMAGE, 3, 2, 1, count_include_pad=False),
+        functional.adaptive_avg_pool2d(IMAGE, 1),
+        functional.adaptive_avg_pool2d(IMAGE, 4),
+        functional.interpolate(IMAGE, scale_factor=2),
+        functional.interpolate(IMAGE, size=(12, 20), mode="bilinear"),
+        functional.interpolate(IMAGE, size=(15, 15), mode="bilinear", align_corners=True),
+        functional.pixel_shuffle(IMAGE, 2),
+    ),
+    "convolutions": lambda: (
+        functional.conv2d(IMAGE, IMAGE[:, :, :3, :3], padding=1, stride=2),
+        functional.conv2d(IMAGE, IMAGE[:1, :1, :3, :3].expand(4, 1, 3, 3), groups=4),
+        functional.conv1d(IMAGE[0], IMAGE[0, :, :, :3], padding=2, dilation=2),
+        functional.conv_transpose2d(IMAGE, IMAGE[:, :, :2, :2].repeat(2, 1, 1, 1), stride=2),
+    ),
+    "attention": lambda: (
+        functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE),
+        functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE, is_causal=True),
+        functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE, IMAGE[:, :1], scale=0.5),
+        functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE, IMAGE > 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators_give_what_pytorch_gives(name: str, made: list[Any]) -> None:
+    # what is given as a global is an argument of the graph
+    same(FUNCTIONS[name])
+    assert len(made) == 1
+
+
+def test_numbers_that_a_type_does_not_hold_are_compared_by_pytorch() -> None:
+    with pytest.warns(ModelWarning, match="-1 as torch.uint8"):
+        same(lambda x: x > -1, torch.tensor([3, 250], dtype=torch.uint8))
+
+
+def test_every_rule_is_of_an_operator_that_there_is() -> None:
+    assert len(rules()) > 200
+    assert all(isinstance(op, torch._ops.OpOverload) for op in rules())
+    assert np.isfinite(len(rules()))

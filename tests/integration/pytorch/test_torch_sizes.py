@@ -1,0 +1,81 @@
+"""Graphs of PyTorch with open sizes, in several parts, and how results lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+from compiler.torch import tilewright  # noqa: E402
+from tests.integration.pytorch.comparison import IDS, Small, X, close, same  # noqa: E402
+
+
+def test_sizes_stay_open(made: list[Any]) -> None:
+    model = Small().eval()
+    compiled = same(model, IDS, dynamic=True)
+    for rows, columns in ((3, 5), (7, 2)):
+        ids = torch.arange(rows * columns).reshape(rows, columns) % 10
+        close(compiled(ids), model(ids))
+    assert len(made) == 1  # one program
+    assert made[0].reason == ""
+    assert not made[0].made
+
+
+def test_bounds_of_dimensions_are_those_of_pytorch(made: list[Any]) -> None:
+    ids = IDS.clone()
+    torch._dynamo.mark_dynamic(ids, 1, min=2, max=64)
+    same(Small().eval(), ids)
+    (known,) = made[0].ranges.values()
+    assert (known.low, known.high) == (2, 64)
+
+
+def test_sizes_are_reckoned_with(made: list[Any]) -> None:
+    def halves(x: Any, count: int) -> Any:
+        rows = x.shape[0]
+        return x.reshape(-1)[: rows // 2 * 3], x.new_ones(rows + 1), x * count, rows * 2
+
+    compiled = torch.compile(halves, backend=tilewright, dynamic=True)
+    for rows in (6, 9):
+        x = torch.randn(rows, 4)
+        close(compiled(x, 3)[:3], halves(x, 3)[:3])
+        assert compiled(x, 3)[3] == rows * 2
+
+
+def test_sizes_below_zero_are_rounded_down(made: list[Any]) -> None:
+    def parts(x: Any) -> Any:
+        rows = x.shape[0]
+        return x[: -(-rows // 2)] * 2, x[(rows - 9) // 2 :] * 2
+
+    compiled = torch.compile(parts, backend=tilewright, dynamic=True)
+    for rows in (4, 7):
+        x = torch.randn(rows, 4)
+        close(compiled(x), parts(x))
+
+
+def test_results_lie_as_pytorch_lays_them() -> None:
+    compiled = same(lambda x: (x.transpose(0, 2) + 1).relu(), X)
+    assert compiled(X).stride() == (X.transpose(0, 2) + 1).relu().stride()
+    compiled(X).transpose(0, 2).view(-1)
+
+
+def test_graphs_break(made: list[Any]) -> None:
+    def broken(x: Any) -> Any:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.relu() + 1
+
+    same(broken, X)
+    assert len(made) == 2
+
+
+def test_bfloat16(made: list[Any]) -> None:
+    model = nn.Linear(4, 4).bfloat16().eval()
+    compiled = torch.compile(model, backend=tilewright)
+    found = compiled(X.bfloat16())
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, model(X.bfloat16()), rtol=0.02, atol=0.02)
+    assert len(made) == 1
