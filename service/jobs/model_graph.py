@@ -6,10 +6,16 @@ Steps that move nothing (views) are left out: what reads them reads what they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
+from operator import or_
 from typing import Any, Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compiler import ops
 from compiler.choices import RULE, GraphChoice
@@ -152,10 +158,9 @@ def model_graph(planned: Planned) -> ModelGraph:
     behind = _onnx_nodes(found, read_model(planned.request.model).proto.graph.node)
     left, steps = MOST_NAMED, []
     for n, step in enumerate(found.steps):
-        nodes = behind.get(n, ())
-        named = [(_short(name), _short(op)) for name, op in nodes[: min(MOST_NODES, left)]]
+        named = [(_short(name), _short(op)) for name, op in behind[n].first[:left]]
         left -= len(named)
-        more = len(nodes) - len(named)
+        more = behind[n].count - len(named)
         steps.append(_drawn(plan, step, named, more, lay.centres[n], widths[n]))
     edges = tuple(DrawnEdge(*edge, path) for edge, path in zip(found.edges, lay.paths, strict=True))
     return ModelGraph(tuple(steps), edges, lay.width, lay.height, planned.stages is not None)
@@ -345,9 +350,15 @@ _MOVING = frozenset(
 )
 
 
-def _onnx_nodes(
-    found: _Steps, nodes: Sequence[_OnnxNode]
-) -> Mapping[int, Sequence[tuple[str, str]]]:
+@dataclass(slots=True)
+class _Behind:
+    """How many nodes of the file are behind a step, and the first `MOST_NODES` of them."""
+
+    count: int = 0
+    first: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
     """The nodes of the file by the step that they are computed in.
 
     A node belongs to the step that computes its output. One whose output the compiler has no more
@@ -355,64 +366,85 @@ def _onnx_nodes(
     to that of what it reads. A step that makes nothing of the file (three products made one) has
     the nodes with its operators on the ways from what it reads. A model has its nodes in
     topological order.
+
+    Sets of steps are the bits of integers: a long chain that was folded may be read by all steps,
+    and each node of it belongs to all of them.
     """
-    owners: dict[str, frozenset[int]] = {}
+    owners: dict[str, int] = {}
     for number, step in enumerate(found.steps):
         for value in step.inside if step.step is not None else ():
-            owners[value] = owners.get(value, frozenset()) | {number}
-    nobody: frozenset[int] = frozenset()
-    of_node: list[frozenset[int]] = [nobody] * len(nodes)
+            owners[value] = owners.get(value, 0) | 1 << number
+    of_node = [0] * len(nodes)
     lost = [False] * len(nodes)
-    wanted: dict[str, frozenset[int]] = {}
+    wanted: dict[str, int] = {}
     for n in reversed(range(len(nodes))):
         node = nodes[n]
-        own = nobody.union(*(owners.get(value, nobody) for value in node.output))
+        own = _union(owners, node.output)
         lost[n] = not own or all(_only_moves(found.plan, value) for value in node.output)
-        of_node[n] = own or nobody.union(*(wanted.get(value, nobody) for value in node.output))
+        of_node[n] = own or _union(wanted, node.output)
         for value in node.input:
-            wanted[value] = wanted.get(value, nobody) | of_node[n]
-    made: dict[str, frozenset[int]] = {}
+            wanted[value] = wanted.get(value, 0) | of_node[n]
+    made: dict[str, int] = {}
     for n, node in enumerate(nodes):
-        of_node[n] = of_node[n] or nobody.union(*(made.get(value, nobody) for value in node.input))
+        of_node[n] = of_node[n] or _union(made, node.input)
         made.update(dict.fromkeys(node.output, of_node[n]))
     _give_back(found, nodes, of_node, lost)
-    by_step: dict[int, list[tuple[str, str]]] = {}
-    for node, numbers in zip(nodes, of_node, strict=True):
-        if node.op_type != "Constant":
-            for number in numbers:
-                by_step.setdefault(number, []).append((node.name, node.op_type))
-    return by_step
+    return _by_step(nodes, of_node, len(found.steps))
+
+
+def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
+    """The steps of all these values."""
+    return reduce(or_, (steps.get(value, 0) for value in values), 0)
 
 
 def _give_back(
-    found: _Steps,
-    nodes: Sequence[_OnnxNode],
-    of_node: list[frozenset[int]],
-    lost: Sequence[bool],
+    found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
 ) -> None:
     """Nodes that were taken for a part of what reads them, though the step before computes them."""
-    known = frozenset[int]().union(*of_node)
-    bare = {
-        number: {_plain(each.op) for each in step.step.workload.graph.nodes}
-        for number, step in enumerate(found.steps)
-        if isinstance(step.step, KernelStep) and number not in known
-    }
-    readers: dict[str, list[int]] = {}
-    for number in bare:
-        step = found.steps[number].step
-        for value in step.inputs if step is not None else ():
-            readers.setdefault(value, []).append(number)
-    reached: dict[str, set[int]] = {value: set(numbers) for value, numbers in readers.items()}
+    known = reduce(or_, of_node, 0)
+    having: dict[str, int] = {}
+    reached: dict[str, int] = {}
+    for number, step in enumerate(found.steps):
+        if not isinstance(step.step, KernelStep) or known >> number & 1:
+            continue
+        for operator in {_plain(each.op) for each in step.step.workload.graph.nodes}:
+            having[operator] = having.get(operator, 0) | 1 << number
+        for value in step.step.inputs:
+            reached[value] = reached.get(value, 0) | 1 << number
     for n, node in enumerate(nodes):
-        from_steps = {number for value in node.input for number in reached.get(value, ())}
+        from_steps = _union(reached, node.input)
         if not from_steps or not lost[n]:
             continue
-        own = {number for number in from_steps if _plain(node.op_type) in bare[number]}
-        if own:
-            of_node[n] = frozenset(own)
+        own = from_steps & having.get(_plain(node.op_type), 0)
+        of_node[n] = own or of_node[n]
         if own or node.op_type in _MOVING:
             for value in node.output:
-                reached.setdefault(value, set()).update(own or from_steps)
+                reached[value] = reached.get(value, 0) | (own or from_steps)
+
+
+def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> Sequence[_Behind]:
+    """The nodes of each step; `of_node` are the steps of each node."""
+    behind = [_Behind() for _ in range(steps)]
+    named = [(n, node) for n, node in enumerate(nodes) if node.op_type != "Constant"]
+    counts = np.zeros(steps, np.int64)
+    for numbers, times in Counter(of_node[n] for n, _ in named).items():
+        counts += times * _bits(numbers, steps)
+    unfilled = (1 << steps) - 1
+    for n, node in named:
+        for number in np.flatnonzero(_bits(of_node[n] & unfilled, steps)):
+            first = behind[number].first
+            first.append((node.name, node.op_type))
+            if len(first) == MOST_NODES:
+                unfilled ^= 1 << int(number)
+    for each, count in zip(behind, counts, strict=True):
+        each.count = int(count)
+    return behind
+
+
+def _bits(numbers: int, count: int) -> NDArray[np.int64]:
+    """1 for each number that is in a set, else 0."""
+    whole = np.frombuffer(numbers.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(whole, count=count, bitorder="little").astype(np.int64)
 
 
 def _only_moves(plan: GraphPlan, value: str) -> bool:

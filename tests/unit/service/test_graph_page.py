@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,26 @@ def test_names_are_limited_for_all_steps_together(
     assert len(names(few)) == 2
     assert all(len(each) <= 7 for each in names(few))
     assert HOSTILE[:2] + "..." + HOSTILE[-2:] in names(few)
+
+
+def test_a_long_chain_that_every_step_reads_takes_little_memory() -> None:
+    """A set of steps for each folded node would be 50 MB here."""
+    plan = plan_model(ModelRequest(branched(), TARGET)).plan
+    steps, chain = 400, 1500
+    found = graphs._Steps(plan)
+    nodes = [helper.make_node("Neg", [f"c{n - 1}"], [f"c{n}"], f"c{n}") for n in range(chain)]
+    for n in range(steps):
+        nodes.append(helper.make_node("Add", [f"c{chain - 1}", f"a{n - 1}"], [f"a{n}"], f"a{n}"))
+        made = graphs._Found(DrawnKind.KERNEL, "k", f"a{n}", plan.kernels[0], inside=(f"a{n}",))
+        found.steps.append(made)
+    tracemalloc.start()
+    behind = graphs._onnx_nodes(found, nodes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [each.count for each in behind] == [chain + 1] * steps
+    first = [(f"c{n}", "Neg") for n in range(graphs.MOST_NODES)]
+    assert all(each.first == first for each in behind)
+    assert peak < 20e6
 
 
 def task(key: str, seconds: float | None) -> TaskView:
