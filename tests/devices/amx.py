@@ -14,6 +14,7 @@ from pathlib import Path
 
 from compiler.target import Target, resolve_target
 from tests.devices.packages import UnavailableError
+from tests.kernels import guarded_calls
 
 SOURCE = Path(__file__).parent / "amx_emulator.c"
 FEATURES = ("+amx-bf16", "+amx-int8", "+amx-tile")
@@ -55,6 +56,7 @@ def emulated_amx() -> Iterator[ctypes.CDLL]:
         UnavailableError: if they cannot.
     """
     library = _library()
+    guarded_calls()  # whose handler is then the one that instructions unknown here are left to
     if library.amx_start():
         raise UnavailableError("AMX is emulated with fused multiply-adds, which this CPU lacks")
     try:
