@@ -216,9 +216,10 @@ def filled(database: str, kept: Path | None, size: Size) -> Iterator[tuple[str, 
             if database == "postgresql":
                 from benchmarks.postgres import Postgres
 
-                url = stack.enter_context(Postgres(Path(own) / "postgres")).url
+                data = folder / "postgres"
+                url = stack.enter_context(Postgres(data, keep=kept is not None)).url
             notes = folder / f"{database}.json"
-            if database == "sqlite" and notes.exists():
+            if notes.exists():
                 yield url, folder, Known(**json.loads(notes.read_text()))
                 return
             known = fill(url, folder, size)

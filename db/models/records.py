@@ -18,8 +18,9 @@ class TrialRow(Base):
     __table_args__ = (
         sa.Index(None, "workload_key", "target_key", "threads", "numerics"),
         # lists of them, the newest first: each ends with the order of the list
-        sa.Index(None, "workload_key", "serial"),
-        sa.Index(None, "job_id", "serial"),
+        # who suggested a trial and who measured it is read there, without a look at those of others
+        sa.Index(None, "workload_key", "serial", "origin", "worker"),
+        sa.Index(None, "job_id", "serial", "origin", "worker"),
         sa.Index(None, "job_id", "workload_key", "serial"),
         sa.Index(None, "job_id", "status", "serial"),  # also how many there are of each
     )

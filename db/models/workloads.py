@@ -24,11 +24,13 @@ class WorkloadShapeRow(Base):
     numbers alone, and what it is called; found when it is first needed."""
 
     __tablename__ = "workload_shapes"
+    __table_args__ = (sa.Index(None, "structure", "extent"),)
 
     workload_key: Mapped[str] = mapped_column(primary_key=True)
-    structure: Mapped[str] = mapped_column(index=True)
+    structure: Mapped[str]
     family: Mapped[str] = mapped_column(index=True)
     sizes: Mapped[list[Any]]
+    extent: Mapped[float]  # sum of the sizes' binary logarithms: near shapes have near ones
     operator: Mapped[str]  # that names it: "conv"
     name: Mapped[str]  # for people: "conv 3x3 +relu 64x56x56"
 

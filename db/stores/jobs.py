@@ -33,6 +33,9 @@ __all__ = ["Job", "JobClaim", "JobProgress", "JobStore", "check_claim"]
 
 _jobs = jobs_table
 _newest_first = PageOrder((_jobs.c.created_at, _jobs.c.id))
+_without_results = [
+    sa.null().label(column.name) if column is _jobs.c.result else column for column in _jobs.columns
+]
 _models = table_of(ModelRow)
 _tokens = table_of(TokenRow)
 _ended = sorted(state.value for state in FINAL_STATES)
@@ -123,11 +126,13 @@ class JobStore(JobClaims):
         *,
         owner: str | None = None,
         state: JobState | None = None,
+        results: bool = True,
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[Job]:
-        """Newest first, after a page's `next`. Raises PositionError."""
-        query = sa.select(_jobs)
+        """Newest first, after a page's `next`; without `results`, which may be long, None stands
+        for each. Raises PositionError."""
+        query = sa.select(*_jobs.columns) if results else sa.select(*_without_results)
         if owner is not None:
             query = query.where(_jobs.c.owner == owner)
         if state is not None:

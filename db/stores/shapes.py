@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,9 @@ _trials = table_of(TrialRow)
 
 INDEXED_AT_ONCE = 500
 
+LOOKED_AT = 1000
+"""Shapes that are compared with one, on each side of its extent."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
@@ -36,6 +42,19 @@ class WorkloadShape:
 
 ShapeOf = Callable[[str], WorkloadShape]
 """From a workload's text."""
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> float:
+    """Root mean square of log2 of the ratios of sizes; infinite if they are not alike in rank."""
+    if len(one) != len(other):
+        return math.inf
+    squares = [math.log2(max(a, 1) / max(b, 1)) ** 2 for a, b in zip(one, other, strict=True)]
+    return math.sqrt(statistics.fmean(squares)) if squares else 0.0
+
+
+def extent(sizes: Sequence[int]) -> float:
+    """The sum of log2 of the sizes. Of n sizes, extents differ by n times the distance at most."""
+    return math.fsum(math.log2(max(size, 1)) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,8 @@ class ShapeStore:
                 shape = shape_of(row.text)
                 named = {"operator": shape.operator, "name": shape.name}
                 kin = {"structure": shape.structure, "family": shape.family}
-                rows.append({"workload_key": row.key, **kin, "sizes": list(shape.sizes), **named})
+                size = {"sizes": list(shape.sizes), "extent": extent(shape.sizes)}
+                rows.append({"workload_key": row.key, **kin, **size, **named})
             with writing(self._engine) as connection:
                 insert_new(connection, _shapes, rows)
             count += len(rows)
@@ -109,25 +129,44 @@ class ShapeStore:
         with reading(self._engine) as connection:
             return [Coverage(*row) for row in connection.execute(query)]
 
-    def relatives(
-        self, structure: str, target_key: str, threads: int, numerics: str, limit: int = 2000
-    ) -> list[Relative]:
-        """Workloads of a structure that have a served record."""
-        query = (
-            sa.select(_shapes.c.workload_key, _shapes.c.sizes)
-            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
-            .where(
-                _shapes.c.structure == structure,
-                _records.c.target_key == target_key,
-                _records.c.threads == threads,
-                _records.c.numerics == numerics,
-                _records.c.state == Standing.CONFIRMED.value,
-            )
-            .order_by(_shapes.c.workload_key)
-            .limit(limit)
+    def nearest(
+        self,
+        structure: str,
+        sizes: Sequence[int],
+        target_key: str,
+        threads: int,
+        numerics: str,
+        most: int,
+    ) -> list[tuple[float, Relative]]:
+        """Workloads of a structure that have a served record, with their distance from `sizes`, the
+        nearest first.
+
+        They are chosen among the `LOOKED_AT` on each side whose extents are nearest: none of the
+        others is nearer than their extents say.
+        """
+        at = extent(sizes)
+        served = sa.exists().where(
+            _records.c.workload_key == _shapes.c.workload_key,
+            _records.c.target_key == target_key,
+            _records.c.threads == threads,
+            _records.c.numerics == numerics,
+            _records.c.state == Standing.CONFIRMED.value,
+        )
+        query = sa.select(_shapes.c.workload_key, _shapes.c.sizes).where(
+            _shapes.c.structure == structure, served
+        )
+        sides = (
+            query.where(_shapes.c.extent >= at).order_by(_shapes.c.extent),
+            query.where(_shapes.c.extent < at).order_by(_shapes.c.extent.desc()),
         )
         with reading(self._engine) as connection:
-            return [Relative(row[0], tuple(row[1])) for row in connection.execute(query)]
+            found = [
+                Relative(row[0], tuple(row[1]))
+                for side in sides
+                for row in connection.execute(side.limit(LOOKED_AT))
+            ]
+        away = ((distance(sizes, each.sizes), each) for each in found)
+        return heapq.nsmallest(most, away, key=lambda pair: (pair[0], pair[1].workload_key))
 
     def members(self, family: str, target_key: str, threads: int, numerics: str) -> list[str]:
         """The keys of the workloads of a family that have a served record."""

@@ -229,7 +229,7 @@ def jobs(
     out = console(as_json)
     with connect(server, token) as client:
         if job_id is None:
-            listed = client.jobs(limit=limit)
+            listed = client.jobs(limit=limit, results=as_json)
             if as_json:
                 say_json(list(listed))
             else:

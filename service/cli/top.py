@@ -66,9 +66,9 @@ def top(
 
 def _jobs(client: Client) -> list[Job]:
     """The newest, and those that run, however many newer ones wait."""
-    found = [*client.jobs(limit=NEWEST)]
+    found = [*client.jobs(limit=NEWEST, results=False)]
     for state in AT_WORK:
-        found += client.jobs(state, NEWEST)
+        found += client.jobs(state, NEWEST, results=False)
     return list({job.id: job for job in found}.values())
 
 

@@ -35,7 +35,8 @@ def compare(
 ) -> Response:
     """The form, and the comparison once both jobs are chosen."""
     offered = {
-        job.id: job for job in routes.list_jobs(storage, token, first_page(request, OFFERED)[0])
+        job.id: job
+        for job in routes.list_jobs(storage, token, first_page(request, OFFERED)[0], results=False)
     }
     for job_id in filter(None, (a, b)):
         if job_id not in offered:

@@ -53,7 +53,7 @@ def jobs(
     state: str = "",
 ) -> Response:
     chosen = next((each for each in JobState if each.value == state), None)
-    found = routes.list_jobs(storage, token, pages, chosen)
+    found = routes.list_jobs(storage, token, pages, chosen, results=False)
     return page(
         request,
         "jobs.html",

@@ -8,7 +8,6 @@ measured.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from compiler.workload import Workload
 from db.standing import Standing
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
-from db.stores.shapes import Relative
+from db.stores.shapes import Relative, distance
 from service.jobs.addressee import target_names, target_of_key
 from service.jobs.families import relatives_of, shape_of
 from tuner.measure.measurement import RecordKey
@@ -119,11 +118,9 @@ def best_answer(
     storage.shapes.index(shape_of)
     # a range is looked for, and found, by its typical sizes
     fixed = workload.typical()
-    relatives = storage.shapes.relatives(fixed.structure, target.key, threads, numerics)
-    near = sorted(
-        ((distance(fixed.sizes, each.sizes), each) for each in relatives),
-        key=lambda pair: (pair[0], pair[1].workload_key),
-    )[:MOST_RELATIVES]
+    near = storage.shapes.nearest(
+        fixed.structure, fixed.sizes, target.key, threads, numerics, MOST_RELATIVES
+    )
     default = untuned_schedule(workload, target, threads, numerics)
     times = storage.shapes.times(
         [workload_key, *(each.workload_key for _, each in near)], target.key, threads, numerics
@@ -156,14 +153,6 @@ def best_answer(
             f"tuned for another shape ({name}): {losses.sentence()}",
         )
     return fallback
-
-
-def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Root mean square of log2 of the ratios of sizes; infinite if they are not alike in rank."""
-    if len(one) != len(other):
-        return math.inf
-    squares = [math.log2(max(a, 1) / max(b, 1)) ** 2 for a, b in zip(one, other, strict=True)]
-    return math.sqrt(statistics.fmean(squares)) if squares else 0.0
 
 
 def _exact(stored: StoredRecord) -> Answer:

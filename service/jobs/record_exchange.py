@@ -21,6 +21,9 @@ from tuner.measure.measurement import Phase, Trial, TuningRecord
 
 PAGE = 500
 
+LONGEST_WORKER = 200
+"""Characters of the name of a foreign worker that are kept."""
+
 PORTION = 200
 """Lines that are taken in in one transaction: on SQLite nobody else writes meanwhile."""
 
@@ -164,9 +167,10 @@ def _take_in(
 
 
 def _foreign(line: RecordLine) -> TuningRecord:
-    """The record, whose worker is told apart from those of this service by the key."""
+    """The record, whose worker is told apart from those of this service by the key. Of a name that
+    is longer than any of ours, the beginning: it is part of an index."""
     measurement = line.record.measurement
-    worker = f"{line.signer[:12]}/{measurement.worker}"
+    worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"
     return replace(line.record, measurement=replace(measurement, worker=worker))
 
 

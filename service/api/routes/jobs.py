@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -104,9 +104,10 @@ def list_jobs(
     _: Reader,
     pages: PagesDep,
     state: JobState | None = None,
+    results: Annotated[bool, Query(description="With the final reports, which may be long")] = True,
 ) -> list[JobView]:
     """Jobs, the newest first."""
-    found = storage.jobs.list(state=state, limit=pages.limit, after=pages.after)
+    found = storage.jobs.list(state=state, results=results, limit=pages.limit, after=pages.after)
     names = _names(storage, found)
     return [job_view(job, names=names) for job in pages.told(found)]
 

@@ -170,9 +170,11 @@ class AsyncClient(AsyncConnection):
     async def job(self, job_id: str) -> Job:
         return await self._view(Job, "GET", f"/v1/jobs/{quoted(job_id)}")
 
-    async def jobs(self, state: str | None = None, limit: int = 100) -> Jobs:
-        """The newest first."""
-        params = {} if state is None else {"state": state}
+    async def jobs(
+        self, state: str | None = None, limit: int = 100, *, results: bool = True
+    ) -> Jobs:
+        """The newest first; without `results`, which may be long, each is None."""
+        params = {"results": str(results).lower(), **_given(state=state)}
         return Jobs(await self._views(Job, "/v1/jobs", params, most=limit))
 
     async def tasks(self, job_id: str) -> Tasks:

@@ -172,9 +172,9 @@ class Client(Connection):
     def job(self, job_id: str) -> Job:
         return self._view(Job, "GET", f"/v1/jobs/{quoted(job_id)}")
 
-    def jobs(self, state: str | None = None, limit: int = 100) -> Jobs:
-        """The newest first."""
-        params = {} if state is None else {"state": state}
+    def jobs(self, state: str | None = None, limit: int = 100, *, results: bool = True) -> Jobs:
+        """The newest first; without `results`, which may be long, each is None."""
+        params = {"results": str(results).lower(), **_given(state=state)}
         return Jobs(self._views(Job, "/v1/jobs", params, most=limit))
 
     def tasks(self, job_id: str) -> Tasks:

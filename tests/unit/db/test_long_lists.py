@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import sqlalchemy as sa
 
+from db.engine import writing
 from db.job_states import JobState
+from db.models import ModelRow
 from db.stores.jobs import JobStore
 from db.stores.records import SqlRecordStore
+from db.stores.statements import table_of
 from db.stores.tasks import WorkloadStore
 from db.stores.trials import TrialStore
 from tests.unit.db.explained import by_statistics, plan_of
@@ -39,11 +43,15 @@ def workloads(engine: sa.Engine) -> object:
 @pytest.mark.parametrize(
     ("ask", "table", "index"),
     [
-        (partial(trials, job_id="j"), "trials", "job_id_serial"),
-        (partial(trials, job_id="j", worker="w"), "trials", "job_id_serial"),
+        (partial(trials, job_id="j"), "trials", "job_id_serial_origin_worker"),
+        (partial(trials, job_id="j", worker="w"), "trials", "job_id_serial_origin_worker"),
         (partial(trials, job_id="j", status=Status.CRASH), "trials", "job_id_status_serial"),
         (partial(trials, job_id="j", workload_key="w"), "trials", "job_id_workload_key_serial"),
-        (partial(trials, workload_key="w", after=(7,)), "trials", "workload_key_serial"),
+        (
+            partial(trials, workload_key="w", after=(7,)),
+            "trials",
+            "workload_key_serial_origin_worker",
+        ),
         (counted, "trials", "job_id_status_serial"),
         (jobs, "jobs", "created_at_id"),
         (partial(jobs, state=JobState.FAILED, after=(1.0, "j")), "jobs", "state_created_at"),
@@ -60,3 +68,43 @@ def test_a_page_is_read_in_its_order(engine: sa.Engine, ask: Ask, table: str, in
 def test_trials_are_counted_without_a_look_at_them(engine: sa.Engine) -> None:
     plan = plan_of(engine, lambda: counted(engine), "trials")
     assert by_statistics(engine) or "COVERING INDEX" in plan
+
+
+@pytest.mark.parametrize("of", ["job_id", "workload_key"])
+@pytest.mark.parametrize("who", ["origin", "worker"])
+def test_trials_of_others_are_passed_over_in_the_index(
+    engine: sa.Engine, of: str, who: str
+) -> None:
+    """A row costs a look at a page of its own; an entry of the index does not."""
+    plan = plan_of(engine, lambda: trials(engine, **{of: "a", who: "x"}), "trials")
+    if by_statistics(engine):  # where there are many: benchmarks.pages
+        return
+    assert f"ix_trials_{of}_serial_origin_worker" in plan, plan
+    text = f"SELECT * FROM trials WHERE {of} = 'a' AND {who} = 'x' ORDER BY serial DESC"
+    with engine.connect() as connection:
+        steps = [tuple(row) for row in connection.exec_driver_sql(f"EXPLAIN {text}")]
+    (index,) = (step[2] for step in steps if step[1] == "DeferredSeek")
+    compared = next(at for at, step in enumerate(steps) if step[1] == "Ne")
+    assert steps[compared - 1][1:3] == ("Column", index)
+
+
+def test_a_list_of_jobs_may_leave_their_results(engine: sa.Engine) -> None:
+    model = sa.insert(table_of(ModelRow)).values(digest="d", name="", bytes=1, created_at=0.0)
+    with writing(engine) as connection:
+        connection.execute(model)
+    store = JobStore(engine)
+    store.create("d", "t")
+    claimed = store.claim("tuner", 60.0)
+    assert claimed is not None
+    store.transition(claimed[0], JobState.SUCCEEDED, result={"long": "report"})
+    (whole,), (short,) = store.list(), store.list(results=False)
+    assert whole.result == {"long": "report"} and short == replace(whole, result=None)
+    asked: list[str] = []
+
+    def note(_c: object, _cu: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    store.list(results=False)
+    sa.event.remove(engine, "before_cursor_execute", note)
+    assert asked and not any("jobs.result" in each for each in asked)

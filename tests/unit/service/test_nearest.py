@@ -18,11 +18,13 @@ from compiler.target import resolve_target
 from compiler.workload import Workload
 from db.errors import NotFoundError
 from db.storage import Storage
+from db.stores import shapes
+from db.stores.shapes import distance
 from service.cli import run
 from service.cli.view import settled_line
 from service.jobs import families
 from service.jobs.families import records_of_relatives
-from service.jobs.nearest import Answer, Match, best_answer, distance
+from service.jobs.nearest import Answer, Match, best_answer
 from service.jobs.no_regret import settle
 from service.jobs.planning import ModelRequest, Planned, plan_model, workload_name
 from tuner.measure.measurement import (
@@ -293,6 +295,33 @@ def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> N
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:
     with pytest.raises(NotFoundError, match="workload"):
         best_answer(storage, "0" * 64, TARGET, 1, "fast")
+
+
+def test_the_nearest_is_found_among_many_however_their_keys_are(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the neighbours by extent are looked at, on both sides."""
+    monkeypatch.setattr(shapes, "LOOKED_AT", 2)
+    wanted = workload(16)
+    known = [workload(rows) for rows in (4, 8, 14, 19, 64, 128, 256)]
+    good = shared(wanted, *known)[0]
+    for each in known:
+        tune(storage, each, {good: 1e-3})
+        tune(storage, each, {good: 0.9e-3})  # a second record of the same
+    storage.shapes.index(families.shape_of)
+
+    def nearest(most: int) -> list[str]:
+        of = (TARGET.key, 1, "fast", most)
+        return [
+            r.workload_key for _, r in storage.shapes.nearest(wanted.structure, wanted.sizes, *of)
+        ]
+
+    assert nearest(1) == [known[2].key]
+    assert nearest(9) == [known[each].key for each in (2, 3, 1, 4)]
+    for each in known:
+        apart = distance(wanted.sizes, each.sizes)
+        gap = abs(shapes.extent(wanted.sizes) - shapes.extent(each.sizes))
+        assert gap <= len(each.sizes) * apart + 1e-9
 
 
 def test_distance() -> None:
