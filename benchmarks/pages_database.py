@@ -242,9 +242,8 @@ class _Filling:
         if number % 20:  # the others differ in numbers alone
             sizes[0] = self._random.randrange(8, 512)
         found = {"workload_key": key, "structure": structure, "family": key, "sizes": sizes}
-        found["extent"] = extent(sizes)
         columns = {"operator": operator, "name": f"{operator} 3x3 +relu {number}x56x56"}
-        return found | columns
+        return found | columns | {"extent": extent(sizes)}
 
     def _family(self) -> list[str]:
         return [_name("family", number) for number in range(self._size.records // 2)]
