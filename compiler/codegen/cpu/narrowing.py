@@ -9,8 +9,9 @@ byte is the nearest one, and 0 of NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.memory import store
 from compiler.codegen.cpu.points import Point
@@ -53,7 +54,7 @@ class ByteStores:
         """Store what is held back: four neighbours together, others one by one."""
         for access, held in self._held.items():
             row: list[int] = []
-            for offset in sorted(held):
+            for offset in _in_order(held):
                 row = [*row, offset] if row and offset == row[-1] + TOGETHER else [offset]
                 added = {self._context.emitter.bytes[held[place][0].name][1] for place in row}
                 if len(added) > 1:  # another number at each point
@@ -66,6 +67,16 @@ class ByteStores:
             for value, point in held.values():
                 store(self._context, access, value, point, value.lanes)
         self._held.clear()
+
+
+def _in_order(offsets: Iterable[int]) -> Iterator[int]:
+    """Offsets, those that are known to be apart by a number in order: which of two rows begins
+    first may be decided by a size."""
+    alike: dict[int, list[int]] = {}
+    for offset in offsets:
+        alike.setdefault(offset - static_part(offset), []).append(offset)
+    for each in alike.values():
+        yield from sorted(each, key=static_part)
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:

@@ -14,9 +14,14 @@ from compiler.loops.expr import Accumulator, Combiner, Load, Role, Tensor
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, untuned_schedules
+from compiler.sizes import Dimension
 from compiler.target import Target, resolve_target
+from tests.graphs import Maker
 from tests.unit.codegen.checks import kernel
 from tests.unit.codegen.rounded import bytes_nest, limits_nest
+from tests.unit.schedule.open_nests import open_workload
 
 N1 = resolve_target("neoverse-n1")
 
@@ -69,6 +74,22 @@ def test_bytes_are_narrowed_four_vectors_at_a_time(together: int, joined: bool) 
     assembly = emit_assembly(lower_nest(bytes_nest(36 * together, together, 4), N1), N1)
     assert len(re.findall("uqxtn2", assembly)) == together // 4 * joined
     assert ("frint" in assembly) == (together % 4 != 0)
+
+
+def test_bytes_of_open_rows_are_narrowed_together() -> None:
+    """Which of two vectors comes first in memory is not known where one is in the next row."""
+
+    def rounded(make: Maker, m: int, n: int) -> str:
+        total = make("matmul", make.input("x", m, 5), make.input("z", 5, n))
+        scaled = make("mul", total, make.constant("scale", 40.0))
+        return make("cast", make("round", scaled), to="uint8")
+
+    workload = open_workload(rounded, Dimension("m", 1, 41), Dimension("n", 1, 61))
+    first = next(iter(untuned_schedules(workload, N1)))
+    lower_nest(lower_schedule(workload, first, N1).nest, N1)
+    wide = Schedule.of("gemm", order="lanes-outer", pack=False, tile=4, unroll=1, vectors=4)
+    assembly = emit_assembly(lower_nest(lower_schedule(workload, wide, N1).nest, N1), N1)
+    assert assembly.count("uqxtn2") >= 4
 
 
 def test_limits_take_an_instruction_each() -> None:
