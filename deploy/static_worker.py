@@ -19,7 +19,7 @@ from pathlib import Path
 from compiler.runtime.native_build import SOURCES
 
 FOLDER = Path(__file__).parents[1] / "service" / "worker" / "static"
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-pthread")
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
 TARGETS: Mapping[str, str] = {
     "aarch64": "aarch64-linux-{}",

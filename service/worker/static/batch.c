@@ -79,7 +79,8 @@ static bool read_stages(batch *all, kernel *made, const json *plan, tw_error *er
     const json *sizes = json_get_kind(plan, "sizes", JSON_ARRAY);
     int64_t scratch;
     if (!stages || !sizes ||
-        !json_integer(json_get(plan, "scratch"), 0, PTRDIFF_MAX / 1024, &scratch))
+        !json_integer(json_get(plan, "scratch"), 0, PTRDIFF_MAX / 2 / all->threads - 1024,
+                      &scratch))
         return tw_fail(error, "the plan of a kernel makes no sense");
     made->stages = tw_allocate(stages->count * sizeof *made->stages);
     made->extents = tw_allocate(stages->count * sizeof *made->extents);

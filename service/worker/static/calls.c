@@ -299,7 +299,9 @@ static bool arrive(void *given, const char *data, size_t length) {
     return true;
 }
 
-tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error *error) {
+tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, bool *damaged,
+                 tw_error *error) {
+    *damaged = false;
     char path[128], hex[TW_DIGEST_CHARACTERS + 1];
     if (tw_state_has(&worker->state, digest)) return CALL_DONE;
     arriving self = {
@@ -317,7 +319,7 @@ tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error 
     bool here = outcome == HTTP_ANSWERED && answer.status == 200;
     if (here && strcmp(hex, digest) != 0) {
         tw_fail(error, "blob %s arrived damaged", digest);
-        here = false;
+        here = false, *damaged = true;
     } else if (outcome == HTTP_ANSWERED && !here) {
         json_document document = {0};
         told = problem(&answer, json_parse(&document, answer.body.data, answer.body.length),

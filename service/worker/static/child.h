@@ -16,7 +16,8 @@ typedef struct {
 typedef struct {
     const tw_blob *blobs;
     size_t count;
-    int events; /* where lines go */
+    int events;        /* where lines go */
+    const char *nonce; /* that begins each of them: candidates have the same file */
 } tw_child;
 
 const tw_blob *tw_blob_of(const tw_child *child, const char *digest);

@@ -167,7 +167,8 @@ static bool filter_calls(void) {
 }
 
 static bool limit(int what, uint64_t value) {
-    struct rlimit wanted = {(rlim_t)value, (rlim_t)value};
+    rlim_t number = value < (rlim_t)-1 ? (rlim_t)value : RLIM_INFINITY; /* it may have 32 bits */
+    struct rlimit wanted = {number, number};
     return setrlimit(what, &wanted) == 0;
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../../../compiler/runtime/native/tilewright.h"
+#include "system.h"
 
 enum { MOST_CORES = 1024, MOST_FEATURES = 1000, LONGEST_TEXT = 400, MOST_CACHES = 16 };
 
@@ -21,33 +22,6 @@ typedef struct {
     char identity[LONGEST_TEXT];
     uint64_t capacity, kilohertz;
 } core;
-
-/* The text of a file without blanks around it; "" where it is not there. */
-static void read_text(tw_text *text, const char *root, const char *path) {
-    char name[512], data[4096];
-    size_t got;
-    tw_text_clear(text);
-    snprintf(name, sizeof name, "%s%s", root, path);
-    FILE *file = fopen(name, "re");
-    if (!file) return;
-    while ((got = fread(data, 1, sizeof data, file)) > 0 && text->length < (8 << 20))
-        tw_text_add(text, data, got);
-    fclose(file);
-    while (text->length && strchr(" \t\r\n", text->data[text->length - 1]))
-        text->data[--text->length] = 0;
-    for (size_t i = 0; i < text->length; i++) /* a device tree's texts end with a 0 */
-        if (!text->data[i]) text->data[i] = i + 1 == text->length ? 0 : ' ';
-}
-
-static uint64_t read_number(const char *root, const char *path) {
-    tw_text text = {0};
-    read_text(&text, root, path);
-    bool number =
-        text.length && text.length <= 18 && strspn(text.data, "0123456789") == text.length;
-    uint64_t found = number ? strtoull(text.data, NULL, 10) : 0;
-    tw_text_free(&text);
-    return found;
-}
 
 /* What a paragraph has under a key; "" for nothing. */
 static void field(char value[], size_t room, const char *paragraph, const char *key) {
@@ -75,7 +49,7 @@ static void identify(core *one, const char *root) {
     tw_text text = {0};
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/regs/identification/midr_el1",
              one->number);
-    read_text(&text, root, path);
+    tw_read_text(&text, root, path);
     uint64_t midr = text.length && text.length <= 18 ? strtoull(text.data, NULL, 16) : 0;
     tw_text_clear(&text);
     if (midr >> 24 & 0xFF) {
@@ -114,10 +88,10 @@ static int read_cores(core cores[MOST_CORES], const tw_text *cpuinfo, const char
             *one = (core){.number = atoi(number), .text = at};
             one->usable = one->number < CPU_SETSIZE && CPU_ISSET(one->number, &usable);
             snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpu_capacity", one->number);
-            one->capacity = read_number(root, path);
+            one->capacity = tw_read_number(root, path);
             snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpufreq/cpuinfo_max_freq",
                      one->number);
-            one->kilohertz = read_number(root, path);
+            one->kilohertz = tw_read_number(root, path);
             identify(one, root);
         }
         const char *next = strstr(at, "\n\n");
@@ -244,7 +218,7 @@ static void add_caches(tw_text *text, int core_number, const char *root) {
         snprintf(folder, sizeof folder, "/sys/devices/system/cpu/cpu%d/cache/index%d", core_number,
                  index);
         snprintf(path, sizeof path, "%s/size", folder);
-        read_text(&value, root, path);
+        tw_read_text(&value, root, path);
         char *unit = value.length ? value.data + strspn(value.data, "0123456789") : "";
         const char *known = *unit ? strchr("KMG", *unit) : NULL;
         if (!known || unit[1] || unit == value.data || value.length > 10) continue;
@@ -253,16 +227,16 @@ static void add_caches(tw_text *text, int core_number, const char *root) {
         for (int i = 0; i < 3; i++) {
             snprintf(path, sizeof path, "%s/%s", folder, numbers[i]);
             tw_text_format(text, ",\"%s\":%llu", names[i],
-                           (unsigned long long)read_number(root, path));
+                           (unsigned long long)tw_read_number(root, path));
         }
         snprintf(path, sizeof path, "%s/type", folder);
-        read_text(&value, root, path);
+        tw_read_text(&value, root, path);
         for (size_t i = 0; i < value.length; i++)
             value.data[i] = (char)tolower((unsigned char)value.data[i]);
         tw_text_format(text, ",\"kind\":");
         tw_text_string(text, value.data, value.length);
         snprintf(path, sizeof path, "%s/shared_cpu_list", folder);
-        read_text(&value, root, path);
+        tw_read_text(&value, root, path);
         tw_text_format(text, ",\"shared_by\":%llu}", (unsigned long long)listed(value.data));
         said = true;
     }
@@ -278,7 +252,7 @@ static void add_text(tw_text *text, const char *name, const char *value) {
 static void add_model(tw_text *text, const core *lead, const char *root) {
     char model[LONGEST_TEXT] = "", part[LONGEST_TEXT] = "", implementer[64] = "";
     tw_text board = {0}, whole = {0};
-    read_text(&board, root, "/sys/firmware/devicetree/base/model");
+    tw_read_text(&board, root, "/sys/firmware/devicetree/base/model");
     if (lead) field(model, sizeof model, lead->text, "model name");
     if (lead) field(part, sizeof part, lead->text, "cpu part");
     if (*model) {
@@ -299,7 +273,7 @@ static void add_model(tw_text *text, const core *lead, const char *root) {
 
 static uint64_t memory_bytes(const char *root) {
     tw_text text = {0};
-    read_text(&text, root, "/proc/meminfo");
+    tw_read_text(&text, root, "/proc/meminfo");
     const char *line = strstr(text.data, "MemTotal:");
     uint64_t found = line ? strtoull(line + 9, NULL, 10) << 10 : 0;
     tw_text_free(&text);
@@ -329,7 +303,7 @@ void tw_find_facts(tw_facts *facts, const char *root) {
     char path[128], microcode[LONGEST_TEXT] = "";
     *facts = (tw_facts){.some_cores = false};
     CPU_ZERO(&facts->cores);
-    read_text(&cpuinfo, root, "/proc/cpuinfo");
+    tw_read_text(&cpuinfo, root, "/proc/cpuinfo");
     int count = read_cores(cores, &cpuinfo, root), place = choose_cores(facts, cores, count),
         usable = 0;
     const core *lead = place < 0 ? NULL : &cores[place];
@@ -339,6 +313,9 @@ void tw_find_facts(tw_facts *facts, const char *root) {
             facts->some_cores ? CPU_ISSET(cores[i].number, &facts->cores) != 0 : cores[i].usable;
     if (uname(&system) != 0) snprintf(system.machine, sizeof system.machine, "unknown");
     facts->memory_bytes = memory_bytes(root);
+    facts->kilohertz = lead ? lead->kilohertz : 0;
+    facts->known = count > 0;
+    snprintf(facts->identity, sizeof facts->identity, "%s", lead ? lead->identity : "");
     if (!usable) usable = (int)sysconf(_SC_NPROCESSORS_ONLN);
     tw_text_format(
         text, "{\"architecture\":\"%s\",\"system\":\"Linux\",\"cores\":%d,\"physical_cores\":%d",
@@ -346,7 +323,7 @@ void tw_find_facts(tw_facts *facts, const char *root) {
     tw_text_format(text, ",\"memory_bytes\":%llu", (unsigned long long)facts->memory_bytes);
     add_model(text, lead, root);
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpufreq/scaling_governor", number);
-    read_text(&value, root, path);
+    tw_read_text(&value, root, path);
     add_text(text, "governor", value.data);
     add_text(text, "processor", lead ? lead->identity : "");
     if (lead) field(microcode, sizeof microcode, lead->text, "microcode");
@@ -354,7 +331,7 @@ void tw_find_facts(tw_facts *facts, const char *root) {
     add_caches(text, number, root);
     tw_text_add(&facts->registration, text->data, text->length);
     int64_t bits = tw_vector_bits();
-    if (!bits) bits = 8 * (int64_t)read_number(root, "/proc/sys/abi/sve_default_vector_length");
+    if (!bits) bits = 8 * (int64_t)tw_read_number(root, "/proc/sys/abi/sve_default_vector_length");
     /* as in Python: brief facts are those of the registration without features */
     tw_text_format(text, ",\"vector_bits\":%lld}", (long long)bits);
     add_features(&facts->registration, cores, count);
@@ -364,29 +341,19 @@ void tw_find_facts(tw_facts *facts, const char *root) {
 }
 
 void tw_condition(tw_text *text, const char *root) {
-    double hottest = -1e9;
-    char path[160];
+    double celsius, load;
     tw_text value = {0};
-    for (int zone = 0; zone < 64; zone++) {
-        snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/temp", zone);
-        read_text(&value, root, path);
-        if (!value.length) continue;
-        double celsius = strtod(value.data, NULL) / 1000;
-        if (celsius >= -300 && celsius <= 300 && celsius > hottest) hottest = celsius;
-    }
     tw_text_format(text, "{\"temperature_celsius\":");
-    if (hottest > -1e9)
-        tw_text_number(text, hottest);
+    if (tw_hottest(root, &celsius))
+        tw_text_number(text, celsius);
     else
         tw_text_format(text, "null");
-    read_text(&value, root, "/proc/loadavg");
-    double load = value.length ? strtod(value.data, NULL) : -1;
     tw_text_format(text, ",\"load\":");
-    if (load >= 0 && load <= 1e6)
+    if (tw_load(root, &load))
         tw_text_number(text, load);
     else
         tw_text_format(text, "null");
-    read_text(&value, root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    tw_read_text(&value, root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     tw_text_format(text, ",\"clock_ratio\":null,\"governor\":");
     tw_text_string(text, value.data, strnlen(value.data, 100));
     tw_text_add(text, "}", 1);

@@ -12,6 +12,9 @@ typedef struct {
     uint64_t memory_bytes;
     cpu_set_t cores; /* that candidates run on: the fastest kind */
     bool some_cores; /* whether there are others */
+    bool known;      /* whether the system says anything of its cores */
+    char identity[400]; /* of these cores */
+    uint64_t kilohertz; /* the highest clock of one; 0 if that is not known */
 } tw_facts;
 
 /* Args: root: the folder that holds `proc` and `sys`. */

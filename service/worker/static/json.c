@@ -209,7 +209,8 @@ static bool read_kind(reader *in, json *value) {
 
 static json *read_value(reader *in) {
     skip(in);
-    if (in->at >= in->end || in->document->nodes++ >= JSON_NODES) return NULL;
+    size_t most = in->document->most_nodes ? in->document->most_nodes : JSON_NODES;
+    if (in->at >= in->end || in->document->nodes++ >= most) return NULL;
     json *value = take(in->document, sizeof *value);
     value->raw = in->at;
     if (!read_kind(in, value)) return NULL;

@@ -38,6 +38,7 @@ typedef struct {
     struct json_block *blocks;
     char *text;
     size_t nodes;
+    size_t most_nodes; /* that it may have; 0: JSON_NODES */
 } json_document;
 
 /* The value that a text is; NULL where it is none. */

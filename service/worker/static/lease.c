@@ -4,12 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "digest.h"
+#include "system.h"
 #include "worker.h"
 
-enum { MOST_BLOBS = 100000, LOOK_SECONDS = 20, MOST_STEPS = 10000, MEGABYTE = 1 << 20 };
+enum {
+    MOST_BLOBS = 100000,
+    MOST_DAMAGED = 4, /* times that a blob may arrive so: the service's own copy may be */
+    LOOK_SECONDS = 20,
+    MOST_STEPS = 10000,
+    EVENT_BYTES = 4096,        /* of an event, besides what grows with the request */
+    CASE_BYTES = 32,           /* a number for each case */
+    RUN_EVENT_BYTES = 4 << 20, /* of the result of a run: errors, ratios, seconds of instructions */
+    OUTPUT_BYTES = 23 << 20,   /* and each output that it brings back, in base64 */
+    MOST_EVENT_BYTES = 64 << 20,
+};
 #define START_SECONDS 60.0
+#define LAST_REPORT_SECONDS 10.0
 
 /* A request on its way. */
 typedef struct {
@@ -89,8 +102,9 @@ static bool name_blobs(task *self, bool is_run, uint64_t most, uint64_t *all, tw
         int64_t bytes;
         if (!tw_is_digest(each->key) || !json_integer(each, 0, INT64_C(1) << 46, &bytes))
             return tw_fail(error, "the request names what is no blob");
-        *all += (uint64_t)bytes;
-        name_blob(self, each->key, bytes);
+        *all += (uint64_t)bytes; /* 100,000 times 2^46 is less than 2^63 */
+        /* what no memory can hold is refused before anything is fetched */
+        name_blob(self, each->key, bytes < PTRDIFF_MAX / 2 ? bytes : PTRDIFF_MAX / 2);
     }
     if (is_run) return true;
     name_blob(self, json_get_text(self->request, "library_digest"), (int64_t)most);
@@ -104,27 +118,19 @@ static bool name_blobs(task *self, bool is_run, uint64_t most, uint64_t *all, tw
     return true;
 }
 
-static uint64_t free_bytes(const tw_worker *worker) {
-    char path[300], line[200];
-    uint64_t found = UINT64_MAX;
-    snprintf(path, sizeof path, "%.250s/proc/meminfo", worker->root);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, "MemAvailable:", 13) == 0) found = strtoull(line + 13, NULL, 10) << 10;
-    if (file) fclose(file);
-    return found;
-}
-
 /* Why a run cannot be done here, which states what it needs; false if it can. */
 static bool refused(const task *self, uint64_t all, tw_error *error) {
     const tw_worker *worker = self->worker;
     int64_t wanted;
     if (!json_integer(json_get(self->request, "memory_bytes"), 0, INT64_C(1) << 46, &wanted))
         wanted = 0;
-    uint64_t memory = worker->facts.memory_bytes, available = free_bytes(worker);
+    uint64_t memory = worker->facts.memory_bytes, available = tw_free_bytes(worker->root);
     if (all > worker->state.cache_bytes)
         tw_fail(error, "the run needs %llu bytes of blobs, this worker keeps %llu",
                 (unsigned long long)all, (unsigned long long)worker->state.cache_bytes);
+    else if (all > PTRDIFF_MAX / 2) /* 1 GiB where addresses have 32 bits */
+        tw_fail(error, "the run needs %llu bytes of blobs, a process here has room for %llu",
+                (unsigned long long)all, (unsigned long long)PTRDIFF_MAX / 2);
     else if (memory && (uint64_t)wanted > memory)
         tw_fail(error, "the run needs %lld bytes of memory, this device has %llu",
                 (long long)wanted, (unsigned long long)memory);
@@ -136,24 +142,45 @@ static bool refused(const task *self, uint64_t all, tw_error *error) {
     return true;
 }
 
-/* Fetch all blobs, and map them. False where the lease is over, or has failed. */
-static bool fetch_all(task *self, tw_error *error) {
-    tw_worker *worker = self->worker;
-    for (size_t i = 0; i < self->count; i++) {
-        double pause = 0;
-        tw_told told = CALL_AGAIN;
-        while (!over(worker)) {
-            tw_beat(worker);
-            told = tw_fetch(worker, self->blobs[i].digest, self->blobs[i].size, error);
-            if (told != CALL_AGAIN) break;
-            tw_say("%s", error->text);
-            tw_pause(&pause);
+/* Fetch a blob, of `most` bytes at most; false where the lease is over, or has failed. */
+static bool fetch(tw_worker *worker, const tw_blob *blob, uint64_t most, const char **cause,
+                  tw_error *error) {
+    double pause = 0;
+    bool damaged = false;
+    for (int times = 0; !over(worker);) {
+        tw_beat(worker);
+        tw_told told = tw_fetch(worker, blob->digest, most, &damaged, error);
+        if (told != CALL_AGAIN) return told == CALL_DONE;
+        times += damaged;
+        if (times >= MOST_DAMAGED) {
+            *cause = "service";
+            return tw_fail(error, "blob %s arrived damaged %d times", blob->digest, times);
         }
-        if (told != CALL_DONE) return false;
+        tw_say("%s", error->text);
+        tw_pause(&pause);
     }
-    tw_state_trim(&worker->state, self->blobs, self->count);
-    for (size_t i = 0; i < self->count; i++)
-        if (!tw_state_map(&worker->state, &self->blobs[i], error)) return false;
+    return false;
+}
+
+/* Fetch all blobs, and map them: together no more than the cache may hold. False where the lease is
+ * over, or has failed. */
+static bool fetch_all(task *self, bool is_run, uint64_t most, const char **cause,
+                      tw_error *error) {
+    tw_worker *worker = self->worker;
+    uint64_t left = most, coming = 0;
+    for (size_t i = 0; is_run && i < self->count; i++)
+        if (!tw_state_here(&worker->state, self->blobs[i].digest)) coming += self->blobs[i].size;
+    tw_state_trim(&worker->state, self->blobs, self->count, coming);
+    for (size_t i = 0; i < self->count; i++) {
+        tw_blob *blob = &self->blobs[i];
+        if (!fetch(worker, blob, blob->size < left ? blob->size : left, cause, error)) return false;
+        if (!tw_state_map(&worker->state, blob, error)) return false;
+        if (blob->size > left) /* it was here already */
+            return tw_fail(error, "the request's blobs have more than %llu bytes together",
+                           (unsigned long long)most);
+        left -= blob->size;
+    }
+    tw_state_trim(&worker->state, self->blobs, self->count, 0);
     return true;
 }
 
@@ -195,6 +222,14 @@ static tw_job job_of(const task *self, int threads) {
     return job;
 }
 
+/* Most bytes that an event of a run can have. */
+static size_t run_event_bytes(const json *request) {
+    const json *fetch = json_get_kind(json_get(request, "work"), "fetch", JSON_ARRAY);
+    size_t outputs = fetch ? fetch->count : 0;
+    if (outputs >= MOST_EVENT_BYTES / OUTPUT_BYTES) return MOST_EVENT_BYTES;
+    return RUN_EVENT_BYTES + outputs * OUTPUT_BYTES;
+}
+
 /* The fields of a run's result that the sandbox has filled, or their empty values. */
 static void add_run_fields(const task *self, bool ok, tw_text *text) {
     static const char *const names[] = {"errors", "fetched", "race", "seconds", "speeds"};
@@ -229,6 +264,7 @@ static bool do_run(task *self, int threads, tw_text *text, tw_error *error) {
         job.limit > 86400)
         return tw_fail(error, "the request makes no sense");
     job.budget = START_SECONDS + job.limit * MOST_STEPS;
+    job.event_bytes = run_event_bytes(self->request);
     tw_ended ended = tw_sandbox(&job, &watch, error);
     if (ended == TW_CANCELLED || ended == TW_NO_CHILD) return false;
     if (ended == TW_ENDED && !self->result.length) {
@@ -248,11 +284,31 @@ static bool do_batch(task *self, int threads, tw_text *text, tw_error *error) {
     const tw_watch watch = {self, take_event, is_cancelled};
     tw_job job = job_of(self, threads);
     bool cancelled = false;
+    const json *cases = json_get_kind(self->request, "cases", JSON_ARRAY);
+    job.event_bytes = EVENT_BYTES + CASE_BYTES * (cases ? cases->count : 0);
     tw_batch *batch = tw_batch_of(self->request, error);
     bool measured = batch && tw_batch_measure(batch, self->worker, &job, &watch, &cancelled, error);
     if (measured) tw_batch_result(batch, self->worker, text);
     tw_batch_free(batch);
     return measured;
+}
+
+/* Whether there is time for a result: a worker that is to end has some seconds. */
+static bool in_time(void *given) {
+    const tw_worker *worker = given;
+    return !worker->report_until || http_now() < worker->report_until;
+}
+
+/* Whether a result is still sent. The first signal to end leaves it some seconds; a second one
+ * none. */
+static bool goes_out(tw_worker *worker) {
+    if (worker->ends) return false;
+    if (!http_stop) return in_time(worker);
+    if (worker->report_until) return false;
+    tw_say("the worker ends; before that it reports what it has measured");
+    worker->report_until = http_now() + LAST_REPORT_SECONDS;
+    http_stop = 0;
+    return true;
 }
 
 /* Send a result until the service takes or refuses it. */
@@ -267,13 +323,14 @@ static void report(task *self, const tw_text *result) {
     tw_text_add(&body, result->data, result->length);
     tw_text_add(&body, "}", 1);
     snprintf(path, sizeof path, "/v1/leases/%s/result", worker->lease);
-    for (bool going = true; going && !worker->ends;) {
+    worker->server.goes_on = in_time, worker->server.self = worker;
+    for (bool going = true; going && goes_out(worker);) {
         json_document document = {0};
         const json *answer = NULL;
         tw_refusal refusal;
         tw_error error;
         tw_told told = tw_ask(worker, "POST", path, &body, 0, &document, &answer, &refusal, &error);
-        going = told == CALL_AGAIN && !http_stop;
+        going = told == CALL_AGAIN || told == CALL_STOPPED;
         if (told == CALL_DONE) {
             worker->results++;
             tw_say("measured %s", self->request_id);
@@ -282,14 +339,16 @@ static void report(task *self, const tw_text *result) {
             tw_end(worker, 1, "the service refuses this worker: %s", error.text);
         } else if (told == CALL_REFUSED && refusal.worker_unknown) {
             tw_register(worker);
-            going = !over(worker);
-        } else {
+            going = !worker->lost;
+        } else if (told != CALL_STOPPED) {
             tw_say("result of %s: %s", self->request_id, error.text);
         }
         json_free(&document);
-        if (going) tw_pause(&pause);
-        if (going) tw_beat(worker);
+        if (going && told == CALL_AGAIN) tw_pause(&pause);
+        if (going && told == CALL_AGAIN && in_time(worker)) tw_beat(worker);
     }
+    worker->server.goes_on = NULL;
+    if (worker->report_until) http_stop = 1;
     tw_text_free(&body);
 }
 
@@ -330,6 +389,16 @@ static bool spell_out(task *self, bool is_run, tw_error *error) {
     return true;
 }
 
+/* Let the device cool; false where nobody waits for the work any more. */
+static bool wait_a_second(void *given) {
+    tw_worker *worker = given;
+    for (double until = http_now() + 1; !over(worker) && http_now() < until;) {
+        tw_beat(worker);
+        nanosleep(&(struct timespec){0, 50000000}, NULL);
+    }
+    return !over(worker);
+}
+
 /* Do the work of a lease; false where there is nothing to report, with the reason and whose it is.
  */
 static bool do_work(task *self, tw_text *text, const char **cause, tw_error *error) {
@@ -337,7 +406,8 @@ static bool do_work(task *self, tw_text *text, const char **cause, tw_error *err
     bool is_run = strcmp(json_get_text(self->request, "kind"), "run") == 0;
     int64_t protocol, threads;
     uint64_t all,
-        most = worker->state.cache_bytes < SIZE_MAX / 4 ? worker->state.cache_bytes : SIZE_MAX / 4;
+        most = worker->state.cache_bytes < PTRDIFF_MAX / 2 ? worker->state.cache_bytes
+                                                           : PTRDIFF_MAX / 2;
     *cause = "service";
     if (!json_integer(json_get(self->request, "protocol"), PROTOCOL, PROTOCOL, &protocol))
         return tw_fail(error, "the request is of another protocol than %d", PROTOCOL);
@@ -354,8 +424,10 @@ static bool do_work(task *self, tw_text *text, const char **cause, tw_error *err
         return true;
     }
     *cause = "worker";
-    if (!fetch_all(self, error)) return false;
+    if (!fetch_all(self, is_run, most, cause, error)) return false;
     worker->server.goes_on = NULL;
+    tw_cool_down(&worker->heat, wait_a_second, worker, tw_say);
+    if (over(worker)) return tw_fail(error, "nobody waits for it any more");
     tw_say("%s", is_run ? "a run of whole models" : "a batch of candidates");
     return is_run ? do_run(self, (int)threads, text, error)
                   : do_batch(self, (int)threads, text, error);
@@ -411,15 +483,20 @@ static void take_speed(void *given, const json *event) {
         tw_speed_take(&self->worker->speed, both[0], both[1]);
 }
 
-void tw_look(tw_worker *worker) {
+bool tw_probe_device(tw_worker *worker, int times, tw_error *error) {
     task self = {.worker = worker};
-    tw_error error;
     const tw_watch watch = {&self, take_speed, is_cancelled};
+    tw_job job = job_of(&self, 1);
+    job.limit = job.budget = START_SECONDS;
+    job.event_bytes = EVENT_BYTES, job.probes = times;
+    tw_ended ended = tw_sandbox(&job, &watch, error);
+    return ended == TW_ENDED || ended == TW_CANCELLED;
+}
+
+void tw_look(tw_worker *worker) {
+    tw_error error;
     if (http_now() < worker->next_probe) return;
     worker->next_probe = http_now() + LOOK_SECONDS;
     if (worker->speed.count && http_now() - worker->speed.last_at < LOOK_SECONDS) return;
-    tw_job job = job_of(&self, 1);
-    job.limit = job.budget = START_SECONDS;
-    tw_ended ended = tw_sandbox(&job, &watch, &error);
-    if (ended != TW_ENDED && ended != TW_CANCELLED) tw_say("the reference kernel: %s", error.text);
+    if (!tw_probe_device(worker, 1, &error)) tw_say("the reference kernel: %s", error.text);
 }

@@ -32,6 +32,8 @@ static const char USAGE[] =
     "  --service-key KEY     public key of the service (default: the one that it had when first "
     "met)\n"
     "  --facts               print what is told of this device, and end\n"
+    "  --check               look whether this device measures well, say what to do, and end\n"
+    "  --json                what --check finds, for a program\n"
     "  --root DIR            folder that holds proc and sys, for tests (default: /)\n";
 
 enum { MOST_CACHE_MIB = 1 << 24 };
@@ -74,16 +76,18 @@ static uint64_t mebibytes(const char *text, uint64_t least, const char *option) 
 
 typedef struct {
     const char *server, *token_file, *spool;
-    bool facts;
+    bool facts, check, json;
 } options;
 
 static void parse(options *given, int count, char **arguments) {
-    enum { SERVER = 256, TOKEN, NAME, TARGET, SPOOL, CACHE, SANDBOX, KEY, FACTS, ROOT, HELP };
+    enum { SERVER = 256, TOKEN, NAME, TARGET, SPOOL, CACHE, SANDBOX, KEY, FACTS, CHECK, JSON };
+    enum { ROOT = 300, HELP };
     static const struct option known[] = {
         {"server", 1, 0, SERVER},       {"token-file", 1, 0, TOKEN}, {"name", 1, 0, NAME},
         {"target", 1, 0, TARGET},       {"spool", 1, 0, SPOOL},      {"cache-mib", 1, 0, CACHE},
         {"sandbox-mib", 1, 0, SANDBOX}, {"service-key", 1, 0, KEY},  {"facts", 0, 0, FACTS},
-        {"root", 1, 0, ROOT},           {"help", 0, 0, HELP},        {0, 0, 0, 0},
+        {"check", 0, 0, CHECK},         {"json", 0, 0, JSON},        {"root", 1, 0, ROOT},
+        {"help", 0, 0, HELP},           {0, 0, 0, 0},
     };
     unsigned char key[32];
     for (int found; (found = getopt_long(count, arguments, "", known, NULL)) != -1;) {
@@ -104,6 +108,8 @@ static void parse(options *given, int count, char **arguments) {
             worker.given_key = optarg;
             break;
         case FACTS: given->facts = true; break;
+        case CHECK: given->check = true; break;
+        case JSON: given->json = true; break;
         case ROOT: worker.root = optarg; break;
         case HELP: fputs(USAGE, stdout); exit(0);
         default: exit(2);
@@ -148,7 +154,8 @@ static void set_up(options *given, int count, char **arguments) {
     parse(given, count, arguments);
     if (strcmp(worker.root, "/") == 0) worker.root = "";
     tw_find_facts(&worker.facts, worker.root);
-    if (given->facts) return;
+    tw_heat_begin(&worker.heat, worker.root, &worker.facts.cores);
+    if (given->facts || given->check) return;
     if (given->token_file && !read_token(given->token_file))
         usage("the token file '%s' cannot be read", given->token_file);
     hide_token();
@@ -217,6 +224,7 @@ int main(int count, char **arguments) {
         printf("%s\n", worker.facts.registration.data);
         return 0;
     }
+    if (given.check) return tw_check(&worker, given.json);
     struct sigaction on_stop = {.sa_handler = stop}, ignored = {.sa_handler = SIG_IGN};
     sigaction(SIGTERM, &on_stop, NULL);
     sigaction(SIGINT, &on_stop, NULL);

@@ -22,7 +22,7 @@ enum {
 #define SAMPLE_SECONDS 0.005
 #define PROFILE_SECONDS 2.0
 #define LEAST_SECONDS 5e-10
-#define MOST_BYTES (PTRDIFF_MAX / 4)
+#define MOST_BYTES (PTRDIFF_MAX / 2) /* of one block: sums of two fit into a size */
 
 typedef struct {
     const char *name;
@@ -189,7 +189,7 @@ static bool load_pointers(run *all, program *made, const json *plan, int64_t blo
     const json *references = json_get_kind(plan, "references", JSON_ARRAY);
     int64_t arena_bytes, scratch;
     if (!references || !json_integer(json_get(plan, "arena"), 0, MOST_BYTES, &arena_bytes) ||
-        !json_integer(json_get(plan, "scratch"), 0, MOST_BYTES / 1024, &scratch))
+        !json_integer(json_get(plan, "scratch"), 0, MOST_BYTES / all->threads - 1024, &scratch))
         return senseless(all);
     size_t stride = tw_scratch_stride((size_t)scratch), number = 0;
     char *arena = tw_aligned((size_t)arena_bytes),

@@ -10,6 +10,7 @@
 
 enum {
     MOST_CANDIDATES = 4096,
+    MOST_TIMED = 4096, /* cases; with MOST_SAMPLES seconds of each they fit into 32 bits */
     MOST_SAMPLES = 20000,
     MOST_RATIOS = 1000,
     STATUS_BYTES = 16,
@@ -82,6 +83,12 @@ tw_batch *tw_batch_of(const json *request, tw_error *error) {
     made.seen = tw_allocate(made.count * sizeof *made.seen);
     made.group = tw_allocate(made.count * sizeof *made.group);
     for (size_t i = 0; i < made.count; i++) reset(&made.seen[i]);
+    if (weighted > MOST_TIMED) {
+        free(made.seen);
+        free(made.group);
+        tw_fail(error, "a batch of %zu timed cases is not measured here", weighted);
+        return NULL;
+    }
     tw_batch *kept = tw_allocate(sizeof *kept);
     *kept = made;
     return kept;
@@ -238,7 +245,9 @@ bool tw_batch_measure(tw_batch *batch, tw_worker *worker, tw_job *job, const tw_
         batch->seen = tw_allocate(batch->count * sizeof *batch->seen);
         for (size_t i = 0; i < batch->count; i++) reset(&batch->seen[i]);
         ended = attempt(batch, job, watch, error);
-        if (ended == TW_ENDED && tw_speed_excess(&batch->worst) >= tw_speed_excess(before)) {
+        bool worse = ended == TW_ENDED && tw_speed_excess(&batch->worst) >= tw_speed_excess(before);
+        if (worse || ended == TW_CANCELLED) { /* what was measured first is whole, and stays */
+            ended = TW_ENDED;
             observed *second = batch->seen;
             batch->seen = first, first = second, batch->worst = *before;
         }

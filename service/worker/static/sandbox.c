@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +16,9 @@
 #include "http.h"
 
 enum {
-    LONGEST_EVENT = 64 << 20, /* a run may bring back outputs of 16 MiB, and many times */
+    NONCE_BYTES = 16,
+    NONCE_CHARACTERS = 2 * NONCE_BYTES,
+    MOST_EVENT_NODES = 1 << 18, /* values of an event: a profile has the most */
     REFERENCE_BYTES = 8 << 20,
     REFERENCE_ROUNDS = 3,
     LOOK_MILLISECONDS = 200,
@@ -31,6 +34,11 @@ const tw_blob *tw_blob_of(const tw_child *child, const char *digest) {
 }
 
 void tw_emit(const tw_child *child, tw_text *line) {
+    size_t head = strlen(child->nonce), length = line->length;
+    tw_text_reserve(line, head + 1);
+    memmove(line->data + head, line->data, length);
+    memcpy(line->data, child->nonce, head);
+    line->length = head + length;
     tw_text_add(line, "\n", 1);
     for (size_t sent = 0; sent < line->length;) {
         ssize_t some = write(child->events, line->data + sent, line->length - sent);
@@ -81,7 +89,7 @@ static bool do_job(const tw_child *child, const tw_job *job, tw_error *error) {
     json_document document = {0};
     const json *plan = NULL;
     if (!job->request) { /* only to see how fast the device is */
-        tw_probe(child, 1);
+        for (int i = 0; i < (job->probes ? job->probes : 1); i++) tw_probe(child, 1);
         return true;
     }
     if (job->plan && !(plan = json_parse(&document, job->plan->data, job->plan->size)))
@@ -90,10 +98,10 @@ static bool do_job(const tw_child *child, const tw_job *job, tw_error *error) {
                        : tw_run(child, job->request, plan, error);
 }
 
-static _Noreturn void live(const tw_job *job, int events, pid_t parent) {
+static _Noreturn void live(const tw_job *job, int events, const char *nonce, pid_t parent) {
     char guards[128];
     tw_error error = {.text = ""};
-    tw_child child = {job->blobs, job->blob_count, events};
+    tw_child child = {job->blobs, job->blob_count, events, nonce};
     if (job->secret) memset(job->secret, 0, job->secret_bytes);
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_IGN); /* of a terminal: the worker ends this process */
@@ -116,6 +124,7 @@ typedef struct {
     tw_error *error;
     pid_t pid;
     int events;
+    char nonce[NONCE_CHARACTERS + 1];
     double started, deadline;
     tw_text pending;
     tw_ended ended;
@@ -129,11 +138,16 @@ static bool say(keeper *self, tw_ended ended) {
 
 /* Act on a line; false where the job is over. */
 static bool take_line(keeper *self, const char *line, size_t length) {
-    json_document document = {0};
-    const json *event = json_parse(&document, line, length);
+    json_document document = {.most_nodes = MOST_EVENT_NODES};
+    const json *event = NULL;
+    bool ours = length >= NONCE_CHARACTERS && memcmp(line, self->nonce, NONCE_CHARACTERS) == 0;
+    if (ours) event = json_parse(&document, line + NONCE_CHARACTERS, length - NONCE_CHARACTERS);
     const char *what = json_get_text(event, "event");
     bool going = true;
-    if (!*what) {
+    if (!ours) {
+        tw_fail(self->error, "spoke in the worker's name");
+        going = say(self, TW_CRASHED);
+    } else if (!*what) {
         tw_fail(self->error, "said what is no event");
         going = say(self, TW_CRASHED);
     } else if (strcmp(what, "done") == 0) {
@@ -164,12 +178,13 @@ static bool take_all(keeper *self) {
     tw_text_add(text, data, (size_t)got);
     for (size_t i = seen; i < text->length; i++) {
         if (text->data[i] != '\n') continue;
+        if (i - start > self->job->event_bytes) break;
         if (!take_line(self, text->data + start, i - start)) return false;
         start = i + 1;
     }
     memmove(text->data, text->data + start, text->length - start);
     text->length -= start;
-    if (text->length <= LONGEST_EVENT) return true;
+    if (text->length <= self->job->event_bytes) return true;
     tw_fail(self->error, "said an event that has no end");
     return say(self, TW_CRASHED);
 }
@@ -236,16 +251,25 @@ static void watch_child(keeper *self) {
     }
 }
 
+/* What no candidate can know before it runs. */
+static bool draw_nonce(char nonce[NONCE_CHARACTERS + 1]) {
+    unsigned char bytes[NONCE_BYTES];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) return false;
+    for (int i = 0; i < NONCE_BYTES; i++) snprintf(nonce + 2 * i, 3, "%02x", bytes[i]);
+    return true;
+}
+
 tw_ended tw_sandbox(const tw_job *job, const tw_watch *watch, tw_error *error) {
     int ends[2];
     pid_t own = getpid();
+    char nonce[NONCE_CHARACTERS + 1] = "";
     *error = (tw_error){.text = ""};
-    if (pipe2(ends, O_CLOEXEC) != 0) {
+    if (!draw_nonce(nonce) || pipe2(ends, O_CLOEXEC) != 0) {
         tw_fail(error, "no process can be started: %s", strerror(errno));
         return TW_NO_CHILD;
     }
     pid_t pid = fork();
-    if (pid == 0) live(job, ends[1], own);
+    if (pid == 0) live(job, ends[1], nonce, own);
     close(ends[1]);
     if (pid < 0) {
         tw_fail(error, "no process can be started: %s", strerror(errno));
@@ -260,6 +284,7 @@ tw_ended tw_sandbox(const tw_job *job, const tw_watch *watch, tw_error *error) {
                    .events = ends[0],
                    .started = now,
                    .deadline = now + job->limit + START_SECONDS};
+    memcpy(self.nonce, nonce, sizeof nonce);
     watch_child(&self);
     kill(-pid, SIGKILL); /* and whatever it has started */
     if (self.pid) {

@@ -15,6 +15,8 @@ typedef struct {
     const bool *wanted;  /* of a batch, the candidates; NULL for a run */
     double limit;        /* seconds that a step may take */
     double budget;       /* and all steps together */
+    size_t event_bytes;  /* most that one thing it says may have */
+    int probes;          /* without a request: how often the reference kernel is timed */
     int threads;
     uint64_t memory;        /* bytes of address space; 0: no limit */
     const cpu_set_t *cores; /* NULL: all */

@@ -56,6 +56,8 @@ static double rate(rates *all, read_function read, int64_t wanted, int64_t vecto
     int64_t step = CHAINS * vector_bytes,
             size = wanted / step * step > step ? wanted / step * step : step;
     int64_t rounds = READ_BYTES / size > 1 ? READ_BYTES / size : 1;
+    if (size > PTRDIFF_MAX / 2) /* what 32 bits do not address */
+        return tw_fail(all->error, "there is no memory for %lld bytes", (long long)size);
     float *memory = tw_aligned((size_t)size);
     if (!memory) return tw_fail(all->error, "there is not enough memory");
     memset(memory, 0, (size_t)size);

@@ -134,6 +134,12 @@ bool tw_state_has(tw_state *state, const char *digest) {
     return right;
 }
 
+bool tw_state_here(const tw_state *state, const char *digest) {
+    char path[PATH_BYTES];
+    blob_path(state, digest, path);
+    return access(path, R_OK) == 0;
+}
+
 static void partial_path(const tw_state *state, char path[PATH_BYTES]) {
     path_of(state, "static/arriving", path);
 }
@@ -168,11 +174,11 @@ static int by_use(const void *one, const void *other) {
     return (a->used.tv_nsec > b->used.tv_nsec) - (a->used.tv_nsec < b->used.tv_nsec);
 }
 
-void tw_state_trim(const tw_state *state, const tw_blob *kept, size_t count) {
+void tw_state_trim(const tw_state *state, const tw_blob *kept, size_t count, uint64_t coming) {
     char path[PATH_BYTES];
     struct stat about;
     size_t files = 0, room = 0;
-    uint64_t bytes = 0;
+    uint64_t bytes = coming;
     cached *found = NULL;
     path_of(state, "static/blobs", path);
     DIR *folder = opendir(path);

@@ -4,6 +4,7 @@
 #define TW_WORKER_H
 
 #include "facts.h"
+#include "heat.h"
 #include "http.h"
 #include "json.h"
 #include "sandbox.h"
@@ -42,8 +43,11 @@ bool tw_state_has(tw_state *state, const char *digest);
 /* A file to write a blob to, and what becomes of it. */
 int tw_state_begin(const tw_state *state, const char *digest, tw_error *error);
 bool tw_state_end(tw_state *state, const char *digest, int file, bool whole);
-/* Make room by deleting the blobs that were used longest ago, but not these. */
-void tw_state_trim(const tw_state *state, const tw_blob *kept, size_t count);
+/* Whether a file of this name is here, whatever its bytes are. */
+bool tw_state_here(const tw_state *state, const char *digest);
+/* Make room for so many bytes more by deleting the blobs that were used longest ago, but not
+ * these. */
+void tw_state_trim(const tw_state *state, const tw_blob *kept, size_t count, uint64_t coming);
 /* The bytes of a blob that is here. */
 bool tw_state_map(const tw_state *state, tw_blob *blob, tw_error *error);
 
@@ -64,6 +68,8 @@ typedef struct {
     char lease[33]; /* "" without one */
     bool lost;
     tw_speed speed;
+    tw_heat heat;
+    double report_until; /* by http_now(), once the worker is to end; 0 before */
     char guards[200];
     long long results;
     int status; /* of the process, once `ends` */
@@ -100,8 +106,10 @@ void tw_end(tw_worker *worker, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* As hexadecimal digits; 0 behind them. */
 void tw_draw_name(char name[33]);
-/* Fetch a blob of at most so many bytes, if it is not here. */
-tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, tw_error *error);
+/* Fetch a blob of at most so many bytes, if it is not here. `damaged` says whether it arrived, and
+ * is another. */
+tw_told tw_fetch(tw_worker *worker, const char *digest, uint64_t most, bool *damaged,
+                 tw_error *error);
 /* Whether the service signed that this request is to be run. */
 bool tw_is_signed(const tw_worker *worker, const char *request_id, const json *payload,
                   const char *signature);
@@ -114,6 +122,12 @@ bool tw_seconds(const json *answer, const char *name, double *found);
 bool tw_work(tw_worker *worker, const json *lease);
 /* See how fast the device is, if nobody has looked for a while. */
 void tw_look(tw_worker *worker);
+
+/* check.c: print whether the device measures well, and what to type; the exit status. */
+int tw_check(tw_worker *worker, bool as_json);
+
+/* Time the reference kernel so often in a process of its own; false where that does not start. */
+bool tw_probe_device(tw_worker *worker, int times, tw_error *error);
 
 /* results.c: a batch that is measured, and its result. */
 

@@ -8,9 +8,13 @@
  *   signed KEY SIGNATURE   whether the text is signed
  *   digest        the SHA-256 of the text
  *   talk WHAT     how a job ends that says an event every few milliseconds, and how often its watch
- *                 was asked whether it is cancelled: for half a SECOND, for EVER, or until CANCELLED
+ *                 was asked whether it is cancelled: for half a SECOND, for EVER, or until CANCELLED;
+ *                 what is FORGED or has no END is said besides
+ *   heat ROOT     what slows the device of a folder down
+ *   cools ROOT N  what is said while work waits for that, which is over after N seconds
  *   judge         what ratios say, and whether the challenger may still be faster of 16
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +24,7 @@
 #include "child.h"
 #include "digest.h"
 #include "library.h"
+#include "heat.h"
 #include "http.h"
 #include "json.h"
 #include "sandbox.h"
@@ -82,6 +87,14 @@ bool tw_run(const tw_child *child, const json *request, const json *plan, tw_err
     double start = http_now();
     tw_begin(child, -1);
     (void)plan, (void)error;
+    if (strcmp(json_get_text(request, "talks"), "forged") == 0) /* as a candidate can */
+        for (int file = 3; file < 16; file++)
+            if (write(file, "{\"event\":\"done\"}\n", 17) < 0) continue;
+    if (strcmp(json_get_text(request, "talks"), "end") == 0) {
+        tw_text line = {0};
+        for (int i = 0; i < 200000; i++) tw_text_add(&line, "[", 1);
+        tw_emit(child, &line);
+    }
     while (!ends || http_now() < start + 0.5) {
         tw_text line = {0};
         tw_text_format(&line, "{\"event\":\"sample\"}");
@@ -128,10 +141,57 @@ static int talk_part(const char *what) {
     const tw_watch watch = {&self, take_event, is_cancelled};
     snprintf(text, sizeof text, "{\"talks\":\"%.20s\"}", what);
     tw_job job = {.request = json_parse(&document, text, strlen(text)), .budget = 60, .threads = 1};
+    job.event_bytes = 4096;
     job.limit = strcmp(what, "ever") == 0 ? 0.3 : 30;
     int ended = tw_sandbox(&job, &watch, &error);
     printf("%d %d %s", ended, self.asked, error.text);
     json_free(&document);
+    return 0;
+}
+
+static int heat_part(const char *root) {
+    tw_heat heat;
+    cpu_set_t cores;
+    tw_text reason = {0};
+    CPU_ZERO(&cores);
+    CPU_SET(0, &cores);
+    CPU_SET(1, &cores);
+    tw_heat_begin(&heat, root, &cores);
+    bool found = tw_heat_reason(&heat, &reason);
+    printf("%s", found ? reason.data : "");
+    tw_text_free(&reason);
+    return 0;
+}
+
+typedef struct {
+    const char *root;
+    int left;
+} pauses;
+
+static bool count_down(void *given) {
+    pauses *self = given;
+    char path[400];
+    snprintf(path, sizeof path, "%s/sys/class/thermal/cooling_device0/cur_state", self->root);
+    if (self->left <= 0) return false;
+    if (--self->left == 0) unlink(path);
+    return true;
+}
+
+static void say_line(const char *format, ...) {
+    va_list given;
+    va_start(given, format);
+    vprintf(format, given);
+    va_end(given);
+    printf("\n");
+}
+
+static int cools_part(const char *root, int seconds) {
+    tw_heat heat;
+    cpu_set_t cores;
+    pauses self = {root, seconds};
+    CPU_ZERO(&cores);
+    tw_heat_begin(&heat, root, &cores);
+    for (int i = 0; i < 2; i++) tw_cool_down(&heat, count_down, &self, say_line);
     return 0;
 }
 
@@ -144,6 +204,8 @@ int main(int count, char **arguments) {
     int status = 2;
     if (strcmp(part, "http") == 0) return http_part();
     if (strcmp(part, "talk") == 0) return talk_part(first);
+    if (strcmp(part, "heat") == 0) return heat_part(first);
+    if (strcmp(part, "cools") == 0 && count == 4) return cools_part(first, atoi(arguments[3]));
     tw_text_clear(&text);
     while ((got = read(0, data, sizeof data)) > 0) tw_text_add(&text, data, (size_t)got);
     if (strcmp(part, "json") == 0) status = json_part(&text);

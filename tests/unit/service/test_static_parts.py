@@ -20,9 +20,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from compiler.codegen.link import link_shared
 from deploy.static_worker import FLAGS, FOLDER, host_compiler
+from service.worker.heat import Heat
 from tuner.measure.statistics import Comparison, may_be_faster
 
-PARTS = ("text", "json", "digest", "http", "library", "arrays", "statistics", "sandbox")
+PARTS = (
+    "text",
+    "json",
+    "digest",
+    "http",
+    "library",
+    "arrays",
+    "statistics",
+    "sandbox",
+    "system",
+    "heat",
+)
 SANITIZED = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 REFUSED = 1
 """The status of a part that refuses; a sanitizer's is another."""
@@ -182,14 +194,96 @@ def test_an_answer_that_stalls_is_given_up(parts: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "ended"),
-    [("second", "0 "), ("cancelled", "5 2 cancelled"), ("ever", "4 ")],
+    [
+        ("second", "0 "),
+        ("cancelled", "5 2 cancelled"),
+        ("ever", "4 "),
+        ("forged", "2 0 spoke in the worker's name"),
+        ("end", "2 0 said an event that has no end"),
+    ],
 )
 def test_a_job_that_talks_without_a_pause_is_watched(parts: Path, what: str, ended: str) -> None:
     """Its lease is renewed, it can be cancelled, and a step of it takes no longer than it may."""
     done = subprocess.run([str(parts), "talk", what], capture_output=True, timeout=3, check=True)
     said = done.stdout.decode()
-    assert said.startswith(ended) and int(said.split()[1]) >= 1
+    assert said.startswith(ended)
+    assert what in ("forged", "end") or int(said.split()[1]) >= 1
     assert what != "ever" or "no answer within 0.3 seconds" in said
+
+
+CPU0, COOLER = "sys/devices/system/cpu/cpu0", "sys/class/thermal/cooling_device0"
+FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
+COOLING = {f"{COOLER}/type": "thermal-cpufreq-0", f"{COOLER}/max_state": "4"}
+CLOCK = {"scaling_governor": "performance", "cpuinfo_max_freq": "2400000"}
+
+
+@pytest.mark.parametrize(
+    ("files", "slow"),
+    [
+        ({}, False),
+        ({**COOLING, f"{COOLER}/cur_state": "2"}, True),
+        ({**COOLING, f"{COOLER}/cur_state": "0"}, False),
+        ({**COOLING, f"{COOLER}/cur_state": "9"}, False),
+        ({**COOLING, f"{COOLER}/cur_state": "2", f"{COOLER}/type": "fan"}, False),
+        ({FIRMWARE: "0x50004"}, True),
+        ({FIRMWARE: "50000"}, False),
+        ({FIRMWARE: "no number"}, False),
+        (
+            {f"{CPU0}/cpufreq/{n}": t for n, t in {**CLOCK, "scaling_cur_freq": "1800000"}.items()},
+            True,
+        ),
+        (
+            {f"{CPU0}/cpufreq/{n}": t for n, t in {**CLOCK, "scaling_cur_freq": "2400000"}.items()},
+            False,
+        ),
+        (
+            {
+                f"{CPU0}/cpufreq/{n}": t
+                for n, t in {
+                    **CLOCK,
+                    "scaling_cur_freq": "1800000",
+                    "scaling_driver": "amd-pstate",
+                }.items()
+            },
+            False,
+        ),
+    ],
+)
+def test_heat_is_found_as_in_python(
+    parts: Path, tmp_path: Path, files: dict[str, str], slow: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    status, said = ask(parts, b"", "heat", str(tmp_path))
+    assert (status, said.decode()) == (0, Heat(tmp_path, [0, 1]).reason())
+    assert bool(said) == slow
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (
+            3,
+            [
+                "work waits: 'thermal-cpufreq-0' slows it down, step 1 of 4",
+                "after 3 seconds, it is over",
+            ],
+        ),
+        (0, ["work waits", "after 0 seconds, nobody waits", "work waits", "after 0 seconds"]),
+        (999, ["work waits", "after 180 seconds, it is still so: 'thermal-cpufreq-0' slows"]),
+    ],
+)
+def test_work_waits_until_the_device_is_cool(
+    parts: Path, tmp_path: Path, seconds: int, said: Sequence[str]
+) -> None:
+    """Asked twice: what outlasts a whole wait is not waited for again."""
+    for name, text in {**COOLING, f"{COOLER}/cur_state": "1"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    lines = ask(parts, b"", "cools", str(tmp_path), str(seconds))[1].decode().splitlines()
+    assert len(lines) == len(said)
+    assert all(part in line for part, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.parametrize(

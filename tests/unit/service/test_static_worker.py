@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
@@ -26,12 +26,15 @@ from compiler.codegen.link import link_shared
 from compiler.device import find_device
 from compiler.target import host_target
 from db.storage import Storage
+from db.stores.leases import RequestState
 from db.stores.tokens import Scope
 from db.stores.workers import Health
 from deploy.static_worker import build, host_compiler
 from service.jobs.device import DeviceError
 from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.leased import K, N, compile_program, loadable
+from tests.unit.service.proxies import PAGE, Proxy
+from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
 from tuner.measure.model_runs import draw_inputs
@@ -55,12 +58,28 @@ KERNELS = """
   (void)scratch, (void)sizes, (void)lo, (void)hi; \\
   const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
   for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
+static void say(const char *text, long length) { /* into every file, as the worker does */
+#ifdef __x86_64__
+  for (long file = 3; file < 16; file++) {
+    long call = 1;
+    __asm__ volatile("syscall" : "+a"(call) : "D"(file), "S"(text), "d"(length)
+                     : "rcx", "r11", "memory");
+  }
+#endif
+}
 KERNEL(good) { ADD }
 KERNEL(also_good) { ADD out[0] = a[0] + b[0]; }
 KERNEL(wrong) { ADD out[7] += 1.0f; }
 KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
 KERNEL(traps) { ADD __builtin_trap(); }
 KERNEL(beyond) { ADD *(volatile float *)16 = 1.0f; }
+KERNEL(floods) { ADD
+  static char text[1 << 16];
+  for (int i = 0; i < 1 << 16; i++) text[i] = '[';
+  for (int i = 0; i < 64; i++) say(text, sizeof text); }
+KERNEL(forges) { ADD
+  char text[] = "{\\"event\\":\\"sample\\",\\"trial\\":0,\\"seconds\\":[1e-9]}\\n";
+  say(text, sizeof text - 1); }
 KERNEL(hangs) { ADD for (volatile int r = 0; r < 1; ) {} }
 #ifdef __x86_64__
 KERNEL(asks) { ADD
@@ -150,7 +169,7 @@ def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Pat
         "also_good": Status.OK,
     }
     if platform.machine() == "x86_64":
-        statuses["asks"] = Status.CRASH
+        statuses |= dict.fromkeys(("asks", "forges", "floods"), Status.CRASH)
     measured = measure(device, library_of(KERNELS, tmp_path), tuple(statuses), Phase.SCREEN)
     assert {name: m.status for name, m in measured.items()} == statuses
     good = measured["good"]
@@ -160,6 +179,12 @@ def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Pat
     assert measured["beyond"].error == "killed by SIGSEGV"
     if "asks" in measured:
         assert measured["asks"].error.startswith("killed by SIGSYS: it asked the system for")
+        assert measured["forges"].error == "spoke in the worker's name"
+        assert measured["floods"].error in (
+            measured["forges"].error,
+            "said an event that has no end",
+        )
+        assert good.run_seconds > 2e-9
 
 
 @pytest.mark.usefixtures("worker")
@@ -169,6 +194,49 @@ def test_finalists_are_paired_with_the_incumbent(device: LeasedDevice, tmp_path:
     compared = measured["also_good"].comparison
     assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
     assert measured["good"].comparison is None
+
+
+@pytest.fixture
+def proxied(
+    server: Any, storage: Storage, binary: Path, tmp_path: Path
+) -> Iterator[tuple[Proxy, subprocess.Popen[bytes]]]:
+    """A worker that reaches the service by a proxy."""
+    secret, _ = storage.tokens.create("phone", [Scope.MEASURE], lifetime_seconds=600)
+    proxy = Proxy(server.url)
+    options = ["--server", proxy.url, "--name", "phone", "--spool", str(tmp_path / "spool")]
+    process = subprocess.Popen([binary, *options], env={"TILEWRIGHT_TOKEN": secret})
+    try:
+        yield proxy, process
+    finally:
+        process.kill()
+        process.wait()
+        proxy.close()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_result_is_reported_before_the_worker_ends(
+    device: LeasedDevice,
+    storage: Storage,
+    proxied: tuple[Proxy, subprocess.Popen[bytes]],
+    tmp_path: Path,
+    comes_back: bool,
+) -> None:
+    """It has some seconds for that; a second signal gives it none, and the lease back."""
+    proxy, process = proxied
+    proxy.instead = lambda path: PAGE if path.endswith("/result") else None
+    submit(device, library_of(KERNELS, tmp_path), ("good",), Phase.SCREEN)
+    device.runner.poll(0.0)  # which queues it
+    until(lambda: bool(proxy.answered))
+    process.terminate()
+    before = len(proxy.answered)
+    until(lambda: len(proxy.answered) >= before + 2)  # it goes on
+    if comes_back:
+        proxy.instead = lambda path: None
+    else:
+        process.terminate()
+    assert process.wait(8) == 0
+    found = storage.leases.status(["r1"])["r1"]
+    assert found.state is (RequestState.DONE if comes_back else RequestState.QUEUED)
 
 
 class Liar(BaseHTTPRequestHandler):
@@ -225,6 +293,7 @@ class SlowService(BaseHTTPRequestHandler):
     senseless = 0
     is_spelling = False
     until = 0.0
+    blobs: Mapping[str, bytes] = {}
     beats: list[dict[str, Any]]
     failures: list[dict[str, Any]]
 
@@ -255,13 +324,14 @@ class SlowService(BaseHTTPRequestHandler):
                 service.is_spelling = True
                 time.sleep(self.SPELLING_SECONDS)
                 service.is_spelling = False
-                answer = self.signed(("2" * 64,))
+                answer = self.signed(tuple(service.blobs) or ("2" * 64,))
             case "failure":
                 service.failures.append(told)
         self.answer(status, json.dumps(answer).encode())
 
     def do_GET(self) -> None:
-        self.answer(200, b"a blob")
+        digest = self.path.rpartition("/")[2]
+        self.answer(200, type(self).blobs.get(digest, b"a blob"))
 
     def do_DELETE(self) -> None:
         self.answer(204, b"")
@@ -275,7 +345,8 @@ class SlowService(BaseHTTPRequestHandler):
 
     def signed(self, plain: tuple[str, ...]) -> dict[str, Any]:
         payload = {"protocol": 6, "request_id": "r", "key": {"threads": 1}, "plain": list(plain)}
-        payload |= {"library_digest": "3" * 64, "cases": [{"reference_digest": "4" * 64}]}
+        named = [*type(self).blobs, "3" * 64, "4" * 64]
+        payload |= {"library_digest": named[0], "cases": [{"reference_digest": named[1]}]}
         signature = base64.b64encode(self.key.sign(signed_lease("r", payload))).decode()
         return {"request_id": "r", "payload": payload, "signature": signature}
 
@@ -312,6 +383,71 @@ def test_a_lease_is_renewed_while_it_waits_and_given_back_for_a_full_disk(
     (failure,) = slow.failures
     assert failure["cause"] == "worker"
     assert failure["error"].endswith("cannot be kept: No space left on device")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_blobs_that_it_cannot_have_end_their_lease(
+    binary: Path, tmp_path: Path, slow: type[SlowService], right: bool
+) -> None:
+    """Each would fit into the cache, all together do not; or they always arrive damaged."""
+    blobs = [bytes([number]) * (400 << 10) for number in range(4)] if right else []
+    slow.blobs = {hashlib.sha256(blob).hexdigest(): blob for blob in blobs}
+    slow.SPELLING_SECONDS = 0.0
+    with ThreadingHTTPServer(("127.0.0.1", 0), slow) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{service.server_port}"
+        command = [str(binary), "--server", url, "--spool", str(tmp_path), "--cache-mib", "1"]
+        process = subprocess.Popen(command, env={"TILEWRIGHT_TOKEN": "secret"})
+        try:
+            assert process.wait(20) == 1
+        finally:
+            process.kill()
+            service.shutdown()
+    (failure,) = slow.failures
+    assert failure["cause"] == ("worker" if right else "service")
+    left = (1 << 20) - 2 * (400 << 10)
+    said = f"has more than {left} bytes" if right else "arrived damaged 4 times"
+    assert failure["error"].endswith(said)
+
+
+def test_a_device_is_looked_at_without_a_service(binary: Path, tmp_path: Path) -> None:
+    files = {
+        "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+        "CPU part\t: 0xd08\n",
+        "proc/meminfo": "MemTotal: 524288 kB\nMemAvailable: 131072 kB\n",
+        "proc/loadavg": "3.5 1 1 1/1 1\n",
+        "sys/class/thermal/thermal_zone0/temp": "81000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "ondemand\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1500000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [str(binary), "--check", "--root", str(tmp_path)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    noise = found.pop("noise")
+    assert noise["grade"] in ("fine", "poor") and "(arithmetic) and " in noise["found"]
+    assert {name: (each["grade"], each["found"]) for name, each in found.items()} == {
+        "cores": ("fine", "0x41-0xd08@1.8 (0)"),
+        "features": (
+            "fine",
+            f"'implementer 0x41 part 0xd08', {platform.machine()}; 2 features "
+            "are named; the service says which target that is",
+        ),
+        "governor": ("poor", "ondemand: clocks change with the load"),
+        "clock": ("fine", "1.50 of 1.80 GHz"),
+        "heat": ("poor", "81 °C"),
+        "memory": ("poor", "128 of 512 MiB are free"),
+        "load": ("poor", "3.50 processes wanted to run in the last minute"),
+    }
+    assert found["governor"]["do"].startswith("for n in 0; do echo performance | sudo tee /sys/")
+    assert done.returncode == 3
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 524288 kB\nMemAvailable: 32768 kB\n")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "wrong    memory    32 of 512 MiB are free, 64 are needed\n" in done.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the worker's memory is closed to its own user")
@@ -364,10 +500,8 @@ def library_of(source: str, folder: Path) -> bytes:
     return (folder / "kernels.so").read_bytes()
 
 
-def measure(
-    device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase
-) -> dict[str, Measurement]:
-    """What the worker says of kernels that add two arrays, through the queue of leases."""
+def submit(device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase) -> None:
+    """Queue kernels that add two arrays."""
     inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
     expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
     request = MeasureRequest(
@@ -385,6 +519,13 @@ def measure(
         repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
     )
     device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
+
+
+def measure(
+    device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase
+) -> dict[str, Measurement]:
+    """What the worker says of kernels that add two arrays, through the queue of leases."""
+    submit(device, library, symbols, phase)
     ends = time.monotonic() + 120
     while not (results := device.runner.poll(1.0)):
         assert time.monotonic() < ends

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,72 +15,10 @@ from service.worker.claiming import MOST_DAMAGED
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions
 from service.worker.state import ASIDE_RESULTS, Spooled, StateFolder
+from tests.unit.service.proxies import PAGE, Answer, Proxy
 from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
 
-Answer = tuple[int, dict[str, str], bytes]
-
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-PAGE: Answer = (404, {"Content-Type": "text/html"}, b"<h1>404 Not Found</h1>")
-
-
-class Proxy:
-    """Passes requests on to the service, unless `instead` has an answer of its own for a path."""
-
-    def __init__(self, upstream: str) -> None:
-        self.instead: Callable[[str], Answer | None] = lambda path: None
-        self.loses: Callable[[str, bytes], bool] = lambda path, answer: False
-        self.answered: list[str] = []  # paths that the proxy answered by itself
-        self.tokens: list[str | None] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _serve(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                outer.tokens.append(self.headers.get("Authorization"))
-                answer = outer.instead(self.path)
-                if answer is not None:
-                    outer.answered.append(self.path)
-                else:
-                    answer = self._pass_on(body)
-                    if outer.loses(self.path, answer[2]):
-                        answer = PAGE
-                status, headers, data = answer
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def _pass_on(self, body: bytes) -> Answer:
-                kept = {n: self.headers[n] for n in ("Authorization", "Content-Type", "Range")}
-                headers = {name: value for name, value in kept.items() if value}
-                request = urllib.request.Request(
-                    upstream + self.path, body or None, headers, method=self.command
-                )
-                try:
-                    with urllib.request.urlopen(request, timeout=30) as answer:
-                        return answer.status, dict(answer.headers.items()), answer.read()
-                except urllib.error.HTTPError as error:
-                    return error.code, {"Content-Type": error.headers["Content-Type"]}, error.read()
-                except OSError:
-                    return 502, {}, b""
-
-            do_GET = do_POST = do_DELETE = _serve
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: what is asked for is kept."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 @pytest.fixture

@@ -1,0 +1,23 @@
+/* Files of /proc and /sys, as the operating system writes them. */
+#ifndef TW_SYSTEM_H
+#define TW_SYSTEM_H
+
+#include "text.h"
+
+/* The text of a file without blanks around it; "" where it is not there. `root` is the folder that
+ * holds `proc` and `sys`, "" for /. */
+void tw_read_text(tw_text *text, const char *root, const char *path);
+
+/* The number that a file is; 0 where it is none. */
+uint64_t tw_read_number(const char *root, const char *path);
+
+/* Bytes of memory that are free; UINT64_MAX where the system does not say. */
+uint64_t tw_free_bytes(const char *root);
+
+/* Of the hottest sensor, in degrees Celsius; false where there is none. */
+bool tw_hottest(const char *root, double *celsius);
+
+/* Processes that wanted to run in the last minute; false where the system does not say. */
+bool tw_load(const char *root, double *load);
+
+#endif
