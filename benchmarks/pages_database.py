@@ -146,9 +146,9 @@ class _Filling:
         self._leases(workers)
         self._trials(workers)
         if self._storage.engine.dialect.name == "postgresql":  # which does so by itself
-            with self._storage.engine.connect() as connection:
-                connection.exec_driver_sql("ANALYZE")
-                connection.commit()
+            alone = self._storage.engine.execution_options(isolation_level="AUTOCOMMIT")
+            with alone.connect() as connection:
+                connection.exec_driver_sql("VACUUM ANALYZE")
         return Known(
             token=secret,
             token_id=token.id,

@@ -56,8 +56,12 @@ class TrialStore:
             _trials.c.origin: origin,
             _trials.c.worker: worker,
         }
-        query = sa.select(_trials).where(
-            *(column == value for column, value in wanted.items() if value is not None)
+        given = [(column, value) for column, value in wanted.items() if value is not None]
+        (leading, whose), *others = given
+        query = (
+            sa.select(_trials)
+            .where(self._is(leading, whose), *(column == value for column, value in others))
+            .order_by(leading.desc())
         )
         with reading(self._engine) as connection:
             return _newest_first.page(
@@ -67,3 +71,13 @@ class TrialStore:
                 limit,
                 after,
             )
+
+    def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
+        """That a column has a value, so that PostgreSQL reads an index that begins with it.
+
+        For `=` it may prefer to read the whole table from its end until enough rows are found: it
+        takes those of a job to be spread evenly, and of an old one all are at the beginning.
+        """
+        if self._engine.dialect.name == "postgresql":
+            return column.between(value, value)
+        return column == value

@@ -10,16 +10,17 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
+from compiler.schedule.schedule import Schedule
 from db.engine import writing
 from db.job_states import JobState
-from db.models import ModelRow
+from db.models import ModelRow, TrialRow
 from db.stores.jobs import JobStore
 from db.stores.records import SqlRecordStore
 from db.stores.statements import table_of
 from db.stores.tasks import WorkloadStore
 from db.stores.trials import TrialStore
 from tests.unit.db.explained import by_statistics, plan_of
-from tuner.measure.measurement import Status
+from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 Ask = Callable[[sa.Engine], object]
 
@@ -63,6 +64,29 @@ def test_a_page_is_read_in_its_order(engine: sa.Engine, ask: Ask, table: str, in
     assert by_statistics(engine) or re.search(rf"\bix_{table}_{index}\b", plan), plan
     # a list within a state sorts jobs of one moment
     assert by_statistics(engine) or "state" in index or "TEMP B-TREE" not in plan, plan
+
+
+def test_trials_of_an_old_job_are_not_looked_for_among_all(engine: sa.Engine) -> None:
+    """PostgreSQL takes a tenth of all trials to be a tenth of the newest, too."""
+    if engine.dialect.name != "postgresql":
+        return
+    measured = Measurement(Status.OK, samples_seconds=(1.0,), worker="w")
+    one = Trial("t", RecordKey("k", "t"), Schedule.of("direct"), measured, job_id="old")
+    SqlRecordStore(engine).add_trials([one])
+    table = table_of(TrialRow)
+    others = [c.name for c in table.columns if c.name not in ("serial", "id", "job_id")]
+    with writing(engine) as connection:
+        for job, count in (("old", 2_000), ("new", 18_000)):
+            copied = sa.select(
+                sa.literal(job) + sa.cast(sa.func.generate_series(1, count), sa.Text),
+                sa.literal(job),
+                *(table.c[name] for name in others),
+            ).where(table.c.id == "t")
+            connection.execute(sa.insert(table).from_select(["id", "job_id", *others], copied))
+        connection.exec_driver_sql("ANALYZE trials")
+    plan = plan_of(engine, lambda: trials(engine, job_id="old"), "trials")
+    assert "ix_trials_job_id" in plan and "pk_trials" not in plan, plan
+    assert len(trials(engine, job_id="old", limit=9)) == 9  # type: ignore[arg-type]
 
 
 def test_trials_are_counted_without_a_look_at_them(engine: sa.Engine) -> None:
