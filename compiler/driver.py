@@ -52,6 +52,7 @@ from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
 from compiler.ranges import (
     SizeRange,
+    decides_text,
     default_range,
     narrowed,
     narrower_text,
@@ -86,6 +87,10 @@ SPARE = 8
 """A model with open dimensions has one block of weights for all sizes. The block is so many times
 as large as the first sizes need. Most sizes pack weights alike, and untouched pages take no
 memory."""
+
+_MOST_NARROWINGS = 16
+"""How often the ranges of dimensions are narrowed: each time the model is imported again, and one
+with a table of another length in each node would be as often as it has nodes."""
 
 
 def load_graph(
@@ -377,23 +382,26 @@ def _compile_whole(
 
             return within_defaults(absent, within, empty)
 
-        empty, stated, reason = cache_lengths(source.proto.graph), ranges, ""
-        while True:
+        empty, stated = cache_lengths(source.proto.graph), ranges
+        asked, reason = "", ""
+        for _ in range(_MOST_NARROWINGS):
             try:
                 with enough_memory_for("to compile the model"):
-                    return attempt(stated), reason
+                    return attempt(stated), asked and f"{asked}{decides_text(ranges, stated)}"
             except OutOfMemoryError:
                 raise
             except CompilerError as error:  # each size may still compile
+                asked = asked or str(error)
                 reason = reason or f"{error}{narrower_text(ranges, error)}"
                 # what a part of the sizes decides is one program for that part
                 fewer = narrowed(stated, error) if isinstance(error, OpenSizeError) else None
                 if fewer is None:
-                    return None, reason
+                    break
                 stated = fewer
             except TAKEN_FOR_NUMBERS as error:
                 what = f"a size is taken for a number ({type(error).__name__}: {error})"
                 return None, f"a fault of the compiler, {what}"
+        return None, reason
 
     ranged, reason = for_ranges()
     if ranged is None:

@@ -195,8 +195,11 @@ def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str,
 def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
     """What to add to an error about ranges: which narrower ones answer the question, if any do."""
     narrower = narrowed(ranges, error) if isinstance(error, OpenSizeError) else None
-    if narrower is None:
-        return ""
+    return "" if narrower is None else decides_text(ranges, narrower)
+
+
+def decides_text(ranges: Mapping[str, Dimension], narrower: Mapping[str, Dimension]) -> str:
+    """What to add to an error about ranges that narrower ones avoid."""
     changed = [f"--dim {n}={d.range_text}" for n, d in narrower.items() if d != ranges[n]]
     return f"; {' '.join(changed)} decides it"
 

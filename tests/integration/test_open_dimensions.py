@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,52 @@ def test_a_range_that_ends_beyond_a_table(last: str) -> None:
     assert made == (set() if last == "Add" else {21, 40})
     with pytest.raises(compiler.InvalidInputError, match=r"\('n'\) is 41, expected 1\.\.40"):
         executable.run({"x": np.ones((41, 4), np.float32)})
+
+
+def several_tables(rows: Sequence[int]) -> onnx.ModelProto:
+    """As many rows of each table as x has, added up."""
+    nodes = [helper.make_node("Shape", ["x"], ["n"], start=0, end=1)]
+    for k in range(len(rows)):
+        nodes.append(helper.make_node("Slice", [f"t{k}", "zeros", "n", "zeros"], [f"p{k}"]))
+        nodes.append(helper.make_node("ReduceSum", [f"p{k}", "zeros"], [f"s{k}"]))
+    nodes.append(helper.make_node("Sum", [f"s{k}" for k in range(len(rows))], ["y"]))
+    tables = [np.arange(4 * n, dtype=np.float32).reshape(n, 4) for n in rows]
+    graph = helper.make_graph(
+        nodes,
+        "several",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [
+            *(numpy_helper.from_array(table, f"t{k}") for k, table in enumerate(tables)),
+            numpy_helper.from_array(np.zeros(1, np.int64), "zeros"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_the_reason_says_which_part_is_served() -> None:
+    """Not the one that decides the first question alone."""
+    model = several_tables([20, 10, 15])
+    executable = compiler.compile_model(model, dims={"n": "1..40"})
+    assert isinstance(executable, SizedExecutable)
+    assert executable.ranged is not None
+    assert [d.range_text for d in executable.ranged.dimensions] == ["1..10"]
+    assert executable.reason.startswith("Slice 'p0': whether n-1 < 20 ")
+    assert executable.reason.endswith("; --dim n=1..10 decides it")
+    for n in (10, 12):
+        x = np.ones((n, 4), np.float32)
+        check(model, {"x": x}, executable.run({"x": x})[0])
+
+
+def test_ranges_are_narrowed_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports: list[object] = []
+    load = driver.load_graph
+    monkeypatch.setattr(driver, "load_graph", lambda *given: imports.append(given) or load(*given))
+    executable = compiler.compile_model(several_tables(range(50, 20, -1)), dims={"n": "1..60"})
+    assert isinstance(executable, SizedExecutable)
+    assert executable.ranged is None
+    assert executable.reason.endswith("; --dim n=1..50 decides it")
+    assert len(imports) < 20
 
 
 def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
