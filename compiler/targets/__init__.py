@@ -355,6 +355,9 @@ class Family:
         c_target: what zig calls it, for a C library that it names.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: what LLVM makes the target's multiply-add of.
+        holds_sums: whether LLVM moves a sum of products to where it is read last, away from where
+            it is written in the text: it nests the steps of an unrolled loop in one another, whose
+            factors then all wait in registers.
         extrema_of_nan: whether an instruction gives the larger or smaller of two floats, and NaN if
             one of them is.
         narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
@@ -402,6 +405,7 @@ class Family:
     c_target: str = ""
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
+    holds_sums: bool = False
     extrema_of_nan: bool = False
     narrows: tuple[str, str, str] | None = None
     widening: WideningProduct | None = None

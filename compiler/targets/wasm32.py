@@ -80,4 +80,6 @@ FAMILY = Family(
     modules=True,
     # Relaxed SIMD's multiply-add rounds once or twice, as the CPU below likes it.
     fma_intrinsic="llvm.fmuladd",
+    # A machine with a stack: LLVM nests expressions, and engines compute them in that order.
+    holds_sums=True,
 )

@@ -288,13 +288,25 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
         return apply(emitter, Operation.SUB, z, x)
     if not emitter.target.fma:
         # Without the instruction, llvm.fma is a call into a C library.
-        return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
+        sum_ = apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
+        return _held(emitter, sum_)
     if dtype.bytes == 2 and not emitter.target.has(emitter.target.family.fused.get(dtype, "")):
         # The product is exact in float32; LLVM would go through float64 and a C library.
         wide = (cast(emitter, operand, DType.FLOAT32) for operand in (x, y, z))
         return cast(emitter, _fma(emitter, *wide), dtype)
     name = f"{emitter.target.family.fma_intrinsic}.{suffix(dtype, z.lanes)}"
-    return emitter.call(dtype, z.lanes, name, x, y, z)
+    return _held(emitter, emitter.call(dtype, z.lanes, name, x, y, z))
+
+
+def _held(emitter: Emitter, value: Value) -> Value:
+    """A vector that is computed where the text says so, if the family needs that said."""
+    if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
+        return value
+    if value.lanes * value.dtype.bytes * 8 != emitter.target.vector_bits:
+        return value
+    # No instruction, but to LLVM one with effects, which keeps its place among all others.
+    text = f'call {value.type} asm sideeffect "", "=r,0"({value.type} %s)'
+    return emitter.emit(value.dtype, value.lanes, text, value)
 
 
 def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
