@@ -23,7 +23,7 @@ from tests.devices.packages import UnavailableError
 
 ALL_MACHINES = "--all-machines"
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """For a process to answer: an emulated one imports NumPy twice, on a machine that others use."""
 
 END_SECONDS = 60.0
@@ -82,6 +82,14 @@ class Service:
             # its copy of the packages may be compiled, which takes an emulator seconds each time
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._start(name, command, environment, emulated.packages)
+        self._until(lambda: name in self._names(), name)
+
+    def start_static_worker(self, emulated: Emulated, binary: Path, name: str) -> None:
+        """The worker in C on the machine, once it is registered."""
+        command = [*emulated.python[:-1], str(binary), "--name", name, "--server", self.url]
+        command += ["--token-file", str(self._folder / "data/token")]
+        command += ["--spool", str(self._folder / f"spool-{name}")]
+        self._start(name, command, dict(os.environ))
         self._until(lambda: name in self._names(), name)
 
     def run(self, *arguments: str, seconds: float = 240.0) -> str:

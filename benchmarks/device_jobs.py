@@ -1,0 +1,175 @@
+"""Jobs over HTTP on emulated machines: `python -m benchmarks.device_jobs`.
+
+For each machine and each worker (the one in Python, the static one in C) a service starts here, the
+worker starts on the machine under qemu-user, and one job is submitted for it: a convolution with a
+bias and a ReLU, a pooling and a product. Its kernels are tuned, certified and raced there: every
+measurement is of the worker's machine, the whole model is compared with the reference there, and
+the tuned program is paired with the untuned one there. Times of an emulator mean nothing, and none
+is shown; races have outcomes all the same. tests/devices does these jobs, too, with fewer trials.
+Results go to benchmarks/results/device-jobs.json and .md, one job after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table, write_result
+from tests.devices.conftest import Service
+from tests.devices.emulators import emulate, zig_environment
+from tests.devices.machines import CORTEX_A15, CORTEX_A72, RISCV64, Machine
+from tests.devices.static_workers import build_for
+from tests.devices.test_jobs import save_model
+
+NAME = "device-jobs"
+MACHINES = {each.name: each for each in (CORTEX_A72, CORTEX_A15, RISCV64)}
+WORKERS = ("python", "c")
+LARGEST_ERROR = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJob:
+    """What became of a job.
+
+    Attributes:
+        architecture: of the machine, as `uname -m` says.
+        target: what the service took it for.
+        measured: candidates that ran there.
+        certified: those of them that agree with the reference and were timed.
+        elsewhere: measurements that name another device: there are to be none.
+        error: of the whole model there, relative to its largest output.
+        outcome: of the race of the tuned program against the untuned one; "same" if tuning kept
+            all defaults, so that there was nothing to race.
+        pairs: that the race ran.
+        commit: whose code it was.
+    """
+
+    machine: str
+    architecture: str
+    worker: str
+    target: str
+    measured: int
+    certified: int
+    elsewhere: int
+    error: float | None
+    outcome: str
+    pairs: int
+    commit: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether it was tuned and certified there, and everything there."""
+        agrees = self.error is not None and self.error <= LARGEST_ERROR
+        return agrees and self.certified > 0 and not self.elsewhere
+
+
+def do_job(machine: Machine, worker: str, trials: int, seconds: float) -> DeviceJob:
+    """One job on a machine that is set up for it."""
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        for name in ("machine", "service"):
+            (folder / name).mkdir()
+        emulated = emulate(machine, folder / "machine")
+        save_model(folder / "small.onnx")
+        service = Service(folder / "service", zig_environment())
+        try:
+            if worker == "c":
+                binary = build_for(machine.architecture, folder / "worker")
+                service.start_static_worker(emulated, binary, "board")
+            else:
+                service.start_worker(emulated, "board")
+            submit = ("submit", str(folder / "small.onnx"), "--target", "board")
+            printed = service.run(*submit, "--trials", str(trials), seconds=seconds)
+            (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
+            return _outcome(service, machine, worker, job)
+        finally:
+            service.stop()
+
+
+def _outcome(service: Service, machine: Machine, worker: str, job: str) -> DeviceJob:
+    with service.client() as client:
+        done = client.job(job)
+    storage = service.storage()
+    target, _ = storage.workloads.target(done.target_key or "")
+    found = [trial.measurement for trial in storage.records.trials_of_job(job)]
+    storage.close()
+    measured = [each for each in found if each.measure_seconds]
+    result = done.result or {}
+    verdict = result.get("end_to_end") or {}
+    comparison = verdict.get("comparison") or {}
+    return DeviceJob(
+        machine=machine.name,
+        architecture=machine.architecture,
+        worker=worker,
+        target=target or "",
+        measured=len(measured),
+        certified=sum(each.certified for each in measured),
+        elsewhere=sum(each.device["model"] != machine.model for each in measured),
+        error=result.get("largest_error") if result.get("verified") else None,
+        outcome=verdict.get("outcome", ""),
+        pairs=len(comparison.get("ratios", ())),
+    )
+
+
+def page(origin: Origin, jobs: Sequence[DeviceJob]) -> str:
+    """The jobs as Markdown, a row each."""
+    header = ["machine", "architecture", "worker", "target", "measured", "certified"]
+    rows = [
+        [
+            *(each.machine, each.architecture, each.worker, each.target),
+            *(str(each.measured), str(each.certified)),
+            "" if each.error is None else f"{each.error:.1e}",
+            f"{each.outcome} ({each.pairs})" if each.pairs else each.outcome,
+        ]
+        for each in jobs
+    ]
+    text = " ".join((__doc__ or "").split("\n\n")[1].split())
+    right, elsewhere = sum(each.right for each in jobs), sum(each.elsewhere for each in jobs)
+    said = (
+        f"{right} of {len(jobs)} jobs were tuned and certified where they were submitted for, with "
+        f"an error of at most {LARGEST_ERROR:.0e}; {elsewhere} measurements name another device. "
+        "`race` is the outcome of the tuned program against the untuned one, and how many pairs "
+        "ran; where tuning kept all defaults the two are the `same`, and none did."
+    )
+    table = markdown_table([*header, "error", "race"], rows, text=4)
+    return "\n".join(
+        ["# Jobs on emulated machines", "", origin.sentence(), "", text, "", said, "", table, ""]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do the jobs, write the report after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.device_jobs", description=__doc__)
+    parser.add_argument("--machines", nargs="+", default=list(MACHINES), choices=list(MACHINES))
+    parser.add_argument("--workers", nargs="+", default=list(WORKERS), choices=WORKERS)
+    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="that a job may take")
+    parser.add_argument("--keep", action="store_true", help="rows of an earlier run")
+    parser.add_argument("--name", default=NAME, help="of the result files")
+    options = parser.parse_args(arguments)
+    origin, jobs = Origin.of(options), list[DeviceJob]()
+    if options.keep:
+        rows = json.loads(RESULTS_FOLDER.joinpath(f"{options.name}.json").read_text())["rows"]
+        jobs = [DeviceJob(**row) for row in rows]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    for name in options.machines:
+        for worker in options.workers:
+            if any((each.machine, each.worker) == (name, worker) for each in jobs):
+                continue
+            job = do_job(MACHINES[name], worker, options.trials, options.seconds)
+            jobs.append(replace(job, commit=origin.commit))
+            print(jobs[-1], flush=True)
+            rows = [asdict(each) for each in jobs]
+            write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, page(origin, jobs))
+
+
+if __name__ == "__main__":
+    main()
