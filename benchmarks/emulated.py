@@ -188,6 +188,11 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
     return "\n".join([*lines, markdown_table(["model", *machines], rows, text=1), ""])
 
 
+def still_good(found: Sequence[Agreement]) -> list[Agreement]:
+    """Cells that stay as they are: what did not run, or was killed, is tried again."""
+    return [each for each in found if each.error is not None]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare models, write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated", description=__doc__)
@@ -201,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     origin, found = Origin.of(options), list[Agreement]()
     if options.keep:
         rows = json.loads(RESULTS_FOLDER.joinpath(f"{options.name}.json").read_text())["rows"]
-        found = [Agreement(**row) for row in rows]
+        found = still_good([Agreement(**row) for row in rows])
     kept = {(each.model, each.machine) for each in found}
     with tempfile.TemporaryDirectory() as work:
         places = []

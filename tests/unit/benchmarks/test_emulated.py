@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.emulated import Agreement, page
+from benchmarks.emulated import Agreement, page, still_good
 from benchmarks.report import Origin
 
 
@@ -26,3 +26,9 @@ def test_cells_of_several_runs_say_so() -> None:
     origin = Origin.of(argparse.Namespace(models=["vgg19"]))
     assert "Cells are of an earlier run, abc." in page(origin, found)
     assert "Cells are of" not in page(origin, found[1:])
+
+
+def test_what_did_not_run_is_tried_again() -> None:
+    right = Agreement("vgg19", "haswell", "haswell", 2e-3, 1e-4)
+    killed = Agreement("vgg19", "cortex-a15", "cortex-a15", None, 1e-4, "killed")
+    assert still_good([right, killed]) == [right]
