@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from compiler.codegen.link import link_shared
 from compiler.device import find_device
@@ -34,6 +32,7 @@ from service.jobs.device import DeviceError
 from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.leased import K, N, compile_program, loadable
 from tests.unit.service.proxies import PAGE, Proxy
+from tests.unit.service.slow_service import SlowService, slow_service
 from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
@@ -46,7 +45,6 @@ from tuner.measure.wire import (
     RepeatSettings,
     array_to_bytes,
     digest_bytes,
-    signed_lease,
 )
 
 SEED = 5
@@ -283,78 +281,10 @@ def test_a_lease_that_is_not_signed_ends_the_worker(binary: Path, tmp_path: Path
     assert f"request 'r' is not signed with the key of the service at {url}" in said
 
 
-class SlowService(BaseHTTPRequestHandler):
-    """Answers as the service does, but takes its time to spell a request out, and begins with
-    leases that make no sense."""
-
-    LEASE = "1" * 32
-    SPELLING_SECONDS = 0.6
-    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    senseless = 0
-    is_spelling = False
-    until = 0.0
-    blobs: Mapping[str, bytes] = {}
-    beats: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        service, status, answer = type(self), 200, dict[str, Any]()
-        match self.path.rpartition("/")[2]:
-            case "workers":
-                public = base64.b64encode(service.key.public_key().public_bytes_raw()).decode()
-                seconds = {"heartbeat_seconds": 0.1, "long_poll_seconds": 0.1}
-                worker = {"id": told["worker_id"], "target_keys": []}
-                answer = {"worker": worker, "service_key": public, **seconds}
-                service.until = time.monotonic() + 0.3
-            case "heartbeat":
-                service.beats.append({**told, "is_spelling": service.is_spelling})
-                answer = {"renewed": {self.LEASE: 1.0}, "health": "ok"}
-            case "claim" if service.failures:
-                status, answer = 401, {"type": "urn:tilewright:problem:unauthorized"}
-            case "claim" if time.monotonic() < service.until:
-                service.senseless += 1
-                answer = {"leases": [{"lease_id": "of another release"}]}
-            case "claim":
-                answer = {"leases": [{"lease_id": self.LEASE, **self.signed(())}]}
-            case "plain":
-                service.is_spelling = True
-                time.sleep(self.SPELLING_SECONDS)
-                service.is_spelling = False
-                answer = self.signed(tuple(service.blobs) or ("2" * 64,))
-            case "failure":
-                service.failures.append(told)
-        self.answer(status, json.dumps(answer).encode())
-
-    def do_GET(self) -> None:
-        digest = self.path.rpartition("/")[2]
-        self.answer(200, type(self).blobs.get(digest, b"a blob"))
-
-    def do_DELETE(self) -> None:
-        self.answer(204, b"")
-
-    def answer(self, status: int, text: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/problem+json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def signed(self, plain: tuple[str, ...]) -> dict[str, Any]:
-        payload = {"protocol": 6, "request_id": "r", "key": {"threads": 1}, "plain": list(plain)}
-        named = [*type(self).blobs, "3" * 64, "4" * 64]
-        payload |= {"library_digest": named[0], "cases": [{"reference_digest": named[1]}]}
-        signature = base64.b64encode(self.key.sign(signed_lease("r", payload))).decode()
-        return {"request_id": "r", "payload": payload, "signature": signature}
-
-
 @pytest.fixture
 def slow() -> type[SlowService]:
     """A service of its own."""
-    return type("Slow", (SlowService,), {"beats": [], "failures": []})
+    return slow_service()
 
 
 def test_a_lease_is_renewed_while_it_waits_and_given_back_for_a_full_disk(
