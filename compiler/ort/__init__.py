@@ -18,8 +18,13 @@ from compiler.ort.options import (
     GraphOptimizationLevel,
     RunOptions,
     SessionOptions,
+    disable_telemetry_events,
+    enable_telemetry_events,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
 )
-from compiler.ort.session import InferenceSession, get_available_providers, get_device
+from compiler.ort.providers import get_all_providers, get_available_providers, get_device
+from compiler.ort.session import InferenceSession
 from compiler.ort.values import InvalidArgument, OrtValue
 
 __all__ = [
@@ -33,6 +38,11 @@ __all__ = [
     "OrtValue",
     "RunOptions",
     "SessionOptions",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
     "get_available_providers",
     "get_device",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]

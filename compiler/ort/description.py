@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from compiler.frontend.model_file import ReadModel
     from compiler.runtime.artifact import Artifact
     from compiler.runtime.ports import Dims
     from compiler.runtime.program import Port, Program, Result
@@ -36,6 +38,7 @@ ELEMENT_TYPES = {
 }
 """Of `TensorProto.DataType`, as ONNX Runtime calls them."""
 
+_DTYPES = {"float": "float32", "double": "float64"}
 _NUMPY = {"float": "float32", "double": "float64", "string": "O", "bfloat16": "uint16"}
 
 
@@ -74,6 +77,60 @@ class SessionDescription:
     inputs: tuple[NodeArg, ...]
     outputs: tuple[NodeArg, ...]
     metadata: ModelMetadata
+
+    def at(self, sizes: Mapping[str, int]) -> SessionDescription:
+        """With open dimensions fixed, by name."""
+        if not sizes:
+            return self
+        inputs, outputs = (
+            tuple(
+                replace(each, shape=[sizes.get(str(dim), dim) for dim in each.shape])
+                for each in ports
+            )
+            for ports in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
+
+
+def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The open dimensions of inputs that a model denotes so, by their names."""
+    from compiler.frontend.model_file import read_model
+
+    return {
+        dim.dim_param: sizes[dim.denotation]
+        for info in read_model(source).proto.graph.input
+        for dim in info.type.tensor_type.shape.dim
+        if dim.dim_param and dim.denotation in sizes
+    }
+
+
+def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) -> ReadModel:
+    """A model with other values for some of its initializers.
+
+    Raises:
+        InvalidArgumentError: if it has no such initializer, or one of another type or shape.
+    """
+    from compiler.frontend.model_file import read_model
+    from compiler.ops.onnx_node import OnnxTensor
+
+    model = read_model(source)
+    known = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    tensors: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name not in known:
+            raise InvalidArgumentError(f"the model has no initializer '{name}'")
+        kind, dims = ELEMENT_TYPES.get(known[name].data_type), tuple(known[name].dims)
+        if (
+            kind in (None, "string")
+            or array.dtype != numpy_type(f"tensor({kind})")
+            or array.shape != dims
+        ):
+            raise InvalidArgumentError(
+                f"initializer '{name}' is {kind} {list(dims)}, given is {array.dtype} "
+                f"{list(array.shape)}"
+            )
+        tensors[name] = OnnxTensor(array, DType(_DTYPES.get(kind, kind)))
+    return replace(model, tensors={**model.tensors, **tensors})
 
 
 def of_model(source: Path | bytes) -> SessionDescription:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from compiler.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from compiler.ort.values import OrtValue
+
+
+class NoEntryError(InvalidArgumentError, RuntimeError):
+    """There is no entry of that name."""
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -28,7 +39,10 @@ class SessionOptions:
 
     Attributes:
         intra_op_num_threads: threads that a run uses; 0: as many as this process has cores.
-        sizes: of open dimensions that are fixed, by name.
+        enable_profiling, profile_file_prefix: whether the session writes a trace, and where.
+        optimized_model_filepath: refused: what is compiled is no ONNX file.
+        sizes, denoted_sizes: of open dimensions that are fixed, by name and by denotation.
+        initializers: instead of those that the model has, by name.
         others: taken and not used.
     """
 
@@ -43,6 +57,11 @@ class SessionOptions:
     log_severity_level: int = 2
     log_verbosity_level: int = 0
     logid: str = ""
+    enable_profiling: bool = False
+    profile_file_prefix: str = "tilewright_profile"
+    optimized_model_filepath: str = ""
+    denoted_sizes: dict[str, int] = field(default_factory=dict)
+    initializers: dict[str, OrtValue] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     entries: dict[str, str] = field(default_factory=dict)
 
@@ -50,13 +69,35 @@ class SessionOptions:
         """Fix an open dimension."""
         self.sizes[name] = size
 
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Fix the open dimensions that the model denotes so (`DATA_BATCH`)."""
+        self.denoted_sizes[denotation] = size
+
+    def add_initializer(self, name: str, ortvalue: OrtValue) -> None:
+        """Use a value instead of the initializer that the model has."""
+        self.initializers[name] = ortvalue
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """Use values instead of initializers, whose files need not be there.
+
+        Raises:
+            InvalidArgumentError: if there are not as many names as values.
+        """
+        if len(names) != len(values):
+            raise InvalidArgumentError(f"{len(names)} names and {len(values)} values")
+        self.initializers.update(zip(names, values, strict=True))
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Raises InvalidArgumentError: such code cannot be called."""
+        raise InvalidArgumentError(f"'{path}' has operators for ONNX Runtime alone")
+
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Taken and not used."""
         self.entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """What was added. Raises KeyError if nothing was."""
-        return self.entries[key]
+        """What was added. Raises NoEntryError, a RuntimeError, if nothing was."""
+        return _entry(self.entries, "SessionOptions", key)
 
 
 @dataclass(slots=True)
@@ -68,3 +109,34 @@ class RunOptions:
     logid: str = ""
     terminate: bool = False
     only_execute_path_to_fetches: bool = False
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Taken and not used."""
+        self.entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """What was added. Raises NoEntryError, a RuntimeError, if nothing was."""
+        return _entry(self.entries, "RunOptions", key)
+
+
+def _entry(entries: Mapping[str, str], what: str, key: str) -> str:
+    if key not in entries:
+        raise NoEntryError(f"{what} does not have configuration with key: {key}")
+    return entries[key]
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Taken and not used."""
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """Taken and not used."""
+
+
+def enable_telemetry_events() -> None:
+    """Nothing: there are none."""
+
+
+def disable_telemetry_events() -> None:
+    """Nothing: there are none."""

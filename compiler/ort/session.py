@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,26 +13,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compiler.compiling import compile_model
-from compiler.errors import InvalidInputError
+from compiler.errors import InvalidArgumentError, InvalidInputError
 from compiler.granted_cores import granted_cores
 from compiler.ort.binding import IOBinding
 from compiler.ort.description import (
     ModelMetadata,
     NodeArg,
     SessionDescription,
+    denoted,
     numpy_type,
     of_artifact,
     of_model,
+    with_initializers,
 )
 from compiler.ort.options import RunOptions, SessionOptions
+from compiler.ort.profile import SessionTrace
+from compiler.ort.providers import PROVIDER, normalized
 from compiler.ort.values import InvalidArgument, OrtValue, as_array
 from compiler.runtime.artifact import load_artifact, read_artifact
 from compiler.runtime.executable import Executable
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
-
-PROVIDER = "CPUExecutionProvider"
 
 
 class InferenceSession:
@@ -41,13 +44,14 @@ class InferenceSession:
 
     Args:
         path_or_bytes: an ONNX file, its bytes, or the folder of an artifact.
-        sess_options: how many threads, and which dimensions are fixed.
+        sess_options: how many threads, which dimensions are fixed, which initializers are others.
         providers: only the CPU's runs here; others are warned of and left out.
-        provider_options: taken and not used.
+        provider_options: of each provider; taken and not used.
         options: of `compile_model`, such as `dims`, `numerics`, `precision`.
 
     Raises:
         CompilerError: naming what is wrong with the model or the options.
+        ValueError: if the providers are no list of names, or the options do not fit them.
     """
 
     def __init__(
@@ -58,30 +62,51 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        self._options = sess_options or SessionOptions()
-        names = [each if isinstance(each, str) else each[0] for each in providers or ()]
-        if foreign := [name for name in names if name != PROVIDER]:
-            warnings.warn(
-                f"{', '.join(foreign)} cannot be used, {PROVIDER} is", UserWarning, stacklevel=2
+        self._options = given = sess_options or SessionOptions()
+        if given.optimized_model_filepath:
+            raise InvalidArgumentError(
+                f"'{given.optimized_model_filepath}' cannot be written: what is compiled is no "
+                "ONNX file; `compile_with` writes artifacts, which sessions take"
             )
-        threads = self._options.intra_op_num_threads or granted_cores()
+        self._provider_options: dict[str, str] = {}
+        self.set_providers(providers, provider_options)
+        self._trace = SessionTrace(given.profile_file_prefix) if given.enable_profiling else None
         self._source: Path | bytes = (
             path_or_bytes if isinstance(path_or_bytes, bytes) else Path(fspath(path_or_bytes))
         )
         self._described: SessionDescription | None = None
-        self._compiled: Compiled
+        self._sizes: Mapping[str, Any] = {}
+        with self._event("session_initialization"):
+            self._compiled = self._made(options)
+
+    def _made(self, options: dict[str, Any]) -> Compiled:
+        given = self._options
+        threads = given.intra_op_num_threads or granted_cores()
         if isinstance(self._source, Path) and self._source.is_dir():
+            if given.initializers:
+                raise InvalidArgumentError("the initializers of an artifact are compiled in")
             self._described = of_artifact(read_artifact(self._source))
-            self._compiled = load_artifact(self._source, threads)
-        else:
-            dims = {**self._options.sizes, **(options.pop("dims", None) or {})}
-            self._compiled = compile_model(self._source, threads=threads, dims=dims, **options)
+            return load_artifact(self._source, threads)
+        sizes = dict(given.sizes)
+        if given.denoted_sizes:
+            sizes |= denoted(self._source, given.denoted_sizes)
+        dims = {**sizes, **(options.pop("dims", None) or {})}
+        self._sizes = {name: size for name, size in dims.items() if isinstance(size, int)}
+        model: Any = self._source
+        if given.initializers:
+            model = with_initializers(
+                model, {name: value.numpy() for name, value in given.initializers.items()}
+            )
+        return compile_model(model, threads=threads, dims=dims, **options)
+
+    def _event(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._trace is None else self._trace.event(name)
 
     @property
     def _description(self) -> SessionDescription:
         """What the model says of itself, read when it is first asked for."""
         if self._described is None:
-            self._described = of_model(self._source)
+            self._described = of_model(self._source).at(self._sizes)
         return self._described
 
     def get_inputs(self) -> list[NodeArg]:
@@ -109,8 +134,33 @@ class InferenceSession:
         return [PROVIDER]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """None has any."""
-        return {PROVIDER: {}}
+        """Those that it was given; they are not used."""
+        return {PROVIDER: dict(self._provider_options)}
+
+    def set_providers(
+        self,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Only the CPU's runs here; others are warned of and left out. Raises ValueError if they
+        are no list of names, or the options do not fit them."""
+        names, options = normalized(providers, provider_options)
+        self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
+
+    def enable_fallback(self) -> None:
+        """Nothing: there is one provider."""
+
+    def disable_fallback(self) -> None:
+        """Nothing: there is one provider."""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When a profiled session began, on a clock that only goes forward; 0 of others."""
+        return 0 if self._trace is None else self._trace.start_ns
+
+    def end_profiling(self) -> str:
+        """Write the trace of a profiled session; its file's name, empty for others."""
+        trace, self._trace = self._trace, None
+        return "" if trace is None else trace.write()
 
     def run(
         self,
@@ -138,7 +188,8 @@ class InferenceSession:
             name: as_array(given, partial(self._type, name)) for name, given in input_feed.items()
         }
         try:
-            found = self._compiled.run(feeds)
+            with self._event("model_run"):
+                found = self._compiled.run(feeds)
         except InvalidInputError as error:
             raise InvalidArgument(str(error)) from error
         outputs = dict(zip(self._compiled.output_names, found, strict=True))
@@ -162,6 +213,26 @@ class InferenceSession:
                 raise InvalidArgument(f"Invalid output name: {name}, there are {', '.join(known)}")
         return list(asked or known)
 
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run in a thread of its own, and call `callback(outputs, user_data, error)` there. The
+        error is an empty text, or says what `run` would have raised; then there are no outputs."""
+
+        def work() -> None:
+            try:
+                found, error = self.run(output_names, input_feed, run_options), ""
+            except Exception as raised:  # noqa: BLE001 - it is told of
+                found, error = [], str(raised) or type(raised).__name__
+            callback(found, user_data, error)
+
+        threading.Thread(target=work, name="tilewright-run").start()
+
     def run_with_ort_values(
         self,
         output_names: Sequence[str] | None,
@@ -181,13 +252,3 @@ class InferenceSession:
         """Run on what is bound. Raises InvalidArgument as `run` does, or if an output does not fit
         what it is bound to."""
         iobinding._run()
-
-
-def get_available_providers() -> list[str]:
-    """The CPU's."""
-    return [PROVIDER]
-
-
-def get_device() -> str:
-    """`CPU`."""
-    return "CPU"

@@ -25,10 +25,12 @@ class OrtValue:
 
     Args:
         array: it is not copied.
+        element_type: of ONNX, where the array's type does not say it: bfloat16 in uint16.
     """
 
-    def __init__(self, array: Array | list[Array]) -> None:
+    def __init__(self, array: Array | list[Array], element_type: int | None = None) -> None:
         self._value = array
+        self._element_type = element_type
 
     @property
     def _array(self) -> Array:
@@ -42,6 +44,29 @@ class OrtValue:
         """A value that has the array's memory. Raises InvalidArgumentError for another device."""
         check_cpu(device_type)
         return OrtValue(as_array(array))
+
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
+        """A value that has the array's memory, of a type that NumPy may not know. Raises
+        InvalidArgumentError if the array cannot hold it."""
+        array, wanted = as_array(data), element_type_of(onnx_element_type)
+        if array.dtype != wanted:
+            raise InvalidArgumentError(
+                f"an array of {array.dtype} holds no {ELEMENT_TYPES[onnx_element_type]}"
+            )
+        return OrtValue(array, onnx_element_type)
+
+    @staticmethod
+    def from_dlpack(data: Any) -> OrtValue:
+        """A value that has the memory that another library lends: an object with `__dlpack__`, or
+        what that gives. Raises InvalidArgument if it is no memory of the CPU."""
+        if isinstance(data, OrtValue):
+            return OrtValue(data._value, data._element_type)
+        lender = data if hasattr(data, "__dlpack__") else _Capsule(data)
+        try:
+            return OrtValue(np.from_dlpack(lender))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"{type(data).__name__} lends no memory: {error}") from error
 
     @staticmethod
     def ortvalue_from_shape_and_type(
@@ -72,7 +97,18 @@ class OrtValue:
 
     def data_type(self) -> str:
         """`tensor(float)`."""
+        if self._element_type is not None:
+            return f"tensor({ELEMENT_TYPES[self._element_type]})"
         return tensor_type(self._array.dtype)
+
+    def element_type(self) -> int:
+        """The number of `data_type` in ONNX."""
+        name = self.data_type().removeprefix("tensor(").removesuffix(")")
+        return next(number for number, known in ELEMENT_TYPES.items() if known == name)
+
+    def tensor_size_in_bytes(self) -> int:
+        """The elements' bytes."""
+        return int(self._array.nbytes)
 
     def shape(self) -> list[int]:
         """The extents."""
@@ -94,12 +130,28 @@ class OrtValue:
         """Whether it is a list of arrays, which `numpy` gives."""
         return isinstance(self._value, list)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._array, dtype, copy=copy)
+
     def __dlpack__(self, **options: Any) -> Any:
         array: Any = self._array  # NumPy says itself which types it lends
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         return self._array.__dlpack_device__()
+
+
+class _Capsule:
+    """What `__dlpack__` gave, as an object that has it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the memory of the CPU
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:

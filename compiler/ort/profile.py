@@ -1,0 +1,70 @@
+"""What a session that is profiled did, as a trace that Chrome and Perfetto open.
+
+It has the session's own events: how long it took to be made, and each run. Where a run's time goes,
+kernel by kernel, `tilewright profile` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MOST_EVENTS = 1_000_000
+"""As ONNX Runtime has it: what comes later is not noted."""
+
+
+class SessionTrace:
+    """Events of a session. May be written to from several threads at once.
+
+    Args:
+        prefix: of the file's name, before the date.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+        self.start_ns = time.perf_counter_ns()
+
+    @contextmanager
+    def event(self, name: str, **args: str) -> Iterator[None]:
+        """Note how long what is done inside takes."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter_ns()
+            noted = {
+                "cat": "Session",
+                "pid": os.getpid(),
+                "tid": threading.get_native_id(),
+                "dur": (ended - began) // 1000,
+                "ts": (began - self.start_ns) // 1000,
+                "ph": "X",
+                "name": name,
+                "args": args,
+            }
+            with self._lock:
+                if len(self._events) < MOST_EVENTS:
+                    self._events.append(noted)
+
+    def write(self) -> str:
+        """Write `PREFIX_DATE_TIME.json`, one event a line; its name. Raises OSError."""
+        with self._lock:
+            lines = [json.dumps(event) for event in self._events]
+        base = f"{self._prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+        for number in range(1 << 16):
+            path = Path(f"{base}_{number}.json" if number else f"{base}.json")
+            try:
+                with path.open("x") as file:
+                    file.write("[\n" + ",\n".join(lines) + "\n]\n")
+            except FileExistsError:  # another session ended within this second
+                continue
+            return str(path)
+        raise FileExistsError(f"{base}.json, and all others")

@@ -1,0 +1,67 @@
+"""Lists of execution providers, as ONNX Runtime takes them. The CPU's is the only one here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PROVIDER = "CPUExecutionProvider"
+
+
+def normalized(
+    providers: Sequence[Any] | None,
+    provider_options: Sequence[Mapping[Any, Any]] | None,
+    available: Sequence[str] = (PROVIDER,),
+) -> tuple[list[str], list[dict[str, str]]]:
+    """The names, and options of each, as texts. What is not there, or is named again, is warned of
+    and left out.
+
+    Raises:
+        ValueError: if they are no names, or pairs of a name and options, or the options do not fit.
+    """
+    given = _sequence(providers, "providers")
+    options: list[Any] = [{} for _ in given]
+    if provider_options is not None:
+        options = _sequence(provider_options, "provider_options")
+        if len(options) != len(given):
+            raise ValueError(f"{len(given)} providers and {len(options)} provider_options")
+        if any(isinstance(each, tuple) for each in given):
+            raise ValueError("providers have their options, and there are provider_options")
+    found: dict[str, dict[str, str]] = {}
+    for each, beside in zip(given, options, strict=True):
+        name, own = each if isinstance(each, tuple) and len(each) == 2 else (each, beside)
+        if not isinstance(name, str) or not isinstance(own, Mapping):
+            raise ValueError(f"provider {each!r} is no name, or has no options: {own!r}")
+        if name not in available:
+            warnings.warn(
+                f"{name} cannot be used, {', '.join(available)} is", UserWarning, stacklevel=4
+            )
+        elif name in found:
+            warnings.warn(f"{name} is named again", UserWarning, stacklevel=4)
+        else:
+            found[name] = {str(key): str(value) for key, value in own.items()}
+    return list(found), list(found.values())
+
+
+def _sequence(given: Any, name: str) -> list[Any]:
+    if given is None:
+        return []
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise ValueError(f"{name} is {given!r}, expected a list")
+    return list(given)
+
+
+def get_available_providers() -> list[str]:
+    """The CPU's."""
+    return [PROVIDER]
+
+
+def get_all_providers() -> list[str]:
+    """The CPU's."""
+    return [PROVIDER]
+
+
+def get_device() -> str:
+    """`CPU`."""
+    return "CPU"
