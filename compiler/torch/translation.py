@@ -105,6 +105,8 @@ class Translator:
 
     constants: Mapping[int, torch.Tensor]
     attributes: Callable[[str], torch.Tensor]
+    opset: int = OPSET
+    """Rules raise it for an operator that came later."""
     nodes: list[Any] = field(default_factory=list)
     lifted: set[fx.Node] = field(default_factory=set)
     """Products whose value has the leading dimensions that a view before them had joined."""
@@ -146,7 +148,7 @@ class Translator:
             for name, each in self._tensors.items()
         ]
         graph_proto = helper.make_graph(self.nodes, "torch", infos, results, initializers)
-        opset = helper.make_opsetid("", OPSET)
+        opset = helper.make_opsetid("", self.opset)
         model = helper.make_model(graph_proto, opset_imports=[opset], producer_name="tilewright")
         model.ir_version = 10
         read = ReadModel(model, tensors=self._tensors)

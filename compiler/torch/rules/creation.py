@@ -14,7 +14,7 @@ from compiler.torch.translation import Rule, Translator
 aten = torch.ops.aten
 
 
-def _filled(t: Translator, node: fx.Node, value: Any) -> str:
+def filled(t: Translator, node: fx.Node, value: Any) -> str:
     """A tensor of the result's shape whose elements are all the same."""
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
@@ -26,19 +26,19 @@ def _filled(t: Translator, node: fx.Node, value: Any) -> str:
 
 
 def _of(value: float) -> Rule:
-    return lambda t, node, *_, **__: _filled(t, node, value)
+    return lambda t, node, *_, **__: filled(t, node, value)
 
 
 def _full(t: Translator, node: fx.Node, like: Any, value: Any, **_: Any) -> str:
-    return _filled(t, node, value)
+    return filled(t, node, value)
 
 
 def _new_full(t: Translator, node: fx.Node, like: Any, size: Any, value: Any, **_: Any) -> str:
-    return _filled(t, node, value)
+    return filled(t, node, value)
 
 
 def _scalar(t: Translator, node: fx.Node, value: Any, **_: Any) -> str:
-    return _filled(t, node, value)
+    return filled(t, node, value)
 
 
 def _arange(t: Translator, node: fx.Node, *bounds: Any, **_: Any) -> str:

@@ -84,7 +84,7 @@ def _divided(
     if dtype.is_floating_point:
         if rounding_mode == "floor":
             return _whole_quotient(t, dtype, first, second, quotient)
-        raise NotTranslatedError("floats, rounded towards zero")
+        return truncated(t, quotient, dtype)
     if rounding_mode == "trunc" or not dtype.is_signed:
         return quotient
     # ONNX rounds towards zero: one less where there is a rest and the signs differ
@@ -92,6 +92,12 @@ def _divided(
     zero = t.constant(0, dtype)
     negative = t.op("Less", t.op("Mul", rest, second), zero)
     return t.op("Sub", quotient, t.cast(negative, dtype))
+
+
+def truncated(t: Translator, value: str, dtype: Any) -> str:
+    """A float rounded towards zero."""
+    below = t.op("Less", value, t.constant(0, dtype))
+    return t.op("Where", below, t.op("Ceil", value), t.op("Floor", value))
 
 
 def _floor_divided(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
@@ -314,7 +320,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
-def _overloads(name: str) -> list[Any]:
+def overloads(name: str) -> list[Any]:
     """All forms of an operator that give a new tensor."""
     packet = getattr(aten, name)
     forms: tuple[str, ...] = (
@@ -339,14 +345,14 @@ _SAME = (
 )
 
 RULES: dict[Any, Rule] = {
-    **{form: _unary(kind) for name, kind in _UNARY.items() for form in _overloads(name)},
+    **{form: _unary(kind) for name, kind in _UNARY.items() for form in overloads(name)},
     **{
         form: _comparison(kind, negated=negated)
         for name, (kind, negated) in _COMPARISONS.items()
-        for form in _overloads(name)
+        for form in overloads(name)
     },
-    **{form: _logical(kind) for name, kind in _LOGICAL.items() for form in _overloads(name)},
-    **{form: rule for name, rule in _ARITHMETIC.items() for form in _overloads(name)},
+    **{form: _logical(kind) for name, kind in _LOGICAL.items() for form in overloads(name)},
+    **{form: rule for name, rule in _ARITHMETIC.items() for form in overloads(name)},
     aten.pow.Scalar: _power,
     aten.floor_divide.default: _floor_divided,
     aten.bitwise_not.default: _not,

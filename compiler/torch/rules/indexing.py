@@ -123,17 +123,51 @@ def _select_scatter(
 
 
 def _scatter(
-    t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node, source: Any
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    dim: int,
+    index: fx.Node,
+    source: Any,
+    how: str | None = None,
+    *,
+    reduce: str | None = None,
+    include_self: bool = True,
 ) -> str:
+    """Put elements at positions along a dimension, or reckon them into what is there."""
+    reduction = _REDUCTIONS.get(how or reduce)
+    if reduction is None or not include_self:
+        raise NotTranslatedError(f"by {how or reduce}, or without what is there")
+    shape, places = t.shape(x), t.shape(index)
+    if not shape or len(shape) != len(places):
+        raise NotTranslatedError("of a single number")
     if not isinstance(source, fx.Node):
-        shape = t.numbers(t.shape(index))
-        values = t.op("Expand", t.constant(source, t.dtype(node)), shape)
-    elif t.shape(source) != t.shape(index):
-        raise NotTranslatedError("of part of the values")
+        values = t.op("Expand", t.constant(source, t.dtype(node)), t.numbers(places))
     else:
         values = t.value(source, t.dtype(node))
-    t.looked_up(index, t.shape(x)[dim])
-    return t.op("ScatterElements", t.value(x), t.value(index), values, axis=dim)
+        for axis, (there, taken) in enumerate(zip(t.shape(source), places, strict=True)):
+            if there != taken:  # the leading elements of each dimension
+                values = sliced(t, values, axis, 0, taken)
+    t.looked_up(index, shape[dim])
+    operands = t.value(x), t.value(index), values
+    return t.op("ScatterElements", *operands, axis=dim, reduction=reduction)
+
+
+_REDUCTIONS = {
+    None: "none",
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scatter_add(
+    t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node, source: fx.Node
+) -> str:
+    return _scatter(t, node, x, dim, index, source, "sum")
 
 
 def _index_put(
@@ -144,13 +178,12 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> str:
-    """Positions in the leading dimensions, and rows that go there."""
+    """`x[:, rows, columns] = values`, where values are spread to what is there."""
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if where != list(range(len(where))):
-        raise NotTranslatedError("behind a dimension that is kept")
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
-        if len(given) == 1 and not t.shape(values) and not accumulate:
+        leading = where == list(range(len(where)))
+        if leading and len(given) == 1 and not t.shape(values) and not accumulate:
             return _filled(t, node, x, given[0], values)
         raise NotTranslatedError("with a mask: the data decide how many elements there are")
     for dim, index in zip(where, given, strict=True):
@@ -163,13 +196,28 @@ def _index_put(
         if list(t.shape(index)) != common:
             name = t.op("Expand", name, t.numbers(common))
         parts.append(t.op("Unsqueeze", name, t.constant([-1])))
-    rest = t.shape(x)[len(where) :]
+    # ScatterND has the indexed dimensions first, and so the common ones of what goes there
+    shape, depth, place = t.shape(x), len(common), _place(where)
+    rest = [dim for dim in range(len(shape)) if dim not in where]
+    there = [*(shape[dim] for dim in rest[:place]), *common, *(shape[dim] for dim in rest[place:])]
     updates = t.value(values, t.dtype(node))
-    if list(t.shape(values)) != [*common, *rest]:
-        updates = t.op("Expand", updates, t.numbers([*common, *rest]))
+    if list(t.shape(values)) != there:
+        updates = t.op("Expand", updates, t.numbers(there))
+    order = [*range(place, place + depth), *range(place), *range(place + depth, len(there))]
+    updates = _turned(t, updates, order)
     places = t.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
     how = "add" if accumulate else "none"
-    return t.op("ScatterND", t.value(x), places, updates, reduction=how)
+    found = t.op(
+        "ScatterND", _turned(t, t.value(x), [*where, *rest]), places, updates, reduction=how
+    )
+    back = [[*where, *rest].index(dim) for dim in range(len(shape))]
+    return _turned(t, found, back)
+
+
+def _turned(t: Translator, value: str, order: Sequence[int]) -> str:
+    if list(order) == sorted(order):
+        return value
+    return t.op("Transpose", value, perm=list(order))
 
 
 def _filled(t: Translator, node: fx.Node, x: fx.Node, mask: fx.Node, value: fx.Node) -> str:
@@ -192,6 +240,10 @@ RULES: dict[Any, Rule] = {
     aten.select_scatter.default: _select_scatter,
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,
+    aten.scatter.reduce: _scatter,
+    aten.scatter.value_reduce: _scatter,
+    aten.scatter_add.default: _scatter_add,
+    aten.scatter_reduce.two: _scatter,
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
 }

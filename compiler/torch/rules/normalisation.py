@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,76 @@ def _batch_norm(
     scale = t.constant([1] * channels, dtype) if weight is None else t.value(weight)
     shift = t.constant([0] * channels, dtype) if bias is None else t.value(bias)
     operands = t.value(x), scale, shift, t.value(mean), t.value(variance)
-    return (t.op("BatchNormalization", *operands, epsilon=float(epsilon)),)
+    found = t.op("BatchNormalization", *operands, epsilon=float(epsilon))
+    nothing = t.constant([], dtype)  # of statistics that are not reckoned
+    return found, nothing, nothing
+
+
+def _own_statistics(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    weight: fx.Node | None,
+    bias: fx.Node | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[str, ...]:
+    """By what the batch itself has, as InstanceNorm and training have it: the result, the means and
+    what the elements are multiplied with."""
+    if not training:
+        raise NotTranslatedError("by statistics that there are not")
+    return _by_batch(t, x, weight, bias, epsilon)[:3]
+
+
+def _statistics_kept(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    weight: fx.Node | None,
+    bias: fx.Node | None,
+    mean: fx.Node,
+    variance: fx.Node,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[str, ...]:
+    """The same, and the new running statistics."""
+    if not training:
+        known = _batch_norm(t, node, x, weight, bias, mean, variance, momentum, epsilon)
+        return *known, t.value(mean), t.value(variance)
+    *found, spread = _by_batch(t, x, weight, bias, epsilon)
+    shape = t.shape(x)
+    count = math.prod([*shape[:1], *shape[2:]])
+    if not isinstance(count, int) or count < 2:
+        raise NotTranslatedError("of an open number of elements, or of one")
+    dtype = t.dtype(mean)
+    unbiased = t.op("Mul", spread, t.constant(count / (count - 1), dtype))
+
+    def moved(old: fx.Node, new: str) -> str:
+        kept = t.op("Mul", t.value(old), t.constant(1 - momentum, dtype))
+        return t.op("Add", kept, t.op("Mul", new, t.constant(momentum, dtype)))
+
+    return *found, moved(mean, found[1]), moved(variance, unbiased)
+
+
+def _by_batch(
+    t: Translator, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, epsilon: float
+) -> tuple[str, str, str, str]:
+    """The result; per channel the mean, one by the root of the variance, and the variance."""
+    dtype, value, rank = t.dtype(x), t.value(x), len(t.shape(x))
+    axes = t.constant([axis for axis in range(rank) if axis != 1])
+    beside = t.constant(list(range(1, rank - 1)))
+    mean = t.op("ReduceMean", value, axes, keepdims=1)
+    apart = t.op("Sub", value, mean)
+    variance = t.op("ReduceMean", t.op("Mul", apart, apart), axes, keepdims=1)
+    root = t.op("Sqrt", t.op("Add", variance, t.constant(epsilon, dtype)))
+    found, factor = t.op("Div", apart, root), t.op("Reciprocal", root)
+    for kind, given in (("Mul", weight), ("Add", bias)):
+        if given is not None:
+            found = t.op(kind, found, t.op("Unsqueeze", t.value(given), beside))
+    mean, factor, variance = (t.op("Squeeze", each, axes) for each in (mean, factor, variance))
+    return found, mean, factor, variance
 
 
 def _layer_norm(
@@ -72,9 +142,11 @@ def _group_norm(
     dtype = t.dtype(x)
     scale = t.constant([1] * count, dtype) if weight is None else t.value(weight)
     shift = t.constant([0] * count, dtype) if bias is None else t.value(bias)
-    operands = t.value(x), scale, shift
+    flat, last = len(t.shape(x)) == 2, t.constant([-1])
+    value = t.op("Unsqueeze", t.value(x), last) if flat else t.value(x)
+    operands = value, scale, shift
     found = t.op("GroupNormalization", *operands, num_groups=groups, epsilon=float(epsilon))
-    return (found,)
+    return (t.op("Squeeze", found, last) if flat else found,)
 
 
 def _rms_norm(
@@ -114,6 +186,8 @@ def _safe_softmax(t: Translator, node: fx.Node, x: fx.Node, dim: int, dtype: Any
 
 RULES: dict[Any, Rule] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _own_statistics,
+    aten._native_batch_norm_legit_functional.default: _statistics_kept,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
     aten._fused_rms_norm.default: _rms_norm,

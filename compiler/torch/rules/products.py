@@ -86,6 +86,34 @@ def _sum(
     return t.op("Add", scaled, _scaled(t, t.value(added), beta, node))
 
 
+def _addbmm(
+    t: Translator,
+    node: fx.Node,
+    added: fx.Node,
+    left: fx.Node,
+    right: fx.Node,
+    beta: float = 1,
+    alpha: float = 1,
+) -> str:
+    """The products of all pairs, added up."""
+    products = t.op("MatMul", t.value(left), t.value(right))
+    product = t.op("ReduceSum", products, t.constant([0]), keepdims=0)
+    return _sum(t, node, product, alpha, added, beta)
+
+
+def _distances(
+    t: Translator, node: fx.Node, left: fx.Node, right: fx.Node, p: float, *_: Any
+) -> str:
+    """Of each row of `left` to each of `right`."""
+    kinds = {1.0: "ReduceL1", 2.0: "ReduceL2", math.inf: "ReduceMax"}
+    if p not in kinds:
+        raise NotTranslatedError(f"of order {p}")
+    rows = t.op("Unsqueeze", t.value(left), t.constant([-2]))
+    others = t.op("Unsqueeze", t.value(right), t.constant([-3]))
+    apart = t.op("Abs", t.op("Sub", rows, others))
+    return t.op(kinds[p], apart, t.constant([-1]), keepdims=0)
+
+
 def _scaled(t: Translator, value: str, factor: float, node: fx.Node) -> str:
     if factor == 1:
         return value
@@ -182,6 +210,9 @@ RULES: dict[Any, Rule] = {
     aten.dot.default: _matmul,
     aten.addmm.default: _addmm,
     aten.baddbmm.default: _baddbmm,
+    aten.addmv.default: _baddbmm,
+    aten.addbmm.default: _addbmm,
+    aten._cdist_forward.default: _distances,
     aten.linear.default: _linear,
     aten.convolution.default: _convolution,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiler.torch.rules.creation import filled
 from compiler.torch.symbolic import NotTranslatedError
 from compiler.torch.translation import Rule, Translator
 
@@ -30,8 +31,10 @@ def _reduced(kind: str) -> Rule:
         rank = len(t.shape(x))
         if not rank:
             return value
-        where = t.constant(_axes(dims, rank))
-        return t.op(kind, value, where, keepdims=int(keepdim))
+        axes = _axes(dims, rank)
+        if kind == "ReduceMean" and any(t.shape(x)[axis] == 0 for axis in axes):
+            return filled(t, node, math.nan)
+        return t.op(kind, value, t.constant(axes), keepdims=int(keepdim))
 
     return rule
 
@@ -75,6 +78,8 @@ def _with_position(kind: str) -> Rule:
         t: Translator, node: fx.Node, x: fx.Node, dim: int, keepdim: bool = False
     ) -> tuple[str, str]:
         value, where = t.value(x), t.constant([dim])
+        if not t.shape(x):
+            return value, t.constant(0)
         found = t.op(f"Reduce{kind}", value, where, keepdims=int(keepdim))
         return found, t.op(f"Arg{kind}", value, axis=dim, keepdims=int(keepdim))
 
@@ -103,6 +108,9 @@ def _moments(
             raise NotTranslatedError("over an open dimension")
         count *= size
     where, value = t.constant(axes), t.value(x)
+    if not count:
+        nothing = filled(t, node, math.nan)
+        return nothing, nothing
     mean = t.op("ReduceMean", value, where, keepdims=1)
     apart = t.op("Sub", value, mean)
     total = t.op("ReduceSum", t.op("Mul", apart, apart), where, keepdims=int(keepdim))
@@ -121,20 +129,32 @@ def _norm(
     **_: Any,
 ) -> str:
     kinds = {2: "ReduceL2", 1: "ReduceL1", math.inf: "ReduceMax", -math.inf: "ReduceMin"}
-    if order not in kinds:
-        raise NotTranslatedError(f"of order {order}")
-    value, rank = t.op("Abs", t.value(x, t.dtype(node))), len(t.shape(x))
+    dtype, rank = t.dtype(node), len(t.shape(x))
+    value = t.op("Abs", t.value(x, dtype))
     if not rank:
+        if not order:
+            raise NotTranslatedError("of order 0, of a single number")
         return value
     where = t.constant(_axes(dims, rank))
-    return t.op(kinds[order], value, where, keepdims=int(keepdim))
+    if order in kinds:
+        return t.op(kinds[order], value, where, keepdims=int(keepdim))
+    if not order:  # how many are not zero
+        value = t.cast(t.op("Not", t.op("Equal", value, t.constant(0, dtype))), dtype)
+        return t.op("ReduceSum", value, where, keepdims=int(keepdim))
+    powers = t.op("Pow", value, t.constant(order, dtype))
+    total = t.op("ReduceSum", powers, where, keepdims=int(keepdim))
+    return t.op("Pow", total, t.constant(1 / order, dtype))
 
 
-def _cumsum(t: Translator, node: fx.Node, x: fx.Node, dim: int, **_: Any) -> str:
-    value = t.value(x, t.dtype(node))
-    if not t.shape(x):
-        return value
-    return t.op("CumSum", value, t.constant(dim))
+def _cumulated(kind: str, opset: int) -> Rule:
+    def rule(t: Translator, node: fx.Node, x: fx.Node, dim: int, **_: Any) -> str:
+        value = t.value(x, t.dtype(node))
+        if not t.shape(x):
+            return value
+        t.opset = max(t.opset, opset)
+        return t.op(kind, value, t.constant(dim))
+
+    return rule
 
 
 def _topk(
@@ -146,6 +166,8 @@ def _topk(
     largest: bool = True,
     ordered: bool = True,
 ) -> Any:
+    if not t.shape(x):
+        return t.value(x), t.constant(0)
     axis = dim + len(t.shape(x)) if dim < 0 else dim
     return t.several(
         "TopK",
@@ -159,7 +181,19 @@ def _topk(
 
 
 def _sort(t: Translator, node: fx.Node, x: fx.Node, dim: int = -1, descending: bool = False) -> Any:
-    return _topk(t, node, x, t.shape(x)[dim], dim, descending)
+    return _topk(t, node, x, t.shape(x)[dim] if t.shape(x) else 1, dim, descending)
+
+
+def _stable_sort(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    stable: bool | None = None,
+    dim: int = -1,
+    descending: bool = False,
+) -> Any:
+    """Of equal elements TopK takes the first one first."""
+    return _sort(t, node, x, dim, descending)
 
 
 RULES: dict[Any, Rule] = {
@@ -185,7 +219,9 @@ RULES: dict[Any, Rule] = {
     aten.var.correction: _variance,
     aten.var_mean.correction: _moments,
     aten.linalg_vector_norm.default: _norm,
-    aten.cumsum.default: _cumsum,
+    aten.cumsum.default: _cumulated("CumSum", 14),
+    aten.cumprod.default: _cumulated("CumProd", 26),
     aten.topk.default: _topk,
     aten.sort.default: _sort,
+    aten.sort.stable: _stable_sort,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from compiler.torch.translation import Rule, Translator
 aten = torch.ops.aten
 END = (1 << 63) - 1
 """What ends a slice that goes to the end."""
+
+MOST_PLACES = 1 << 20
+"""Elements that are found one by one where no operator finds them together."""
 
 
 def _axis(dim: int, rank: int) -> int:
@@ -142,10 +146,10 @@ def _flip(t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> str:
 def _roll(
     t: Translator, node: fx.Node, x: fx.Node, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> str:
-    shape = t.shape(x)
-    if not dims:
-        raise NotTranslatedError("of all elements in a row")
-    value = t.value(x)
+    shape, value = t.shape(x), t.value(x)
+    if not dims:  # of all elements in a row
+        shape = (math.prod(shape),)
+        value, dims = t.op("Reshape", value, t.constant([-1])), (0,)
     for shift, dim in zip(shifts, dims, strict=True):
         axis = _axis(dim, len(shape))
         size = shape[axis]
@@ -155,7 +159,7 @@ def _roll(
         if cut:
             parts = sliced(t, value, axis, cut, END), sliced(t, value, axis, 0, cut)
             value = t.op("Concat", *parts, axis=axis)
-    return value
+    return value if shape == t.shape(x) else t.reshaped(value, shape, t.shape(x))
 
 
 def _pad(
@@ -203,8 +207,9 @@ def _as_strided(
     old, new = [expression(each) for each in value.shape], [expression(each) for each in size]
     old_steps = [expression(each) for each in value.stride()]
     new_steps = [expression(each) for each in stride]
-    if offset not in (None, 0):
-        raise NotTranslatedError("with an offset")
+    first = value.storage_offset() if offset is None else offset
+    if first != value.storage_offset():
+        return _gathered(t, x, new, new_steps, first)
     kept = [(n, s) for n, s in zip(new, new_steps, strict=True) if n != 1]
     known = {(n, s): k for k, (n, s) in enumerate(zip(old, old_steps, strict=True)) if n != 1}
     if len(known) == len(kept) and all(each in known for each in kept):
@@ -214,7 +219,67 @@ def _as_strided(
         return t.reshaped(turned, [old[k] for k in order], new)
     if _is_packed(new, new_steps) and _is_packed(old, old_steps):
         return t.reshaped(t.value(x), old, new)
-    raise NotTranslatedError(f"strides {new_steps} of what has {old_steps}")
+    return _gathered(t, x, new, new_steps, first)
+
+
+def _gathered(
+    t: Translator, x: fx.Node, size: Sequence[Any], stride: Sequence[Any], offset: Any
+) -> str:
+    """Elements by their places in memory."""
+    value = x.meta["val"]
+    given = [*value.shape, *value.stride(), value.storage_offset(), *size, *stride, offset]
+    if not all(isinstance(each, int) for each in given):
+        raise NotTranslatedError("with open strides")
+    count, start = value.numel(), value.storage_offset()
+    extent = (
+        start + 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    )
+    ends = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if not count or not math.prod(size) or max(extent, math.prod(size)) > MOST_PLACES:
+        raise NotTranslatedError("of nothing, or of too much")
+    if ends >= extent:
+        raise NotTranslatedError("beyond the elements of a tensor")
+    places = torch.full((extent,), -1)
+    places.as_strided(value.shape, value.stride(), start).copy_(
+        torch.arange(count).reshape(value.shape)
+    )
+    wanted = places.as_strided(size, stride, offset)
+    if (wanted < 0).any():
+        raise NotTranslatedError("beyond the elements of a tensor")
+    flat = t.op("Reshape", t.value(x), t.constant([-1]))
+    return t.op("Gather", flat, t.tensor(wanted), axis=0)
+
+
+def _diagonal(
+    t: Translator, node: fx.Node, x: fx.Node, offset: int = 0, first: int = 0, second: int = 1
+) -> str:
+    """The rest of the dimensions, then the diagonal of two."""
+    shape = t.shape(x)
+    one, other = _axis(first, len(shape)), _axis(second, len(shape))
+    rest = [dim for dim in range(len(shape)) if dim not in (one, other)]
+    rows, columns, size = shape[one], shape[other], t.shape(node)[-1]
+    if not all(isinstance(each, int) for each in (rows, columns, size)):
+        raise NotTranslatedError("of open sizes")
+    turned = _transposed(t, x, [*rest, one, other])
+    others = [shape[dim] for dim in rest]
+    flat = t.reshaped(turned, [*others, rows, columns], [*others, rows * columns])
+    places = torch.arange(size) * (columns + 1) + max(offset, 0) + max(-offset, 0) * columns
+    return t.op("Gather", flat, t.tensor(places), axis=len(rest))
+
+
+def _windows(t: Translator, node: fx.Node, x: fx.Node, dim: int, size: int, step: int) -> str:
+    """Overlapping pieces of one dimension, whose elements come last."""
+    shape = t.shape(x)
+    if not shape:
+        raise NotTranslatedError("of a single number")
+    axis = _axis(dim, len(shape))
+    count = t.shape(node)[axis]
+    if not isinstance(count, int):
+        raise NotTranslatedError("along an open dimension")
+    starts = torch.arange(count)[:, None] * step
+    found = t.op("Gather", t.value(x), t.tensor(starts + torch.arange(size)), axis=axis)
+    order = [dim for dim in range(len(shape) + 1) if dim != axis + 1]
+    return t.op("Transpose", found, perm=[*order, axis + 1])
 
 
 def _is_packed(sizes: Sequence[Size], steps: Sequence[Size]) -> bool:
@@ -265,4 +330,7 @@ RULES: dict[Any, Rule] = {
     aten.tril.default: _triangle(0),
     aten.triu.default: _triangle(1),
     aten.as_strided.default: _as_strided,
+    aten.as_strided_copy.default: _as_strided,
+    aten.diagonal.default: _diagonal,
+    aten.unfold.default: _windows,
 }

@@ -14,7 +14,7 @@ from compiler.torch import tilewright
 
 def close(found: Any, wanted: Any) -> None:
     if isinstance(wanted, torch.Tensor):
-        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)
         assert found.shape == wanted.shape
         return
     assert len(found) == len(wanted)

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.nn import functional  # noqa: E402
 
+from compiler.torch import tilewright  # noqa: E402
 from compiler.torch.translation import rules  # noqa: E402
-from tests.integration.pytorch.comparison import X, same  # noqa: E402
+from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
 
 N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)
@@ -24,6 +25,15 @@ MASK = X > 0.5
 WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
 SLOPES = torch.tensor([0.1, 0.2, 0.3])
 NONE = torch.zeros(0, 3)
+ENDS = torch.tensor([0.0, -0.0, 1.0, -0.5, math.inf, -math.inf, math.nan])
+
+
+def put(where: Any, values: Any) -> Any:
+    """A copy, written to."""
+    whole = X.clone()
+    whole[where] = values
+    return whole
+
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (X + N) * 2 - X / 3 + torch.add(X, X, alpha=3) + (1 - X),
@@ -157,6 +167,95 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         functional.conv1d(IMAGE[0], IMAGE[0, :, :, :3], padding=2, dilation=2),
         functional.conv_transpose2d(IMAGE, IMAGE[:, :, :2, :2].repeat(2, 1, 1, 1), stride=2),
     ),
+    "functions": lambda: (
+        X.trunc(),
+        torch.div(X, 0.7, rounding_mode="trunc"),
+        torch.fmod(X, 0.7),
+        torch.fmod(N, 4),
+        (X * 1e-4).expm1(),
+        (X.abs() * 1e-4).log1p() * 1e4,
+        (X * 30).expm1().sign(),
+        ENDS[:-1].expm1(),
+        ENDS.log1p(),
+        (X.abs() + 1).log2(),
+        (X.abs() + 1).log10(),
+        X.exp2(),
+        torch.round(X, decimals=2),
+        torch.round(X * 100, decimals=-1),
+        torch.fmax(ENDS, X[0, 0, 0]),
+        torch.fmin(ENDS, X[0, 0, 0]),
+        torch.copysign(X, -X),
+        torch.copysign(ENDS[:-1], torch.tensor(-0.0)).signbit(),
+        N.signbit(),
+    ),
+    "angles": lambda: (
+        torch.atan2(X, X.flip(2)),
+        torch.atan2(ENDS, ENDS[:, None]),
+    ),
+    "more sums": lambda: (
+        X.cumprod(1),
+        X.norm(p=3, dim=1),
+        X.norm(p=0, dim=2),
+        NONE.mean(0),
+        *torch.var_mean(NONE, 0),
+        X[0, 0, 0].max(0),
+        torch.sort(X[0, 0, 0]),
+        X.sort(stable=True, dim=1, descending=True),
+    ),
+    "more products": lambda: (
+        torch.addmv(X[0, :, 0], X[0], X[1, 0], beta=0.5, alpha=2),
+        torch.addbmm(X[0, :, :3], X, X.mT, beta=0.5, alpha=2),
+        torch.cdist(X, X + 1),
+        torch.cdist(X, X + 1, p=1),
+        torch.cdist(X, X + 1, p=math.inf),
+    ),
+    "places": lambda: (
+        X.diagonal(0, 1, 2),
+        X.diagonal(1, 2, 0),
+        X.diagonal(-1, 1, 2),
+        torch.diag(X[0, 0]),
+        X.unfold(2, 2, 1),
+        X.unfold(1, 3, 2),
+        X.roll(5),
+        X.as_strided((2, 2), (3, 5), 4),
+        X.transpose(0, 2).as_strided((3, 4), (1, 2), 1),
+    ),
+    "more writes": lambda: (
+        X.scatter_add(1, N.abs() % 3, X),
+        X.scatter_add(2, N.abs()[:, :2, :3] % 4, X),
+        X.scatter_reduce(1, N.abs() % 3, X, "amax"),
+        X.scatter_reduce(1, N.abs() % 3, X, "prod"),
+        X.scatter(1, N.abs() % 3, X, reduce="multiply"),
+        put((slice(None), torch.tensor([2, 0])), X[:, :2]),
+        put((slice(None), torch.tensor([2, 0]), torch.tensor([[1], [3]])), X[0, 0, 0]),
+        put((torch.tensor([0, 1]), slice(None), torch.tensor([3, 0])), X[:, :, 0]),
+        put((slice(None), 1), X[:, 0]),
+        X.index_add(1, torch.tensor([2, 2]), X[:, :2], alpha=2),
+        X.index_copy(2, torch.tensor([3, 0]), X[..., :2]),
+        X.index_fill(1, torch.tensor([0]), 2.0),
+    ),
+    "more images": lambda: (
+        functional.adaptive_avg_pool2d(IMAGE, (5, 3)),
+        functional.adaptive_avg_pool2d(IMAGE[0], (4, None)),
+        functional.adaptive_avg_pool1d(IMAGE[0], 3),
+        functional.adaptive_avg_pool3d(IMAGE, (3, 2, 5)),
+        functional.adaptive_max_pool2d(IMAGE, (5, 4)),
+        functional.adaptive_max_pool1d(IMAGE[0], 3),
+        functional.max_pool2d(IMAGE[0], 3, 2, 1),
+        functional.max_pool2d(IMAGE, 3, 2, ceil_mode=True),
+        functional.avg_pool2d(IMAGE, 3, 2, 1, ceil_mode=True),
+        functional.avg_pool2d(IMAGE, 3, 2, 1, divisor_override=2),
+        functional.avg_pool2d(IMAGE, 3, 2, 1, count_include_pad=False, divisor_override=5),
+        functional.avg_pool3d(IMAGE, 2),
+        functional.max_pool3d(IMAGE, 2),
+        functional.adaptive_avg_pool2d(IMAGE.masked_fill(IMAGE > 0.99, math.inf), (3, 3)),
+    ),
+    "more normal": lambda: (
+        functional.instance_norm(IMAGE),
+        functional.instance_norm(IMAGE, weight=IMAGE[0, :, 0, 0], bias=IMAGE[0, :, 1, 1]),
+        functional.batch_norm(IMAGE, None, None, training=True),
+        functional.group_norm(IMAGE[:, :, 0, 0], 2),
+    ),
     "attention": lambda: (
         functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE),
         functional.scaled_dot_product_attention(IMAGE, IMAGE, IMAGE, is_causal=True),
@@ -182,3 +281,36 @@ def test_every_rule_is_of_an_operator_that_there_is() -> None:
     assert len(rules()) > 200
     assert all(isinstance(op, torch._ops.OpOverload) for op in rules())
     assert np.isfinite(len(rules()))
+
+
+def test_training_moves_the_statistics(made: list[Any]) -> None:
+    model, other = torch.nn.BatchNorm2d(4), torch.nn.BatchNorm2d(4)
+    compiled = torch.compile(model, backend=tilewright)
+    for _ in range(2):
+        close(compiled(IMAGE), other(IMAGE))
+        close(model.running_mean, other.running_mean)
+        close(model.running_var, other.running_var)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: torch.nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True),
+        lambda: torch.nn.LSTM(4, 5, bias=False),
+        lambda: torch.nn.GRU(4, 5, bidirectional=True),
+    ],
+)
+def test_layers_over_time(layer: Any, made: list[Any]) -> None:
+    model = layer().eval()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(model, backend=tilewright)
+        found, wanted = compiled(X), model(X)
+    close(found[0], wanted[0])
+    close(found[1], wanted[1])
+    assert len(made) == 1
+
+
+def test_layers_over_time_are_pytorchs_unless_dynamo_traces_them(made: list[Any]) -> None:
+    same(torch.nn.LSTM(4, 5).eval(), X)
+    assert not made
