@@ -24,6 +24,9 @@ LONGEST_ERROR = 160
 """Characters of an engine's error in a table; the JSON file has all of it."""
 
 
+ROOT = Path(__file__).parents[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The machine, the code, the time and the command that a result comes from.
@@ -271,12 +274,23 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit() -> str:
-    """Short hash of the checkout's commit, with a + when files differ from it."""
-    root = Path(__file__).parent.parent
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10"]
+def commit(root: Path = ROOT) -> str:
+    """Short hash of the checkout's commit, with a + when files differ from it.
+
+    Those of results may: a benchmark that goes on has written some.
+    """
+    git = ["git", "-C", str(root)]
+    others = ["--", ".", ":(exclude)benchmarks/results"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        name = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=10"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        changed = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", *others], capture_output=True, check=False
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
+    return name.stdout.strip() + ("+" if changed.returncode else "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+from pathlib import Path
 
 from benchmarks.emulated import Agreement, page, still_good
-from benchmarks.report import Origin
+from benchmarks.report import Origin, commit
 
 
 def test_a_run_that_was_ended_early_says_what_it_did_not_reach() -> None:
@@ -32,3 +34,21 @@ def test_what_did_not_run_is_tried_again() -> None:
     right = Agreement("vgg19", "haswell", "haswell", 2e-3, 1e-4)
     killed = Agreement("vgg19", "cortex-a15", "cortex-a15", None, 1e-4, "killed")
     assert still_good([right, killed]) == [right]
+
+
+def test_results_alone_make_no_other_code_of_a_commit(tmp_path: Path) -> None:
+    """A benchmark that goes on has written some by then."""
+    results = tmp_path / "benchmarks/results"
+    results.mkdir(parents=True)
+    for path in (results / "emulated.md", tmp_path / "code.py"):
+        path.write_text("before")
+    who = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    for command in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "all")):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    clean = commit(tmp_path)
+    assert len(clean) == 10
+    (results / "emulated.md").write_text("after")
+    assert commit(tmp_path) == clean
+    (tmp_path / "code.py").write_text("after")
+    assert commit(tmp_path) == clean + "+"
+    assert commit(tmp_path / "absent") == "unknown"

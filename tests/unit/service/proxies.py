@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,7 +42,8 @@ class Proxy:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                with suppress(BrokenPipeError):  # a worker that ends waits for no answer
+                    self.wfile.write(data)
 
             def _pass_on(self, body: bytes) -> Answer:
                 kept = {n: self.headers[n] for n in ("Authorization", "Content-Type", "Range")}

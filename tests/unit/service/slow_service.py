@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -76,7 +77,8 @@ class SlowService(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/problem+json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        with suppress(BrokenPipeError):  # a worker that ends waits for no answer
+            self.wfile.write(text)
 
     def signed(self, plain: tuple[str, ...]) -> dict[str, Any]:
         payload = {"protocol": 6, "request_id": "r", "key": {"threads": 1}, "plain": list(plain)}
