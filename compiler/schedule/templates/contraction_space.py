@@ -73,6 +73,10 @@ _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
 _VALID = 10.0
 """More than any score: what is valid counts so much more than what is not."""
 
+_ADDING = 3 / 4
+"""Without AVX products are added by an instruction of its own, and a sum waits for that only: three
+cycles where a multiply-add takes four."""
+
 _FEWEST = 2
 """Rows that there may be of any number."""
 
@@ -473,17 +477,29 @@ def _tile_score(
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
     registers = target.vector_registers - target.factor_registers(tile, vectors) + 1
-    latency = min(1.0, tile * vectors / (target.core.sums_share * registers))
+    wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)
+    latency = min(1.0, tile * vectors / wanted)
     scalars = found.scalar_loads(target, tile, vectors)
-    spread = scalars if target.broadcasts else 2 * tile
-    loads = spread + vectors if near else 0.75 * spread + 1.25 * vectors
-    loads_per_fma = loads / (tile * vectors)
+    loads = step_loads(target, scalars, tile, vectors, near=near) / (tile * vectors)
     # Beside this, a tile of one vector loads about as often as it multiplies.
-    waiting = _waiting(target, scalars + vectors, tile * vectors * found.operations(target))
-    return useful * latency / (1 + target.core.load_slots * loads_per_fma) / waiting
+    loaded = waiting(target, scalars + vectors, tile * vectors * found.operations(target))
+    return useful * latency / (1 + target.core.load_slots * loads) / loaded
 
 
-def _waiting(target: Target, loads: float, operations: int) -> float:
+def step_loads(
+    target: Target, scalars: float, tile: int, vectors: int, *, near: bool = True
+) -> float:
+    """Loads of a step of a register tile, by what they cost beside its multiply-adds.
+
+    A number that is not spread by its load takes two. Code without instructions of three operands
+    copies a vector that is multiplied again, so that loading it costs nothing more.
+    """
+    spread = scalars if target.broadcasts else 2 * tile
+    panel = vectors if target.broadcasts else 0
+    return spread + panel if near else 0.75 * spread + panel + 0.25 * vectors
+
+
+def waiting(target: Target, loads: float, operations: int) -> float:
     """Cycles of loads and operations together, over those of the operations.
 
     What is nearly as long as the longest is not hidden completely: the norm is that of

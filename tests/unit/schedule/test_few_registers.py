@@ -74,6 +74,27 @@ def test_winograd_without_fma_stays_in_registers() -> None:
     assert rows * vectors + vectors + V2.factor_registers(rows, vectors) <= V2.vector_registers
 
 
+@pytest.mark.parametrize("target", [V2, V3, NARROW], ids=lambda target: target.name)
+@pytest.mark.parametrize(("channels", "size"), [(64, 56), (128, 28), (256, 14)])
+def test_untuned_winograd_loads_less_than_it_multiplies(
+    channels: int, size: int, target: Target
+) -> None:
+    """Ten rows of one vector load eleven times for ten products: that took up to 1.4 times as long,
+    and where each block of few tiles read all weights again, twice."""
+    lanes = target.vector_bits // 32
+    workload = conv(lanes, channels=channels, filters=channels, size=size)
+    default = untuned_schedule(workload, target)
+    assert default.algorithm == "winograd"
+    assert min(default.integer("tile"), default.integer("vectors")) > 1
+
+
+def test_untuned_products_of_two_operands_copy_little() -> None:
+    """A loaded vector that is multiplied last needs no copy: two rows of four take 27 instructions
+    for eight products, three of three 31 for nine, four of two 29 for eight."""
+    default = untuned_schedule(conv(4, channels=64, filters=384, size=14, kernel=1), V2)
+    assert (default.integer("tile"), default.integer("vectors")) == (2, 4)
+
+
 @pytest.mark.parametrize(("name", "block"), [("x86-64-v3", 8), ("x86-64-v2", 4)])
 def test_a_loop_over_a_short_block_of_channels_is_written_out(name: str, block: int) -> None:
     """Of x86-64-v2, that gained 6 to 25 %; rows whose channels are no blocks gain nothing."""
