@@ -49,6 +49,7 @@ class CoreModel:
             `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
         strassen_rows: rows from which on Strassen's algorithm gains, at least.
+        strassen_levels: how often products are cut into seven where that may gain, at most.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
         level2_ways: lines that a set of the second level holds.
         prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
@@ -85,6 +86,7 @@ class CoreModel:
     translated_pages: int = 2048
     level2_ways: int = 16
     strassen_rows: int = 48
+    strassen_levels: int = 1
     prefetch_bytes: int = 0
     prefetch_rows: int = 2
     load_slots: float = 0.15

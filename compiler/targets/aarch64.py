@@ -136,6 +136,7 @@ _A76 = CoreModel(
     translated_pages=1280,
     load_slots=_LOAD_SLOTS,
     sums_share=_SUMS_SHARE,
+    strassen_levels=2,
 )
 """Also the model of CPUs that have no entry below."""
 

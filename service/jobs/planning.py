@@ -44,7 +44,7 @@ SizeChoice = int | str
 COMBINATIONS = 64
 """Most combinations of sizes in one artifact."""
 
-TRANSFORMING = frozenset({"winograd", "strassen"})
+TRANSFORMING = frozenset({"winograd", "strassen", "strassen2"})
 """Algorithms that execute other operations than the workload's definition names."""
 
 

@@ -19,13 +19,14 @@ from compiler.loops.expr import Accumulator, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker
-from tests.unit.codegen.rounded import bytes_nest, limits_nest
+from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
 from tests.unit.codegen.test_dot import (
     BRAINS,
     MATRICES,
@@ -227,6 +228,29 @@ def test_lanes_of_vectors_are_factors(
         expected.append(buffers[-1])
     for found, wanted in zip(run_cases(cases, "max", tmp_path), expected, strict=True):
         np.testing.assert_allclose(found, wanted.reshape(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_two_levels_of_strassen(tmp_path: Path) -> None:
+    """Panels and sums with tails, factors of a tile's rows side by side, loads in pairs."""
+    target, workload = resolve_target("neoverse-n1"), matmul(32, 56, 36)
+    schedule = Schedule.of("strassen2", tile=8, vectors=3, unroll=4)
+    nest = lower_schedule(workload, schedule, target).nest
+    random = np.random.default_rng(0)
+    buffers = [
+        pack_tensor(t, random.integers(-4, 5, t.shape).astype(np.float32)) for t in nest.buffers
+    ]
+    (found,) = run_cases([Case(nest, target, tuple(buffers[:-1]))], "neoverse-n1", tmp_path)
+    run_nest(nest, buffers)
+    np.testing.assert_array_equal(found, buffers[-1].reshape(-1))
+
+
+def test_the_largest_of_any_floats(tmp_path: Path) -> None:
+    """A NaN stays, wherever it comes; 0.0 is larger than -0.0, or as large."""
+    nest, random = largest_nest(64, 4), np.random.default_rng(0)
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, 1e-42]
+    x = random.choice([*special, *random.standard_normal(40)], (8, 64)).astype(np.float32)
+    (found,) = run_cases([Case(nest, resolve_target("aarch64"), (x,))], "max", tmp_path)
+    np.testing.assert_array_equal(found, x.max(axis=0))
 
 
 def test_bytes_and_limits_of_any_float(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ IEEE arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import copysign
+from math import copysign, inf
 from typing import assert_never
 
 import numpy as np
@@ -67,9 +67,13 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             result = emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
             if operation is Operation.ADD:
                 _note_added(emitter, result, *values)
+            elif operation is Operation.MUL:
+                _note_limits(emitter, operation, result, *values)
             return result
         case Operation.MAX | Operation.MIN:
-            return _extremum(emitter, operation, *values)
+            result = _extremum(emitter, operation, *values)
+            _note_limits(emitter, operation, result, *values)
+            return result
         case Operation.NEG if dtype.is_float:
             return emitter.emit(dtype, lanes, f"fneg {text} %s", *values)
         case Operation.NEG:
@@ -89,6 +93,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             result = emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
             if operation is Operation.RINT:
                 emitter.rounded[result.name] = values[0]
+                low, high = _limits(emitter, values[0])
+                emitter.limits[result.name] = low - 0.5, high + 0.5
             return result
         case Operation.SCALE:
             return _scale(emitter, *values)
@@ -119,6 +125,27 @@ def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
     if b.const is not None and a.name in emitter.bytes:
         source, added = emitter.bytes[a.name]
         emitter.bytes[result.name] = source, added + int(b.const)
+
+
+def _limits(emitter: Emitter, value: Value) -> tuple[float, float]:
+    """Between what two numbers a float is known to be, unless it is NaN."""
+    return emitter.limits.get(value.name, (-inf, inf))
+
+
+def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value, b: Value) -> None:
+    """The limits of what a constant limits, or of the product with a positive one."""
+    if a.const is not None:
+        a, b = b, a
+    limit = b.const
+    if limit is None or result.dtype is None or not result.dtype.is_float or limit != limit:
+        return
+    low, high = _limits(emitter, a)
+    if operation is Operation.MAX:
+        emitter.limits[result.name] = max(low, limit), max(high, limit)
+    elif operation is Operation.MIN:
+        emitter.limits[result.name] = min(low, limit), min(high, limit)
+    elif limit > 0:
+        emitter.limits[result.name] = low * limit, high * limit
 
 
 def _computes(emitter: Emitter, dtype: DType) -> bool:
@@ -383,8 +410,11 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
                 return _call_lanes(emitter, intrinsic, x, n)
     integer, mantissa, bias = _format(dtype)
     limit = 2 * bias + mantissa
-    low, high = emitter.const(-limit, dtype, lanes), emitter.const(limit, dtype, lanes)
-    n = _extremum(emitter, Operation.MIN, _extremum(emitter, Operation.MAX, n, low), high)
+    least, most = _limits(emitter, n)
+    if least < -limit:
+        n = _extremum(emitter, Operation.MAX, n, emitter.const(-limit, dtype, lanes))
+    if most > limit:
+        n = _extremum(emitter, Operation.MIN, n, emitter.const(limit, dtype, lanes))
     whole = cast_unchecked(emitter, n, integer)
     half = emitter.emit(
         integer, lanes, f"ashr {whole.type} %s, %s", whole, emitter.const(1, integer, lanes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from compiler.codegen.cpu.arithmetic import apply, extract_lane
-from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.codegen.cpu.ssa import Emitter, Value, suffix
 from compiler.dtypes import DType
 from compiler.loops.expr import Combiner, Operation
 
@@ -64,6 +64,10 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
             return apply(emitter, Operation.MUL, a, b)
         case Combiner.MAX | Combiner.MIN:
             operation = Operation.MAX if combiner is Combiner.MAX else Operation.MIN
+            dtype = b.dtype
+            if dtype in (DType.FLOAT32, DType.FLOAT64) and emitter.target.family.extrema_of_nan:
+                name = f"llvm.{operation.value}imum.{suffix(dtype, b.lanes)}"
+                return emitter.call(dtype, b.lanes, name, a, b)
             joined = apply(emitter, operation, a, b)
             if b.dtype is None or not b.dtype.is_float:
                 return joined

@@ -349,9 +349,12 @@ class ComputeLowering:
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
             held = ByteStores(self.context, self.compute.stores)
+            apart = _are_apart(self.compute.stores)
             for point in points:
-                for value_of, target in prepared:
-                    value = value_of(point, results[point])
+                # What is read for several stores is read once where none of them writes it.
+                known = [value_of(point, results[point]) for value_of, _ in prepared if apart]
+                for number, (value_of, target) in enumerate(prepared):
+                    value = known[number] if apart else value_of(point, results[point])
                     if isinstance(target, RegisterAccess):
                         self.context.registers[target.key(point)] = value
                     elif not held.hold(target, value, point, points.active(point)):
@@ -411,6 +414,36 @@ class ComputeLowering:
         joined = self.reduces_lanes and tiles is self.spatial
         vector = None if joined else self.compute.vector
         return Points(self.context, tiles, vector, self.compute.dot, self.compute.group)
+
+
+def _are_apart(stores: Sequence[Store]) -> bool:
+    """Whether no store of several reads, at the same point, what another one writes."""
+    written = [store.target for store in stores]
+    read = [
+        {
+            node
+            for node in walk(store.value)
+            if isinstance(node, Load) and node not in written[i : i + 1]
+        }
+        for i, store in enumerate(stores)
+    ]
+    return len(stores) > 1 and all(
+        _is_elsewhere(load, target)
+        for i, found in enumerate(read)
+        for load in found
+        for j, target in enumerate(written)
+        if i != j
+    )
+
+
+def _is_elsewhere(load: Load, target: Load) -> bool:
+    """Whether a load reads another element than a target is, wherever both are."""
+    if load.tensor.name != target.tensor.name:
+        return True
+    if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:
+        return False
+    gaps = (a - b for a, b in zip(load.index, target.index, strict=True))
+    return any(not gap.terms and not is_open(gap.constant) and gap.constant != 0 for gap in gaps)
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:

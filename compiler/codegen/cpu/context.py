@@ -74,10 +74,12 @@ class RegisterBudget:
     Attributes:
         registers: vector registers of the target.
         accumulators: those that the compute's sums take.
+        factors: those that hold factors for several rows or steps.
     """
 
     registers: int
     accumulators: int = 0
+    factors: int = 0
     _hoisted: set[tuple[str, int]] = field(default_factory=set)
 
     def allows(self, base: Value, offset: int) -> bool:

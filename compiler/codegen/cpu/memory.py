@@ -15,7 +15,7 @@ from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.quads import QUAD, quads
+from compiler.codegen.cpu.quads import QUAD, pairs, quads
 from compiler.codegen.cpu.resolve import LINE, Access, holds_groups
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
@@ -48,7 +48,8 @@ class Loader:
         self._points = points
         self._is_written = access.tensor.name in context.written
         self._known: dict[tuple[int, ...], Value] = {}
-        self._quads = quads(context.emitter, budget, access, points)
+        self._quads, self._next_quads = quads(context.emitter, budget, access, points)
+        self._beside = pairs(context.emitter, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""
@@ -120,6 +121,11 @@ class Loader:
             least = 1 if access.packed > 1 else stored.bytes
             align = max(least, gcd(LINE, offset, access.alignment))
             value = _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
+            second = None if self._is_written else self._beside(offset)
+            if second is not None:  # known from now on: the load of it is met again
+                where = emitter.offset(base, second, depth)
+                align = max(least, gcd(LINE, second, access.alignment))
+                _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
         else:
             permuted, is_known = None, not any(map(is_open, access.lane_offsets))
             if is_known:
@@ -137,16 +143,23 @@ class Loader:
 
     def _lane(self, offset: int, base: Value, dtype: DType) -> Value:
         """An element as a lane of the vector that holds it and three others of the tile."""
-        context, emitter, first = self._context, self._context.emitter, self._quads[offset]
-        depth, tag = _placement(context, self._budget, self._access, first)
-        where = emitter.offset(base, first, depth)
-        align = max(self._access.tensor.dtype.bytes, gcd(LINE, first, self._access.alignment))
-        whole = _vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
+        emitter, first = self._context.emitter, self._quads[offset]
+        whole = self._quad(first, base, dtype)
+        if first in self._next_quads:  # known from now on: the load of it is met again
+            self._quad(self._next_quads[first], base, dtype)
         lane = (offset - first) // dtype.bytes
         text = f"extractelement {whole.type} %s, i32 {lane}"
         value = emitter.emit(dtype, 1, text, whole, depth=whole.depth)
         emitter.taken.add(value.name)
         return value
+
+    def _quad(self, first: int, base: Value, dtype: DType) -> Value:
+        """Four elements of the tile that lie side by side."""
+        emitter = self._context.emitter
+        depth, tag = _placement(self._context, self._budget, self._access, first)
+        where = emitter.offset(base, first, depth)
+        align = max(self._access.tensor.dtype.bytes, gcd(LINE, first, self._access.alignment))
+        return _vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
         """Lanes of a table of bytes by an instruction; None where there is none, or it is another.

@@ -6,7 +6,7 @@ ldr s0, [a, #4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from compiler.codegen.cpu.context import RegisterBudget
 from compiler.codegen.cpu.points import Points
@@ -21,26 +21,33 @@ SPARE = 1
 """Registers for what LLVM loads ahead of its use: with none, it spills."""
 
 
+PAIR = 2
+"""Vectors that one instruction loads, where they lie side by side and are asked for together."""
+
+
 def quads(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
-) -> Mapping[int, int]:
-    """Offsets of elements of 32 bits that are loaded four at a time -> the first of the four.
+) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Offsets of elements of 32 bits that are loaded four at a time -> the first of the four; and
+    first ones -> those of the next four, which one instruction loads as well.
 
     These are elements side by side, all of which the tile reads, on a target whose instructions
     multiply a vector by one lane of another: four scalars take one load instead of four. Where rows
     of a tile lie apart, each has a vector of its own, which waits in a register for the next steps
-    of the sum: as many rows get one as there are registers for.
+    of the sum: as many rows get one as there are registers for. Rows that lie side by side have two
+    at once.
     """
+    nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
     takes_lanes = target.vector_bits == target.family.lane_factor_bits
     if not takes_lanes or size * 8 * QUAD != target.vector_bits or points.lanes == 1:
-        return {}
+        return nothing
     if access.is_vector or access.repeated or access.guards or access.indirect_strides:
-        return {}
+        return nothing
     if access.base is None or any(is_open(stride) for _, stride in access.unrolled):
-        return {}
+        return nothing
     if is_open(access.constant) or access.is_interleaved or access.present < access.packed:
-        return {}
+        return nothing
     read = [access.offset(point) for point in points]
     together: dict[int, int] = {}
     row: list[int] = []
@@ -51,25 +58,78 @@ def quads(
             row = []
     sums = max(1, budget.accumulators)
     vectors = sums // len({*read[:sums]})
-    kept = _live_at_once(
-        [together[offset] for offset in read if offset in together],
-        budget.registers - sums - vectors - SPARE,
-    )
-    return {offset: first for offset, first in together.items() if first in kept}
+    used = [together[offset] for offset in read if offset in together]
+    spare = budget.registers - sums - vectors - SPARE
+    paired = side_by_side(used, size * QUAD)
+    whole = {second: first for first, second in paired.items()}
+    joined = [whole.get(first, first) for first in used]
+    kept, live = _live_at_once(joined, spare // PAIR)
+    if paired and kept == {*joined}:
+        budget.factors = max(budget.factors, PAIR * live)
+        return together, paired
+    kept, live = _live_at_once(used, spare)
+    budget.factors = max(budget.factors, live)
+    return {offset: first for offset, first in together.items() if first in kept}, {}
 
 
-def _live_at_once(used: Sequence[int], most: int) -> frozenset[int]:
-    """Of values in the order of their uses, those that fit: no more than `most` are between their
-    first use and their last one at any time."""
+def pairs(
+    emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
+) -> Callable[[int], int | None]:
+    """The offset of the vector that is loaded with another one, by the offset of that; None of
+    vectors that are loaded alone.
+
+    A tile of three vectors reads the first one of its next step with the last one of this step,
+    where a register is left for it. Which factors wait in registers is known when loads begin.
+    """
+    target = emitter.target
+    takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
+    known = access.base is not None and not any(is_open(stride) for _, stride in access.unrolled)
+    if not (takes_pairs and known) or is_open(access.constant) or points.is_ragged:
+        return lambda offset: None
+    if access.repeated or access.guards or access.indirect_strides or access.packed > 1:
+        return lambda offset: None
+    if points.lanes != target.lanes(access.tensor.dtype) or is_open(points.lanes_in_use):
+        return lambda offset: None
+    size = points.lanes * access.tensor.dtype.bytes
+    paired = side_by_side([access.offset(point) for point in points], size)
+    sums = max(1, budget.accumulators)
+    vectors = len({access.offset(point) for point in [*points][:sums]})
+    taken = sums + vectors + SPARE
+
+    def beside(offset: int) -> int | None:
+        is_room = taken + budget.factors < budget.registers
+        return paired.get(offset) if is_room and budget.accumulators else None
+
+    return beside
+
+
+def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
+    """Offsets that are `size` apart, two and two: the first -> the second."""
+    found: dict[int, int] = {}
+    free = None
+    for offset in sorted({*offsets}):
+        if free is not None and offset == free + size:
+            found[free] = offset
+            free = None
+        else:
+            free = offset
+    return found
+
+
+def _live_at_once(used: Sequence[int], most: int) -> tuple[frozenset[int], int]:
+    """Of values in the order of their uses, those that fit, and how many are held: no more than
+    `most` are between their first use and their last one at any time."""
     last = {value: number for number, value in enumerate(used)}
     live: set[int] = set()
     met: set[int] = set()
     kept: set[int] = set()
+    held = 0
     for number, value in enumerate(used):
         if value not in met and len(live) < most:
             live.add(value)
             kept.add(value)
+            held = max(held, len(live))
         met.add(value)
         if last[value] == number:
             live.discard(value)
-    return frozenset(kept)
+    return frozenset(kept), held

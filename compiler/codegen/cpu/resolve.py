@@ -184,7 +184,8 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         )
     base, constant, moved = None, static_part(offset.constant), 0
     if tensor.space is Space.MEMORY:
-        moved = constant if lanes and _is_far(context, constant) else 0
+        vectors = bool(lanes) or context.emitter.target.lane_factors > 1
+        moved = constant if vectors and _is_far(context, constant) else 0
         base = pointer(context.emitter, context.base(tensor), offset, moved)
         constant -= moved
     elif offset.of(Kind.RUNTIME) or lanes or is_open(offset.constant):

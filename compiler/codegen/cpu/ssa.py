@@ -7,6 +7,7 @@ emitted, so a common subexpression is emitted once. No LLVM optimisation pass is
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ class Emitter:
         """Scalars that are lanes of a vector."""
         self.rounded: dict[str, Value] = {}
         """Floats that were rounded to integers, by name -> what they were."""
+        self.limits: dict[str, tuple[float, float]] = {}
+        """Floats by name -> between what they are, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}
         """Bytes by name -> the float whose nearest unsigned byte they are, and what was added."""
         self.parts: dict[str, tuple[Value, ...]] = {}
@@ -348,7 +351,10 @@ class Emitter:
         *,
         may_be_empty: bool,
     ) -> list[Value]:
-        """A run-time loop over [low, high) that carries values; returns their last versions."""
+        """A run-time loop over [low, high) that carries values; returns their last versions.
+
+        Where pointers are carried and nothing else reads the counter, it counts down.
+        """
         self._loops += 1
         number = self._loops
         parent, depth = self._scopes[-1], len(self._scopes)
@@ -370,6 +376,9 @@ class Emitter:
             if carries
             for pointer, factor in [key]
         }
+        is_used = len(starts) < len(scope.multiples) or len(firsts) < len(scope.pointers)
+        is_used |= any(re.search(rf"{counter.name}\b", line) for line in scope.lines)
+        counts_down = self.target.family.pointer_reach > 0 and low.const == 0 and not is_used
         # The body may have hoisted code into the parent: the branch comes after it.
         before, lines = parent.label, parent.lines
         if may_be_empty:
@@ -378,8 +387,10 @@ class Emitter:
         else:
             lines.append(f"  br label %L{number}")
         lines.append(f"L{number}:")
+        first = high if counts_down else low
         lines.append(
-            f"  {counter.name} = phi i64 [ {low.name}, %{before} ], [ %n{number}, %{scope.label} ]"
+            f"  {counter.name} = phi i64 [ {first.name}, %{before} ],"
+            f" [ %n{number}, %{scope.label} ]"
         )
         for phi, start, last in zip(phis, carried, results, strict=True):
             lines.append(
@@ -418,8 +429,12 @@ class Emitter:
                     f"  {value.name} = getelementptr i8, ptr {pointer.name}, i64 {value.name}b"
                 )
         lines.extend(scope.lines)
-        lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
-        lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")
+        if counts_down:  # to zero, with which no comparison is needed
+            lines.append(f"  %n{number} = add nsw i64 {counter.name}, -1")
+            lines.append(f"  %q{number} = icmp ne i64 %n{number}, 0")
+        else:
+            lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
+            lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")
         lines.append(f"  br i1 %q{number}, label %L{number}, label %X{number}, !llvm.loop !0")
         lines.append(f"X{number}:")
         parent.label = f"X{number}"

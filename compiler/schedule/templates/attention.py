@@ -38,6 +38,9 @@ _TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 5, 6)
 _BLOCKS = (1, 2, 4, 8)
 _UNROLLS = (1, 2, 4)
+_LANE_UNROLLS = (*_UNROLLS, 8)
+"""Where four factors are loaded together."""
+
 _SEGMENTS = (1, 2, 4, 8)
 _SEGMENT_ROWS = 8
 """Rows of a segment, where there are as many: fewer fill no register tile."""
@@ -48,6 +51,10 @@ _FEW_ROWS = 8
 _FAR_VALUES = 2
 """First caches that a head's values fill at least where they are packed: of 1,500 tokens of 6 heads
 of 64 that took 3 % off, of 197 and of 128 nothing (Zen 5)."""
+
+
+_PAIRED_ROWS = 64
+"""Rows from which on packed values take fewer instructions, those of packing included."""
 
 
 class _Template:
@@ -95,7 +102,7 @@ def _knobs(found: Attention, target: Target) -> tuple[Knob, ...]:
         Knob("tile", tuple(t for t in _TILES if t <= rows)),
         Knob("vectors", tuple(v for v in _VECTORS if v <= widest)),
         Knob("rows", tuple(b for b in _BLOCKS if b <= rows)),
-        Knob("unroll", _UNROLLS),
+        Knob("unroll", _UNROLLS if target.lane_factors == 1 else _LANE_UNROLLS),
         Knob("keys", ("packed", "rows") if _can_dot(found) else ("packed",)),
         *([Knob("values", ("rows", "packed"))] if found.lanes is not None else []),
         *([Knob("segments", _SEGMENTS)] if found.ahead is not None else []),
@@ -159,13 +166,15 @@ def _default(found: Attention, target: Target) -> Schedule:
         "tile": tile,
         "vectors": vectors,
         "rows": max(int(b) for b in values["rows"] if b == 1 or int(b) * tile <= min(32, rows)),
-        "unroll": 4,
+        "unroll": values["unroll"][-1],
         "keys": values["keys"][-1],
     }
     if "values" in values:
         size = found.keys.extent * extent(found.lanes) * found.dot.dtype.bytes
         far = size > _FAR_VALUES * target.core.cache_bytes[0] and rows > _FEW_ROWS
-        choice["values"] = "packed" if far else "rows"
+        # Values that lie side by side are loaded two at a time.
+        paired = target.lane_factors > 1 and rows >= _PAIRED_ROWS
+        choice["values"] = "packed" if far or paired else "rows"
     if "segments" in values:
         choice["segments"] = count
     return Schedule.of("attention", **choice)

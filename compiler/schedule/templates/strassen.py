@@ -320,7 +320,7 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
         return (sums,)
     (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
     row = affine(found.rows.extent)
-    store = Store(_sum(found, left, row=row), _signed(left[:2], _last_halves(found)))
+    store = Store(_sum(found, left, row=row), signed(left[:2], _last_halves(found)))
     last = [LoopSpec(found.last), *loops[1:]]
     return beside(sums, nest(last, _map(found, (store,), lanes)))
 
@@ -337,7 +337,7 @@ def _sums_loops(found: Strassen, lanes: int) -> list[LoopSpec]:
 
 def _sums_map(found: Strassen, lanes: int, block: int | None) -> Compute:
     stores = tuple(
-        Store(_sum(found, left, block), _signed(left, _quadrants(found))) for left in _SUMS
+        Store(_sum(found, left, block), signed(left, _quadrants(found))) for left in _SUMS
     )
     return _map(found, stores, lanes)
 
@@ -366,7 +366,7 @@ def _last_halves(found: Strassen) -> tuple[Load, ...]:
     return tuple(found.element(found.left, row, depth=depth) for depth in range(2))
 
 
-def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
+def signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
     """The sum of terms with their signs, a positive one first; a sign 0 leaves its term out."""
     used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
     (_, total), *rest = sorted(used, key=lambda item: -item[0])
@@ -485,5 +485,5 @@ def _added(
     """The store of one product of those that add to an element, its users."""
     target = found.element(found.whole.problem.output, row, column)
     product = Accumulator(target.dtype)
-    total = product if number == users[0] else _signed((1, sign), (target, product))
+    total = product if number == users[0] else signed((1, sign), (target, product))
     return Store(target, found.stored(total, row, column) if number == users[-1] else total)

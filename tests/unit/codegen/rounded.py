@@ -1,9 +1,9 @@
-"""Kernels that quantise: floats as the nearest bytes, and floats between limits."""
+"""Kernels that quantise: floats as the nearest bytes, between limits, and the largest of them."""
 
 from __future__ import annotations
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Const, Operation, Role, Tensor, op
+from compiler.loops.expr import Accumulator, Cast, Combiner, Const, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from tests.unit.codegen.checks import kernel
@@ -28,4 +28,20 @@ def limits_nest(count: int, lanes: int) -> LoopNest:
     low = op(Operation.MAX, x[i], Const(-1.0, DType.FLOAT32))
     value = op(Operation.MIN, low, Const(6.0, DType.FLOAT32))
     compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
+    return kernel((x, y), For(i, lanes, (compute,)))
+
+
+def largest_nest(count: int, lanes: int) -> LoopNest:
+    """y[i] = max over j of x[j, i]."""
+    i, j = Axis("i", count), Axis("j", 8)
+    x = Tensor("x", (j.extent, count), DType.FLOAT32)
+    y = Tensor("y", (count,), DType.FLOAT32, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[i], Accumulator(DType.FLOAT32)),),
+        x[j, i],
+        Combiner.MAX,
+        reduce=(Tile(j),),
+        unroll=(Tile(i, lanes),),
+        vector=i,
+    )
     return kernel((x, y), For(i, lanes, (compute,)))

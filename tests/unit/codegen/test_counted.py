@@ -20,17 +20,22 @@ from compiler.sizes import Dimension
 from compiler.target import Target, resolve_target
 from tests.graphs import Maker
 from tests.unit.codegen.checks import kernel
-from tests.unit.codegen.rounded import bytes_nest, limits_nest
+from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
 from tests.unit.schedule.open_nests import open_workload
 
 N1 = resolve_target("neoverse-n1")
 
 
-def far_product(lanes: int, far: int, rows: int = 4) -> LoopNest:
-    """C[m, n] = sum of A[m, k] B[far, k, n], some rows by four vectors, B in panels."""
-    m, n, k = Axis("m", 8), Axis("n", 8 * lanes), Axis("k", 64)
-    a = Tensor("A", (m.extent, k.extent), DType.FLOAT32)
-    panels = Layout((Factor(2, 4 * lanes), Factor(0), Factor(1), Factor(2, 1, 4 * lanes)))
+def far_product(lanes: int, far: int, rows: int = 4, vectors: int = 4, step: int = 1) -> LoopNest:
+    """C[m, n] = sum of A[m, k] B[far, k, n], some rows by some vectors, B in panels.
+
+    With several steps of the sum in its innermost loop, the rows of A lie side by side.
+    """
+    width = vectors * lanes
+    m, n, k = Axis("m", 8), Axis("n", 2 * width), Axis("k", 64)
+    beside = Layout((Factor(0, rows), Factor(1), Factor(0, 1, rows))) if step > 1 else Layout()
+    a = Tensor("A", (m.extent, k.extent), DType.FLOAT32, beside)
+    panels = Layout((Factor(2, width), Factor(0), Factor(1), Factor(2, 1, width)))
     b = Tensor("B", (far + 1, k.extent, n.extent), DType.FLOAT32, panels, role=Role.WEIGHT)
     c = Tensor("C", (m.extent, n.extent), DType.FLOAT32, role=Role.OUTPUT)
     right = Load(b, (Affine((), far), affine(k), affine(n)))
@@ -38,15 +43,17 @@ def far_product(lanes: int, far: int, rows: int = 4) -> LoopNest:
         (Store(c[m, n], Accumulator(DType.FLOAT32)),),
         a[m, k] * right,
         Combiner.SUM,
-        reduce=(Tile(k),),
-        unroll=(Tile(m), Tile(n, lanes)),
+        reduce=(Tile(k, step),),
+        unroll=(Tile(k), Tile(m), Tile(n, lanes)),
         vector=n,
     )
-    return kernel((a, b, c), For(m, rows, (For(n, 4 * lanes, (compute,)),)))
+    return kernel((a, b, c), For(m, rows, (For(n, width, (compute,)),)))
 
 
-def product_loop(target: Target, far: int, rows: int = 4) -> InnerLoop:
-    nest = far_product(target.lanes(DType.FLOAT32), far, rows)
+def product_loop(
+    target: Target, far: int, rows: int = 4, vectors: int = 4, step: int = 1
+) -> InnerLoop:
+    nest = far_product(target.lanes(DType.FLOAT32), far, rows, vectors, step)
     loops = inner_loops(emit_assembly(lower_nest(nest, target), target), target)
     return max(loops, key=lambda loop: loop.fmas)
 
@@ -56,8 +63,35 @@ def test_vectors_are_loaded_in_pairs_wherever_their_panel_starts(far: int) -> No
     loop = product_loop(N1, far)
     names = [text.split()[0] for text in loop.instructions]
     assert loop.fmas == 16 and names.count("ldp") == 2
-    # besides four scalars: two pointers, a counter, a comparison and a branch, and a copy at most
-    assert len(names) <= loop.fmas + 2 + 4 + 6
+    # besides four scalars: two pointers, a counter and a branch, and a copy at most
+    assert len(names) <= loop.fmas + 2 + 4 + 5
+
+
+def test_vectors_of_two_steps_are_loaded_in_pairs() -> None:
+    """Three vectors a step: the third one with the first one of the next step. Eight factors that
+    lie side by side take one load."""
+    loop = product_loop(N1, 7, rows=8, vectors=3, step=4)
+    names = [text.split()[0] for text in loop.instructions]
+    assert loop.fmas == 96 and not loop.spills
+    assert names.count("ldp") == 10 and "ldr" not in names
+
+
+def test_no_vector_is_loaded_early_where_registers_are_full() -> None:
+    loop = product_loop(N1, 7, rows=4, vectors=6, step=2)  # 24 sums, 6 of a panel, one of factors
+    assert loop.fmas == 48 and not loop.spills
+
+
+@pytest.mark.parametrize("name", ["neoverse-n1", "riscv64"])
+def test_loops_count_down_where_nothing_reads_the_counter(name: str) -> None:
+    loop = product_loop(resolve_target(name), 7, rows=2)
+    names = [text.split()[0] for text in loop.instructions]
+    assert "cmp" not in names and names[-1] in ("b.ne", "bnez")
+
+
+def test_the_larger_of_two_is_one_instruction() -> None:
+    """Also where a NaN has to stay: the largest number of a row."""
+    assembly = emit_assembly(lower_nest(largest_nest(64, 4), N1), N1)
+    assert re.search(r"\tfmax\t", assembly) and "fcmgt" not in assembly
 
 
 def test_loops_carry_pointers_where_an_index_is_not_added() -> None:

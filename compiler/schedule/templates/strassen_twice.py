@@ -1,0 +1,381 @@
+"""Two levels of Strassen's algorithm for the product of rows with a constant matrix.
+
+Each of the seven products of the first level is again seven, of a sixteenth of the size: 49 do for
+64. Combinations of the weights are packed when the model is compiled, 49/16 times their memory.
+Those of the rows lie with the rows of a register tile side by side, so that one load brings the
+factors of four:
+
+    for each pass over A: left[i, q] = block q of combination i of A's quadrants, transposed
+    left[i, 4..8] = the five sums of left[i, 0..3]
+    for a panel of columns:
+      for i in 7: products[i] = combination i of A times that of B, by seven products
+      C = sums of products, with the epilogue
+
+What no combination changes is one loop over i: the code is that of one level. See `strassen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor, finished
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from compiler.loops.rewriting import load_at, reindex, substitute
+from compiler.schedule.kernel import Kernel, Transform
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import (
+    LoopSpec,
+    beside,
+    nest,
+    parallel_stage,
+    replace_tensors,
+    with_halo,
+)
+from compiler.schedule.templates.contraction_analysis import Contraction
+from compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
+from compiler.schedule.templates.strassen import signed
+from compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, analyse
+from compiler.sizes import is_open
+from compiler.target import Target
+from compiler.workload import Workload
+
+_TILES = (4, 8, 12, 16, 24)
+_VECTORS = (1, 2, 3, 4, 5, 6)
+_UNROLLS = (1, 2, 4, 8, 12)
+_LEVELS = 2
+_PARTS = 4
+"""Parts of a side: halves of halves."""
+
+_SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
+"""The combinations of A that are not simply one of its quadrants."""
+
+_LEAST_SIDE = 64
+"""Rows, columns and depth of a block times four: shorter sums cost more than a product saves."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    """A product in sixteenths; there is one object for each workload, compared by identity.
+
+    `rows`, `columns` and `depth` are those of a block.
+    """
+
+    whole: Contraction
+    cut: Axis
+    left: Load
+    right: Load
+    rows: Axis
+    columns: Axis
+    depth: Axis
+
+    @property
+    def first(self) -> Axis:
+        """The products of the first level."""
+        return Axis("product", len(PRODUCTS))
+
+    def at(self, load: Load, row: int = 0, column: int = 0, depth: int = 0) -> Load:
+        """An element of an operand of the whole product: in which quarters of its sides."""
+        return load_at(load, self._places(row, column, depth))
+
+    def stored(self, total: Expr, row: int, column: int) -> Expr:
+        """The epilogue of a finished sum."""
+        here = reindex(self.whole.problem.epilogue, self._places(row, column, 0))
+        return substitute(here, {finished(self.whole.problem.reduction): total})
+
+    def _places(self, row: int, column: int, depth: int) -> dict[Axis, Affine]:
+        return {
+            self.cut: self.rows + row * self.rows.extent,
+            self.whole.lanes: self.columns + column * self.columns.extent,
+            self.whole.channel: self.depth + depth * self.depth.extent,
+        }
+
+
+@lru_cache(maxsize=256)
+def _blocks(workload: Workload) -> _Blocks | None:
+    """The product of a matrix whose sides divide into quarters; None for anything else."""
+    found = analyse(workload)
+    if found is None or found.others:
+        return None
+    sides = (found.cut, found.whole.lanes, found.whole.channel)
+    if any(is_open(a.extent) or a.extent % _PARTS for a in sides):
+        return None
+    every = (found.left, found.right, found.whole.problem.output)
+    if any(f.mod for load in every for f in load.tensor.layout.resolved(len(load.tensor.shape))):
+        return None
+    rows, columns, depth = (Axis(a.name, a.extent // _PARTS) for a in sides)
+    return _Blocks(found.whole, found.cut, found.left, found.right, rows, columns, depth)
+
+
+class _Template:
+    algorithms = ("strassen2",)
+
+    def preference(self, workload: Workload, target: Target) -> float:
+        """Above one level, where that gains and caches hold the larger weights and sums."""
+        found = _blocks(workload)
+        if found is None or ONE_LEVEL.preference(workload, target) < 1:
+            return 0.8
+        sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
+        weights = len(PRODUCTS) ** 2 * found.columns.extent * found.depth.extent
+        sums = len(PRODUCTS) * (4 + len(_SUMS)) * found.rows.extent * found.depth.extent
+        room = target.core.cache_bytes[2]
+        fits = max(weights, sums) * DType.FLOAT32.bytes <= room
+        return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
+    ) -> SubSpace | None:
+        found = None if numerics == "strict" else _blocks(workload)
+        if found is None or target.core.strassen_levels < _LEVELS:
+            return None
+        lanes = target.lanes(DType.FLOAT32)
+        tiles = tuple(t for t in _TILES if found.rows.extent % t == 0 and t % lanes == 0)
+        widest = -(-found.columns.extent // lanes)
+        vectors = tuple(v for v in _VECTORS if v <= widest)
+        unrolls = tuple(u for u in _UNROLLS if u <= found.depth.extent)
+        if not tiles:
+            return None
+        knobs = (Knob("tile", tiles), Knob("vectors", vectors), Knob("unroll", unrolls))
+
+        def form(choice: Mapping[str, Choice]) -> bool:
+            sums = int(choice["tile"]) * int(choice["vectors"])
+            return sums * int(choice["unroll"]) <= 300
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
+            return _registers(target, int(choice["tile"]), int(choice["vectors"])) <= (
+                target.vector_registers
+            )
+
+        return SubSpace("strassen2", knobs, form, _default(found, target, knobs), machine)
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = _blocks(workload)
+        if found is None:
+            raise ScheduleError("'strassen2' does not apply to this workload")
+        return _lower(found, schedule, target)
+
+
+TEMPLATE = _Template()
+
+
+def _registers(target: Target, tile: int, vectors: int) -> int:
+    """Those of a step: sums, a row of the panel, and the factors of the tile's rows."""
+    factors = -(-tile // target.lane_factors) if target.lane_factors > 1 else 1
+    return tile * vectors + vectors + factors
+
+
+def _default(found: _Blocks, target: Target, knobs: tuple[Knob, ...]) -> Schedule:
+    """The tile with the fewest loads and tails beside its products."""
+    tiles, sizes, unrolls = (knob.values for knob in knobs)
+    lanes = target.lanes(DType.FLOAT32)
+    whole = -(-found.columns.extent // lanes)
+
+    def score(pair: tuple[int, int]) -> float:
+        tile, vectors = pair
+        useful = whole / (-(-whole // vectors) * vectors)
+        loads = -(-tile // target.lane_factors) + vectors
+        sums = min(1.0, tile * vectors / (target.core.sums_share * target.vector_registers))
+        return useful * sums / (1 + target.core.load_slots * loads / (tile * vectors))
+
+    pairs = [
+        (int(tile), int(vectors))
+        for tile, vectors in product(tiles, sizes)
+        if _registers(target, int(tile), int(vectors)) <= target.vector_registers
+    ]
+    tile, vectors = max(pairs, key=score, default=(int(tiles[0]), int(sizes[0])))
+    most = max(u for u in unrolls if int(u) * tile * vectors <= 300 or u == unrolls[0])
+    return Schedule.of("strassen2", tile=tile, vectors=vectors, unroll=most)
+
+
+def _lower(found: _Blocks, schedule: Schedule, target: Target) -> Kernel:
+    lanes = target.lanes(DType.FLOAT32)
+    tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
+    if found.rows.extent % tile or tile % lanes:
+        raise ScheduleError(f"'{schedule}': tiles of {found.rows.extent} rows must be whole")
+    left, weight = _left_tensor(found, tile), _combined_weight(found, width)
+    parts = _products_tensor(found, width)
+    panel = [
+        *nest([LoopSpec(found.first)], *_products(found, schedule, lanes, left, weight, parts)),
+        *_results(found, lanes, parts),
+    ]
+    stages = (
+        *_left_stages(found, lanes, tile, left),
+        parallel_stage("products", [LoopSpec(found.columns, width)], *panel),
+    )
+    problem = found.whole.problem
+    output = problem.output.tensor
+    inputs = replace_tensors(problem.inputs, (weight.tensor,))
+    return Kernel(
+        LoopNest("kernel", (*inputs, left, output), (parts,), with_halo(stages, output, lanes)),
+        tuple((t.name, i) for i, t in enumerate(problem.inputs)),
+        ((weight.tensor.name, _combinations(found)),),
+    )
+
+
+def _quarter(first: int, second: int) -> tuple[int, int]:
+    """Which quarters of the sides a quadrant of a quadrant is."""
+    (row, column), (inner_row, inner_column) = HALVES[first], HALVES[second]
+    return 2 * row + inner_row, 2 * column + inner_column
+
+
+# ---- the combinations of B
+
+
+def _combined_weight(found: _Blocks, width: int) -> Load:
+    """B[product, k, n] in panels, [panel][product][k][width]; a product is 7 * first + second."""
+    source = found.right
+    shape = tuple(n // p for n, p in zip(source.tensor.shape, _parts(found), strict=True))
+    (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
+    others = (d for d in range(1, len(shape) + 1) if d != column)
+    factors = (Factor(column, width), Factor(0), *map(Factor, others), Factor(column, 1, width))
+    tensor = replace(
+        source.tensor, shape=(len(PRODUCTS) ** 2, *shape), layout=Layout(factors), halo=()
+    )
+    return Load(tensor, (Affine(), *found.at(source).index))
+
+
+def _parts(found: _Blocks) -> tuple[int, ...]:
+    cut = {found.whole.lanes, found.whole.channel}
+    return tuple(_PARTS if cut & {*index.axes()} else 1 for index in found.right.index)
+
+
+@lru_cache(maxsize=1024)
+def _combinations(found: _Blocks) -> Transform:
+    """What is packed: the 49 combinations of B's sixteenths, B (K, N) or (N, K)."""
+    columns_first = next(
+        found.whole.lanes in index.axes()
+        for index in found.right.index
+        if {found.whole.lanes, found.whole.channel} & {*index.axes()}
+    )
+    places = [_quarter(first, second) for first, second in product(range(4), repeat=2)]
+    order = sorted(range(16), key=lambda n: places[n][::-1] if columns_first else places[n])
+    matrix = tuple(
+        tuple(float(outer.right[n // 4] * inner.right[n % 4]) for n in order)
+        for outer, inner in product(PRODUCTS, repeat=2)
+    )
+    dims = "abcdefgh"[: len(found.right.index)]
+    return Transform(f"sz,z{dims}->s{dims}", (matrix,), _parts(found))
+
+
+# ---- the combinations of A
+
+
+def _left_tensor(found: _Blocks, tile: int) -> Tensor:
+    """[product of the first level][quadrant or sum][row // tile][k][row % tile]."""
+    shape = (len(PRODUCTS), 4 + len(_SUMS), found.rows.extent, found.depth.extent)
+    layout = Layout((Factor(0), Factor(1), Factor(2, tile), Factor(3), Factor(2, 1, tile)))
+    return Tensor("left", shape, layout=layout, role=Role.SHARED)
+
+
+def _left_at(found: _Blocks, left: Tensor, first: Affine, block: int) -> Load:
+    return Load(left, (first, Affine((), block), affine(found.rows), affine(found.depth)))
+
+
+def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[Stage, ...]:
+    """A's combinations in both levels: lanes change from k to rows on the way."""
+    square = (Tile(found.rows), Tile(found.depth, lanes))
+    combined: list[list[Compute]] = []
+    for second in range(4):
+        combined.append([])
+        quadrants = tuple(
+            found.at(found.left, row, depth=depth)
+            for row, depth in (_quarter(first, second) for first in range(4))
+        )
+        for number, each in enumerate(PRODUCTS):
+            store = Store(
+                _left_at(found, left, Affine((), number), second), Accumulator(DType.FLOAT32)
+            )
+            body = signed(each.left, quadrants)
+            combined[-1].append(
+                Compute((store,), body, unroll=square, vector=found.depth, store_vector=found.rows)
+            )
+    first = affine(found.first)
+    quadrants = tuple(_left_at(found, left, first, n) for n in range(4))
+    sums = tuple(
+        Store(_left_at(found, left, first, 4 + n), signed(signs, quadrants))
+        for n, signs in enumerate(_SUMS)
+    )
+    steps = next(n for n in (4, 2, 1) if found.depth.extent % n == 0)
+    points = (Tile(found.depth), Tile(found.rows, lanes))
+    second_level = Compute(sums, sums[0].value, unroll=points, vector=found.rows)
+    squares = [LoopSpec(found.rows, lanes), LoopSpec(found.depth, lanes)]
+    along = [LoopSpec(found.first), LoopSpec(found.rows, tile), LoopSpec(found.depth, steps)]
+    # One block after the other: registers hold the squares of four quadrants.
+    each_block = [nest(squares, *computes)[0] for computes in combined[1:]]
+    return (
+        *beside(parallel_stage("left", squares, *combined[0]), each_block),
+        parallel_stage("sums", along, second_level),
+    )
+
+
+# ---- the products
+
+
+def _products_tensor(found: _Blocks, width: int) -> Tensor:
+    """[product of the first level][quadrant][row][column of the panel]: a thread's own."""
+    shape = (len(PRODUCTS), 4, found.rows.extent, found.columns.extent)
+    layout = Layout((Factor(0), Factor(1), Factor(2), Factor(3, 1, width)))
+    return Tensor("products", shape, layout=layout, role=Role.SCRATCH)
+
+
+def _products(
+    found: _Blocks, schedule: Schedule, lanes: int, left: Tensor, weight: Load, parts: Tensor
+) -> list[Node]:
+    """Those of the second level, each added to one or two quadrants of one of the first."""
+    step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
+    tile = (Tile(found.depth), Tile(found.rows), Tile(found.columns, lanes))
+    passes = [LoopSpec(found.rows, schedule.integer("tile"))]
+    nodes: list[Node] = []
+    for number, each in enumerate(PRODUCTS):
+        block = 4 + _SUMS.index(each.left) if each.left in _SUMS else each.left.index(1)
+        which = found.first * len(PRODUCTS) + number
+        body = _left_at(found, left, affine(found.first), block) * Load(
+            weight.tensor, (which, *weight.index[1:])
+        )
+        stores = []
+        for quadrant, sign in enumerate(each.targets):
+            if sign:
+                target = _part(found, parts, affine(found.first), quadrant)
+                total: Expr = Accumulator(DType.FLOAT32)
+                if any(before.targets[quadrant] for before in PRODUCTS[:number]):
+                    total = signed((1, sign), (target, total))
+                stores.append(Store(target, total))
+        compute = Compute(
+            tuple(stores), body, Combiner.SUM, reduce=(step,), unroll=tile, vector=found.columns
+        )
+        nodes += nest(passes, compute)
+    return nodes
+
+
+def _part(found: _Blocks, parts: Tensor, first: Affine, quadrant: int) -> Load:
+    return Load(parts, (first, Affine((), quadrant), affine(found.rows), affine(found.columns)))
+
+
+def _results(found: _Blocks, lanes: int, parts: Tensor) -> list[Node]:
+    """C's sixteenths from the products of the first level, with the epilogue."""
+    nodes: list[Node] = []
+    for second in range(4):
+        added = [_part(found, parts, Affine((), n), second) for n in range(len(PRODUCTS))]
+        stores = []
+        for first in range(4):
+            row, column = _quarter(first, second)
+            signs = [p.targets[first] for p in PRODUCTS]
+            target = found.at(found.whole.problem.output, row, column)
+            stores.append(Store(target, found.stored(signed(signs, added), row, column)))
+        compute = Compute(
+            tuple(stores),
+            stores[0].value,
+            unroll=(Tile(found.columns, lanes),),
+            vector=found.columns,
+        )
+        nodes += nest([LoopSpec(found.rows)], compute)
+    return nodes

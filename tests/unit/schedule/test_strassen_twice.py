@@ -1,0 +1,125 @@
+"""Two levels of Strassen: what they compute, and where they are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.build import lower_workload
+from compiler.codegen.statistics import inner_loops
+from compiler.loops.layout import blocked
+from compiler.ops.interpret import run_graph
+from compiler.runtime.verify import compare
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space
+from compiler.schedule.templates.strassen_twice import TEMPLATE
+from compiler.target import resolve_target
+from compiler.workload import Workload
+from tests.examples import examples
+from tests.kernels import HOST, WIDTHS, run_workload
+from tests.unit.schedule.problems import matmul
+from tests.unit.schedule.test_strassen import check_exactly, pointwise, rows_times_weights
+
+N1 = resolve_target("neoverse-n1")
+
+
+@given(
+    tiles=st.integers(1, 2),
+    n=st.integers(1, 14),
+    k=st.integers(1, 9),
+    bits=st.sampled_from(WIDTHS),
+    threads=st.sampled_from([1, 2]),
+    transposed=st.booleans(),
+    residual=st.booleans(),
+    vectors=st.integers(1, 3),
+    unroll=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=examples(5))
+def test_any_size(
+    tiles: int, n: int, k: int, bits: int, threads: int, transposed: bool, residual: bool,
+    vectors: int, unroll: int,
+) -> None:  # fmt: skip
+    """Small integers, of which nothing may differ; panels and sums with tails."""
+    tile = bits // 32
+    workload = rows_times_weights(
+        4 * tile * tiles, 4 * n, 4 * k, transposed=transposed, residual=residual
+    )
+    schedule = Schedule.of("strassen2", tile=tile, vectors=vectors, unroll=unroll)
+    check_exactly(workload, schedule, bits, threads)
+
+
+def test_its_rounding_errors_are_small() -> None:
+    """Below 8e-6 of the largest output, against float64: twice that of one level."""
+    workload = rows_times_weights(128, 512, 1024)
+    random = np.random.default_rng(5)
+    arrays = [
+        random.standard_normal(workload.graph.types[name].shape).astype(np.float32)
+        for name in workload.graph.inputs
+    ]
+    inputs = dict(zip(workload.graph.inputs, arrays, strict=True))
+    (expected,) = run_graph(workload.graph, inputs, float64=True)
+    schedule = Schedule.of("strassen2", tile=16, vectors=1, unroll=4)
+    error = compare(run_workload(workload, schedule, HOST, arrays, random), expected)
+    assert 0 < error < 8e-6
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (matmul(126, 768, 768), "rows in no quarters"),
+        (matmul(128, 766, 768), "columns in no quarters"),
+        (matmul(128, 768, 766), "depth in no quarters"),
+        (matmul(8, 768, 768), "no tile of rows is whole"),
+        (matmul(128, 768, 768, constant=False), "the matrix is not constant"),
+        (pointwise(4, 128, 128, 8), "channels in blocks"),
+    ],
+)
+def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
+    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None, reason
+
+
+def test_it_is_offered_where_the_core_gains() -> None:
+    workload = matmul(128, 384, 384)
+    for name, offered in (("neoverse-v1", True), ("cortex-a53", False), ("x86-64-v4", False)):
+        space = schedule_space(workload, resolve_target(name))
+        assert ("strassen2" in [s.algorithm for s in space.subspaces]) is offered
+    strict = schedule_space(workload, N1, numerics="strict")
+    assert {s.algorithm for s in strict.subspaces} == {"gemm"}
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "algorithm"),
+    [
+        ((128, 384, 384), "neoverse-n1", "strassen2"),
+        ((128, 1536, 384), "neoverse-n1", "strassen2"),
+        ((128, 384, 1536), "neoverse-n1", "strassen2"),
+        ((128, 3072, 768), "neoverse-n1", "strassen"),  # its weights would take 28 MB, thrice
+        ((16, 384, 384), "neoverse-n1", "gemm"),
+        ((128, 384, 384), "cortex-a72", "strassen"),
+    ],
+)  # fmt: skip
+def test_untuned_it_is_taken_where_caches_hold_it(
+    size: tuple[int, int, int], target: str, algorithm: str
+) -> None:
+    assert schedule_space(matmul(*size), resolve_target(target)).default().algorithm == algorithm
+
+
+def test_its_loops_load_little() -> None:
+    """Eight rows by three vectors: two vectors of factors and three of a panel in 2.5 loads."""
+    workload = matmul(128, 384, 384)
+    schedule = schedule_space(workload, N1).default()
+    assert (schedule.integer("tile"), schedule.integer("vectors")) == (8, 3)
+    loops = inner_loops(lower_workload(workload, schedule, N1).assembly(N1), N1)
+    products = [loop for loop in loops if loop.fmas == 24 * schedule.integer("unroll")]
+    assert len(products) == 7
+    for loop in products:
+        assert not loop.spills
+        assert len(loop.instructions) <= loop.fmas * (1 + 2.5 / 24) + 4
+
+
+def test_blocks_of_channels_are_left_to_one_level() -> None:
+    workload = pointwise(4, 64, 128, 14)
+    assert workload.inputs[0].layout == blocked(4, 1, 4)
+    assert TEMPLATE.preference(workload, N1) < 1
