@@ -349,7 +349,8 @@ class ComputeLowering:
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
             held = ByteStores(self.context, self.compute.stores)
-            apart = _are_apart(self.compute.stores)
+            # Sums leave no registers for what several of their stores read.
+            apart = self.compute.combiner is None and _are_apart(self.compute.stores)
             for point in points:
                 # What is read for several stores is read once where none of them writes it.
                 known = [value_of(point, results[point]) for value_of, _ in prepared if apart]
