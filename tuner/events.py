@@ -98,7 +98,8 @@ class Progress:
 
     `model_seconds` sums the best known latency of all tasks, each as often as the model runs it.
     It and `forecast` are None until every task has a latency. `seconds_left` is an estimate, finals
-    included.
+    included. `task_gain` is the share of the model's time that a minute of trials of this task
+    alone is expected to gain; None if it is not known.
     """
 
     task: TaskSnapshot
@@ -109,6 +110,7 @@ class Progress:
     seconds_left: float
     candidates_per_second: float
     forecast: Forecast | None = None
+    task_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,15 @@ def forecast(
     return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 
 
+def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
+    """The share of the model's time that a minute is expected to gain if all its trials are of one
+    task; None without a forecast of the whole."""
+    if whole is None or not whole.model_seconds:
+        return None
+    saved = curve.gain(curve.trials, whole.trials)
+    return saved / whole.model_seconds * 60.0 / whole.seconds
+
+
 class ForecastLog:
     """The forecasts of a run, kept to be compared with the gains that followed."""
 

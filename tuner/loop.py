@@ -13,6 +13,7 @@ from compiler.timings import Timings, timed
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
 from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
+from tuner.forecast import Curve, gain_alone
 from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
@@ -322,14 +323,15 @@ class _TuningRun:
             state.progress.finished(batch.size, outcomes)
             if state.retries and not (state.finals_adopted or state.follows):
                 state.progress.exhausted = False
-            if curves := self._board.curves():
+            curves = self._board.curves()
+            if curves:
                 self._limits.look_ahead(
-                    curves,
+                    list(curves.values()),
                     self._measured_here,
                     self._board.trials,
                     binding=not self._pipeline.repeats,
                 )
-            self._report(state)
+            self._report(state, (curves or {}).get(state.task.key))
         else:
             self._decide(state, batch.trials)
 
@@ -414,7 +416,7 @@ class _TuningRun:
         while not self._pipeline.is_empty and self._clock() < deadline:
             self._drain_some()
 
-    def _report(self, state: TaskState) -> None:
+    def _report(self, state: TaskState, curve: Curve | None = None) -> None:
         elapsed, trials = self._limits.elapsed, self._board.trials
         rate = self._measured_here / elapsed
         left = (self._options.trials - trials) / rate if rate else 0.0
@@ -430,6 +432,7 @@ class _TuningRun:
                 max(0.0, left if budget is None else min(left, budget)),
                 rate,
                 self._limits.forecast,
+                None if curve is None else gain_alone(curve, self._limits.forecast),
             )
         )
 

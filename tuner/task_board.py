@@ -118,17 +118,17 @@ class TaskBoard:
         """What the cost model learns from."""
         return [sample for state in self._states for sample in state.samples()]
 
-    def curves(self) -> list[Curve] | None:
+    def curves(self) -> dict[RecordKey, Curve] | None:
         """The improvement curves of all tasks that may work; None until each of them has a time."""
-        found = []
+        found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
             if state.lead is not None:
                 continue  # counted with the task that is searched for it
             if curve is not None:
-                found.append(curve)
+                found[state.task.key] = curve
             elif (seconds := state.snapshot().best_seconds) is not None:
                 weight = state.task.weight + state.others
-                found.append(Curve(weight, 1, seconds, 0.0, open=False))
+                found[state.task.key] = Curve(weight, 1, seconds, 0.0, open=False)
             elif state.progress.open:
                 return None
         return found

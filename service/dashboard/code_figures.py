@@ -39,13 +39,17 @@ class CodeFigures:
         best_refusal: str,
         untuned: CodeView | None,
         untuned_refusal: str,
+        *,
+        chosen: bool = True,
     ) -> CodeFigures:
+        """`chosen` is whether the task has its schedule: until then there is the untuned one."""
         sides: tuple[CodeSide, ...] = (
             CodeSide("Best", best, best_refusal),
             CodeSide("Untuned", untuned, untuned_refusal),
         )
         if best is not None and untuned is not None and best.schedule == untuned.schedule:
-            sides = (CodeSide("Best, which is the untuned one", best, ""),)
+            title = "Best, which is the untuned one" if chosen else "Untuned; none is chosen yet"
+            sides = (CodeSide(title, best, ""),)
         knobs = [_knobs(side.code) for side in sides]
         rows = [_row(name, knobs) for name in dict.fromkeys(n for each in knobs for n in each)]
         counts = [_counts(side.code) for side in sides]

@@ -52,7 +52,11 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """`rows` are the tasks, the most expensive first; `more` says that there are others."""
+    """`rows` are the tasks, the most expensive first; `more` says that there are others.
+
+    `untuned` and `best` are seconds of the model, of the tasks that were `measured` while others
+    were not; that is None once all were. `took` are the seconds from the start to the end.
+    """
 
     rows: tuple[TaskLine, ...]
     more: bool
@@ -61,12 +65,22 @@ class JobFigures:
     lines: tuple[str, ...]
     tried: tuple[dict[str, Any], ...]
     race: tuple[float, float] | None
+    untuned: float | None
+    best: float | None
+    measured: int | None
+    took: float | None
 
     @classmethod
     def of(cls, job: JobView, tasks: Sequence[TaskView], more: bool) -> JobFigures:
         rows = _rows(tasks)
         progress = job.progress
         worked = max(0, progress.trials_done - progress.trials_failed)
+        untuned, best, measured = progress.default_seconds, progress.best_seconds, None
+        known = [row.task for row in rows if finite(row.task.best_seconds)]
+        if finite(best) is None and known and not more:
+            untuned = math.fsum(_cost(task, task.default_seconds) for task in known)
+            best = math.fsum(_cost(task, task.best_seconds) for task in known)
+            measured = len(known)
         return cls(
             rows=rows,
             more=more,
@@ -75,6 +89,10 @@ class JobFigures:
             lines=tuple(result_lines(job.result)) if job.result else (),
             tried=_tried(job),
             race=race_interval(job),
+            untuned=untuned,
+            best=best,
+            measured=measured,
+            took=_took(job),
         )
 
 
@@ -83,13 +101,20 @@ def drawn_curve(curve: CurveView) -> dict[str, Any]:
     points = [
         [p.at, p.trials, finite(p.default_seconds), finite(p.best_seconds)] for p in curve.points
     ]
-    return {"sequence": curve.sequence, "points": points}
+    known = any(untuned is not None or best is not None for _, _, untuned, best in points)
+    return {"sequence": curve.sequence, "points": points, "drawn": known}
 
 
 def frame(job: JobView) -> dict[str, Any]:
     """What else the curve shows: when it starts, the time that is enough, what the race said."""
     target = job.options.get("target_ms")
     return {"start": job.started_at, "target": target, "race": race_interval(job)}
+
+
+def _took(job: JobView) -> float | None:
+    if job.started_at is None or job.finished_at is None:
+        return None
+    return max(0.0, job.finished_at - job.started_at)
 
 
 def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:

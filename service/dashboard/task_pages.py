@@ -115,7 +115,9 @@ async def _code(
     """Both schedules as code, or why one cannot be shown: of another release, or too large."""
     best, best_refusal = await _tried(code_of(found, False, storage, planning, limiter))
     untuned, untuned_refusal = await _tried(code_of(found, True, storage, planning, limiter))
-    return {"code": CodeFigures.of(best, best_refusal, untuned, untuned_refusal)}
+    chosen = "schedule" in (found.task.facts or {})
+    figures = CodeFigures.of(best, best_refusal, untuned, untuned_refusal, chosen=chosen)
+    return {"code": figures}
 
 
 async def _predictions(

@@ -45,7 +45,7 @@ class Tracker:
                 done = sum(status.trials for status in event.tasks)
                 self._count(done, event.trials_total, None)
             case events.Progress():
-                changed = [self._status(event.task)]
+                changed = [self._status(event.task, event.task_gain)]
                 self.candidates_per_second = event.candidates_per_second
                 self._foresee(event.forecast)
                 self._count(event.trials_done, event.trials_total, event.seconds_left)
@@ -68,7 +68,7 @@ class Tracker:
                 facts = {**(row.facts or {}), "bound_seconds": task.bound_seconds}
                 self.rows[task.key] = replace(row, facts=facts)
 
-    def _status(self, status: events.TaskSnapshot) -> JobTask:
+    def _status(self, status: events.TaskSnapshot, gain: float | None = None) -> JobTask:
         row = self.rows[status.key]
         self._failures[status.key] = status.failures
         state = row.status
@@ -88,6 +88,8 @@ class Tracker:
             found |= {"origins": dict(status.origins), "best_origin": status.best_origin}
         if status.relative:
             found["relative"] = status.relative
+        if gain is not None:
+            found["forecast_gain"] = gain
         if found:
             row = replace(row, facts={**(row.facts or {}), **found})
         self.rows[status.key] = row
@@ -97,6 +99,7 @@ class Tracker:
         row = self._status(status)
         state = TaskStatus.CACHED if status.from_store else TaskStatus.TUNED
         facts = dict(row.facts or {})
+        facts.pop("forecast_gain", None)  # nobody tries more
         facts["max_error"] = record.measurement.max_error
         facts["samples"] = len(record.measurement.samples_seconds)
         comparison, interval = record.measurement.comparison, record.measurement.interval

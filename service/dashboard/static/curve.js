@@ -30,7 +30,9 @@
     if (frame.target) found.push({ of: () => frame.target, label: "target", colour: "--good", dash: [2, 4] });
     for (const [share, end] of (frame.race ?? []).map((share, n) => [share, ["from", "to"][n]]))
       found.push({ of: ([, , untuned]) => (untuned === null ? null : ms(untuned * share)), label: `race, ${end}`, colour: "--accent", width: 0 });
-    const rows = points.map((point) => found.map((line) => line.of(point))).sort((a, b) => a[0] - b[0]);
+    // before every task was measured once there is nothing to draw
+    const known = points.filter(([, , untuned, best]) => untuned !== null || best !== null);
+    const rows = known.map((point) => found.map((line) => line.of(point))).sort((a, b) => a[0] - b[0]);
     return { over, found, data: found.map((_, column) => rows.map((row) => row[column])) };
   }
 
@@ -56,8 +58,14 @@
     }
     if (chart) chart.setData(data);
     else chart = new uPlot(options(over, found, place.clientWidth), data, place);
+    last(chart);
     shown = kind;
     place.dataset.points = String(points.length);
+  }
+
+  // Where no pointer is, the legend tells the end of the lines.
+  function last(self) {
+    if (self.cursor.idx == null && self.data[0].length) self.setLegend({ idx: self.data[0].length - 1 }, false);
   }
 
   function fit() {
@@ -83,11 +91,13 @@
       height: HEIGHT,
       scales: { x: { time: false } },
       axes: [
-        { ...axis, label: unit },
+        // no half trials
+        { ...axis, label: unit, ...(over === "trials" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7] } : {}) },
         // the usual three digits are one and the same number for a model of microseconds
         { ...axis, label: "ms", size: 76, values: (self, marks) => marks.map((ms) => String(Number(ms.toPrecision(5)))) },
       ],
       series: [{ label: unit, value: (self, x) => (x == null ? "-" : x.toFixed(over === "trials" ? 0 : 1)) }, ...series],
+      hooks: { setCursor: [last] },
       bands: series[end - 1].width === 0 ? [{ series: [end, end - 1], fill: css("--band") }] : [],
     };
   }

@@ -118,6 +118,24 @@ def test_a_job_shows_its_gain_its_tasks_and_where_its_time_goes(
     assert "<html" not in part and "20 of 40" in part
 
 
+def test_until_every_task_was_measured_those_that_were_are_counted(
+    browser: TestClient, storage: Storage, claim: JobClaim
+) -> None:
+    known = {"default_seconds": 2e-3, "best_seconds": 1e-3, "facts": {"forecast_gain": 0.021}}
+    storage.tasks.put(claim, [task(1, **known), task(2)])
+    storage.jobs.progress(claim, JobProgress(trials_budget=9, trials_done=2))
+    path = f"/dashboard/jobs/{claim.job_id}"
+    seen = opened(browser, path)
+    assert "4.000 ms 1 of 2 tasks" in seen.text and "2.000 ms 1 of 2 tasks" in seen.text
+    assert "2.00x" in seen.text and "begins once every task was measured" in seen.text
+    assert "A minute gains" in seen.text and "2.1 %" in seen.text
+    assert not [each for each in seen.named("div") if each.get("id") == "frame"]
+    storage.jobs.transition(claim, JobState.SUCCEEDED, result=ENDED)
+    ended = opened(browser, path).text
+    assert "It ended before every task was measured" in ended and "Took" in ended
+    assert "A minute gains" not in ended and "Phase" not in ended
+
+
 def test_times_that_are_no_numbers_are_not_known(
     browser: TestClient, storage: Storage, claim: JobClaim
 ) -> None:

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
+from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.target import resolve_target
 from db.storage import Storage
 from service.api.errors import ApiProblem
@@ -151,10 +151,15 @@ def test_a_side_that_cannot_be_shown_hides_no_other(
 def test_one_side_where_the_best_is_the_untuned(
     client: TestClient, storage: Storage, owner: str
 ) -> None:
-    job, workload = task_of_job(storage, None, WORKLOAD)
+    default = untuned_schedule(WORKLOAD, TARGET, 1, "fast")
     sign_in(client, owner)
-    code = opened(client, f"/dashboard/jobs/{job}/tasks/{workload}/code")
-    assert len(code.named("pre")) == 2 and "Best, which is the untuned one" in code.text
+    for facts, said in (
+        ({"schedule": default.to_json()}, "Best, which is the untuned one"),
+        (None, "Untuned; none is chosen yet"),
+    ):
+        job, workload = task_of_job(storage, facts, WORKLOAD)
+        code = opened(client, f"/dashboard/jobs/{job}/tasks/{workload}/code")
+        assert len(code.named("pre")) == 2 and said in code.text
 
 
 def measured(job: str = "") -> list[Trial]:

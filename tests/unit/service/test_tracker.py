@@ -78,11 +78,11 @@ def test_a_run_is_followed_to_its_end() -> None:
         origins=(("bayesian", 4), ("default", 1)),
         best_origin="bayesian",
     )
-    changed = tracker.take(Progress(went, 5, 40, None, 1.0, 90.0, 12.5, FORECAST))
+    changed = tracker.take(Progress(went, 5, 40, None, 1.0, 90.0, 12.5, FORECAST, 0.01))
     assert told(*changed) == [("first", "tuning", 5)]
     facts = changed[0].facts or {}
     assert facts["origins"] == {"bayesian": 4, "default": 1}
-    assert facts["best_origin"] == "bayesian"
+    assert (facts["best_origin"], facts["forecast_gain"]) == ("bayesian", 0.01)
     assert tracker.candidates_per_second == 12.5
     # a task that never ran by default counts with its best time, and each as often as it runs
     default, best = 4e-4 + 3 * 2e-4, 3e-4 + 3 * 2e-4
@@ -98,6 +98,7 @@ def test_a_run_is_followed_to_its_end() -> None:
     schedule = next(iter(first.space.points))
     kept = record(first.key, schedule, 2.5e-4)
     (row,) = tracker.take(Recorded(replace(went, trials=8), kept))
+    assert "forecast_gain" not in (row.facts or {})
     assert told(row) == [("first", "tuned", 8)]
     facts = row.facts or {}
     interval = kept.measurement.interval

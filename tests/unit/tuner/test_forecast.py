@@ -16,6 +16,8 @@ from tuner.forecast import (
     History,
     expected_gain,
     forecast,
+    gain_alone,
+    seconds_of,
 )
 
 
@@ -153,3 +155,11 @@ def test_the_error_of_forecasts_is_what_came_of_them() -> None:
     assert found.absolute_error == pytest.approx((0.05 + 0.025) / 2)
     longer = log.error(window_seconds=60.0)
     assert longer is not None and longer.gained == pytest.approx(0.05)
+
+
+def test_a_minute_of_one_task_gains_a_share_of_the_whole() -> None:
+    alone, other = Curve(2.0, 4, 1e-3, 0.4), Curve(1.0, 4, 2e-3, 0.0)
+    whole = Forecast(0.01, 30.0, 12, seconds_of([alone, other]))
+    expected = 2.0 * 1e-3 * 0.4 * (1 / 4 - 1 / 16) / 4e-3 * 2  # of half a minute, twice
+    assert gain_alone(alone, whole) == pytest.approx(expected)
+    assert gain_alone(other, whole) == 0.0 and gain_alone(alone, None) is None
