@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,13 +61,21 @@ class Racer:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to one request; {"error": text} also when the process died."""
-        stdin, stdout = self._pipes()
-        try:
+        self.begin(**request)
+        return self.answer()
+
+    def begin(self, **request: Any) -> None:
+        """Send a request, whose `answer` is to be read before the next one."""
+        stdin, _ = self._pipes()
+        # of a process that died, the answer says so
+        with suppress(BrokenPipeError):
             stdin.write(json.dumps(request) + "\n")
             stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to the request that was begun."""
+        _, stdout = self._pipes()
+        line = stdout.readline()
         if not line:
             return {"error": f"the process ended with status {self._process.wait()}"}
         answer: dict[str, Any] = json.loads(line)
@@ -104,7 +113,8 @@ class RaceOptions:
 
     `schedules` is where the tuned ones are; `pythons` has the interpreters of engines that this one
     does not have. With `scaling`, each engine runs on one thread too, under its name and ALONE.
-    `at_once` starts all processes together, which is quicker, and makes `load_seconds` worth less.
+    `at_once` starts all processes together, and they load together, which is quicker, and makes
+    `load_seconds` worth less.
     """
 
     threads: int = 1
@@ -127,18 +137,20 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
     racers: dict[str, Racer] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for name, count in threads.items():
+            for name in threads:
                 for each in threads if options.at_once else (name,):
+                    if each in racers:
+                        continue
                     engine = each.removesuffix(ALONE)
-                    if each not in racers:
-                        racers[each] = Racer(engine, options.pythons.get(engine, sys.executable))
-                answer = racers[name].ask(
-                    do="load",
-                    model=model,
-                    threads=count,
-                    outputs=str(Path(folder) / f"{name}.npz"),
-                    schedules=options.schedules,
-                )
+                    racers[each] = Racer(engine, options.pythons.get(engine, sys.executable))
+                    racers[each].begin(
+                        do="load",
+                        model=model,
+                        threads=threads[each],
+                        outputs=str(Path(folder) / f"{each}.npz"),
+                        schedules=options.schedules,
+                    )
+                answer = racers[name].answer()
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
                 results[name].load_seconds = answer.get("load_seconds", 0.0)

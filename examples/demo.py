@@ -106,13 +106,16 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
     data_folder = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     cases = _cases(options, console)
-    paths = [_write_model(case.model, folder, console) for case in cases]
-    # before anything else wants the cores
-    peak = peak_flops(host_target()) * options.threads
     url = f"http://127.0.0.1:{options.port or free_port()}"
     environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     with Processes(folder / "logs", environment) as processes:
-        _start(url, folder, processes)
+        # it is not there at once, and the models are written meanwhile
+        _start_service(url, processes)
+        paths = [_write_model(case.model, folder, console) for case in cases]
+        wait_until_answering(f"{url}/v1/health", processes)
+        # before anything else wants the cores
+        peak = peak_flops(host_target()) * options.threads
+        _start_tuning(url, folder, processes)
         console.print(f"service at {url}, a tuner and a worker are up; logs in {folder}/logs")
         token = (data_folder / "token").read_text().strip()
         with Client(url, token) as client:
@@ -189,8 +192,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--older", help="target of the second row; a baseline by default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=800)
-    parser.add_argument("--seconds", type=float, default=20.0, help="most time to tune")
-    parser.add_argument("--older-seconds", type=float, default=14.0, help="0: no second row")
+    parser.add_argument("--seconds", type=float, default=12.0, help="most time to tune")
+    parser.add_argument("--older-seconds", type=float, default=16.0, help="0: no second row")
     parser.add_argument("--rounds", type=int, default=3, help="of the race at the end")
     parser.add_argument("--turn-seconds", type=float, default=0.4, help="of each engine in a round")
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -210,12 +213,9 @@ def _write_model(name: str, folder: Path, console: Console) -> Path:
     return path
 
 
-def _start(url: str, folder: Path, processes: Processes) -> None:
-    """Start service, tuner and worker, and wait until the service answers."""
+def _start_service(url: str, processes: Processes) -> None:
     host, port = url.removeprefix("http://").split(":")
     processes.start("serve", tilewright("serve", "--no-tuner", "--host", host, "--port", port))
-    wait_until_answering(f"{url}/v1/health", processes)
-    _start_tuning(url, folder, processes)
 
 
 def _start_tuning(url: str, folder: Path, processes: Processes) -> None:
