@@ -3,9 +3,11 @@
 Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
 or with `--browser chromium` in one page, one thread, engines in rotating order within each round.
 `--packages` is a folder with onnxruntime-web in its node_modules (`npm install onnxruntime-web`),
-`--node` a Node that knows relaxed SIMD (24 does without an option). With `--tuned` the same targets
-are raced with records, too, such as a worker in Node makes (docs/browser.md). Results go to
-benchmarks/results/ as JSON and Markdown.
+`--node` a Node that knows relaxed SIMD (24 does without an option). With `--tensorflow`, models of
+images run in TensorFlow.js, too, on its XNNPACK back end (`npm install @tensorflow/tfjs-core
+@tensorflow/tfjs-backend-wasm`), by calls that `web_tensorflow.py` makes of the ONNX. With `--tuned`
+the same targets are raced with records, too, such as a worker in Node makes (docs/browser.md).
+Results go to benchmarks/results/ as JSON and Markdown.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from benchmarks.models import build, feeds
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
 from benchmarks.web_browser import race_in_page
+from benchmarks.web_tensorflow import NoCallError, write_calls
 from compiler import driver
 from compiler.c_library import write_wasm_module
 from compiler.program_builder import build_program
@@ -37,6 +40,7 @@ from compiler.runtime import verify
 from compiler.target import resolve_target
 
 PEER = "onnxruntime-web"
+TENSORFLOW = "TensorFlow.js"
 TARGETS = ("wasm32", "wasm32-relaxed")
 MODELS = ("mobilenetv2", "squeezenet", "efficientnet-b0", "minilm-l6-128", "resnet50")
 TUNED = "-tuned"
@@ -51,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--node", default="node", help="the command of Node")
     parser.add_argument("--browser", help="the command of Chromium: race in a page, not in Node")
     parser.add_argument("--packages", type=Path, default=Path.cwd(), help="where node_modules is")
+    parser.add_argument("--tensorflow", action="store_true", help="race TensorFlow.js, too")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
     parser.add_argument(
@@ -81,6 +86,7 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         asked = {
             "modules": modules,
             "inputs": {name: _input(folder, name, array) for name, array in given.items()},
+            "tensorflow": options.tensorflow and _write_for_tensorflow(proto, given, folder),
             "rounds": options.rounds,
             "seconds": options.seconds,
         }
@@ -97,7 +103,7 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         {
             "model": model,
             "engine": name,
-            "version": found["version"] if name == PEER else "",
+            "version": found["versions"].get(name, ""),
             "host": found["host"],
             "milliseconds": min(min(times) for times in each["rounds"]),
             "ratio": median(
@@ -109,6 +115,18 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         }
         for name, each in engines.items()
     ]
+
+
+def _write_for_tensorflow(
+    proto: onnx.ModelProto, given: Mapping[str, NDArray[Any]], folder: Path
+) -> bool:
+    """Whether TensorFlow.js can run the model."""
+    try:
+        write_calls(proto, next(iter(given.values())), folder)
+    except NoCallError as error:
+        print(f"not in TensorFlow.js: {error}")
+        return False
+    return True
 
 
 def _race_in_node(model: str, folder: Path, options: argparse.Namespace) -> None:
@@ -160,13 +178,14 @@ def _outputs(folder: Path, engine: Mapping[str, Any]) -> NDArray[np.float32]:
 def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
     """NAME.json and NAME.md."""
     RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
-    ours = sorted({row["engine"] for row in rows} - {PEER})
+    others = sorted({row["engine"] for row in rows} - {PEER})
     means = {
         engine: geometric_mean([row["ratio"] for row in rows if row["engine"] == engine])
-        for engine in ours
+        for engine in others
     }
     host = rows[0]["host"]
-    versions = f"{PEER} {next(r['version'] for r in rows if r['version'])}, {host}"
+    peers = {row["engine"]: row["version"] for row in rows if row["version"]}
+    versions = ", ".join([*(f"{name} {version}" for name, version in peers.items()), host])
     lines = [
         f"# Race in {host.split()[0]}, one thread, batch 1",
         "",
@@ -177,12 +196,26 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
         f"Ratios are to {PEER}: the median over the rounds of the ratio of the round's medians. "
         "The largest error is against it, over the largest output.",
         "",
-        f"Geometric means: {', '.join(f'{name} {mean:.2f}' for name, mean in means.items())}.",
+        f"Geometric means: {', '.join(f'{name} {mean:.2f}' for name, mean in means.items())}."
+        + _beside_tensorflow(rows),
         "",
         markdown_table(*_table(rows), text=2),
         "",
     ]
     RESULTS_FOLDER.joinpath(f"{name}.md").write_text("\n".join(lines))
+
+
+def _beside_tensorflow(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many times as fast as it each engine of ours is, over the models that it runs; or ""."""
+    theirs = {row["model"]: row["ratio"] for row in rows if row["engine"] == TENSORFLOW}
+    if not theirs:
+        return ""
+    said = []
+    for engine in sorted({row["engine"] for row in rows} - {PEER, TENSORFLOW}):
+        own = [row for row in rows if row["engine"] == engine and row["model"] in theirs]
+        mean = geometric_mean([row["ratio"] / theirs[row["model"]] for row in own])
+        said.append(f"{engine} {mean:.2f}")
+    return f" Beside {TENSORFLOW}, over {len(theirs)} models: {', '.join(said)}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

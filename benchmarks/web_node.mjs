@@ -2,6 +2,7 @@
 
 import {readFile, writeFile} from "node:fs/promises";
 import {createRequire} from "node:module";
+import {dirname} from "node:path";
 import {pathToFileURL} from "node:url";
 import {race} from "./web_race.mjs";
 
@@ -9,6 +10,11 @@ const folder = process.argv[2];
 const require = createRequire(pathToFileURL(`${process.cwd()}/`));
 const found = await race(JSON.parse(await readFile(`${folder}/asked.json`, "utf-8")), {
   ort: require("onnxruntime-web"),
+  tensorflow: () => {
+    const {setWasmPaths} = require("@tensorflow/tfjs-backend-wasm");
+    const paths = `${dirname(require.resolve("@tensorflow/tfjs-backend-wasm"))}/`;
+    return {tf: require("@tensorflow/tfjs-core"), setWasmPaths, paths};
+  },
   read: (file) => readFile(`${folder}/${file}`),
   load: (path) => import(pathToFileURL(`${folder}/${path}`)),
   save: (file, bytes) => writeFile(`${folder}/${file}`, bytes),

@@ -1,13 +1,16 @@
-// Races one model in one engine of JavaScript: every module of ours, and onnxruntime-web with one thread.
+// Races one model in one engine of JavaScript: every module of ours, onnxruntime-web with one thread, and
+// TensorFlow.js where the model is written for it.
 // Engines take turns within each round, in an order that rotates.
 //
-// asked: {modules: {engine: path of NAME.mjs}, inputs: {name: {type, dims, file}}, rounds, seconds}
-// ort: onnxruntime-web; read(file): its bytes; load(path): what a module exports; save(file, bytes).
-// Gives {version, engines: {engine: {rounds: [[milliseconds]], outputs: {name: file}}}}.
+// asked: {modules: {engine: path of NAME.mjs}, inputs: {name: {type, dims, file}}, tensorflow, rounds, seconds}
+// ort: onnxruntime-web; tensorflow(): what web_tensorflow.mjs takes, and its version; read(file): its bytes; load(path): what a module exports; save(file, bytes).
+// Gives {versions: {engine: version}, engines: {engine: {rounds: [[milliseconds]], outputs: {name: file}}}}.
+
+import {tensorflow as tensorflowModel} from "./web_tensorflow.mjs";
 
 const kinds = {float32: Float32Array, int64: BigInt64Array};
 
-export async function race(asked, {ort, read, load, save}) {
+export async function race(asked, {ort, tensorflow, read, load, save}) {
   ort.env.wasm.numThreads = 1;
   ort.env.logLevel = "error";
   const arrays = {};
@@ -26,6 +29,13 @@ export async function race(asked, {ort, read, load, save}) {
     const found = await session.run(tensors());
     return Object.fromEntries(Object.entries(found).map(([name, {data}]) => [name, data]));
   };
+  const versions = {"onnxruntime-web": ort.env.versions.web};
+  if (asked.tensorflow) {
+    const found = await tensorflow();
+    const run = await tensorflowModel(found, read);
+    engines["TensorFlow.js"] = async () => run();
+    versions["TensorFlow.js"] = found.tf.version_core;
+  }
   for (const [name, path] of Object.entries(asked.modules)) {
     const model = await (await load(path)).load();
     engines[name] = async () => model.run(arrays);
@@ -54,5 +64,5 @@ export async function race(asked, {ort, read, load, save}) {
       results[name].rounds.push(times);
     }
   }
-  return {version: ort.env.versions.web, engines: results};
+  return {versions, engines: results};
 }
