@@ -188,6 +188,13 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
     return "\n".join([*lines, markdown_table(["model", *machines], rows, text=1), ""])
 
 
+def stored(name: str) -> list[Agreement]:
+    """The cells of an earlier run that stay as they are, or of another that goes on beside."""
+    path = RESULTS_FOLDER / f"{name}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return still_good([Agreement(**row) for row in rows])
+
+
 def still_good(found: Sequence[Agreement]) -> list[Agreement]:
     """Cells that stay as they are: what did not run, or was killed, is tried again."""
     return [each for each in found if each.error is not None]
@@ -205,8 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     origin, found = Origin.of(options), list[Agreement]()
     if options.keep:
-        rows = json.loads(RESULTS_FOLDER.joinpath(f"{options.name}.json").read_text())["rows"]
-        found = still_good([Agreement(**row) for row in rows])
+        found = stored(options.name)
     kept = {(each.model, each.machine) for each in found}
     with tempfile.TemporaryDirectory() as work:
         places = []
@@ -227,8 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             wanted = session.run(None, feeds(model, proto))
             for place in missing:
                 compared = agreement(model, proto, wanted, place)
-                found.append(replace(compared, commit=origin.commit))
-                print(found[-1], flush=True)
+                compared = replace(compared, commit=origin.commit)
+                cell = (compared.model, compared.machine)
+                if options.keep:
+                    found = [e for e in stored(options.name) if (e.model, e.machine) != cell]
+                found.append(compared)
+                print(compared, flush=True)
                 rows = [asdict(each) for each in found]
                 text = page(origin, found)
                 write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, text)

@@ -6,7 +6,13 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from benchmarks.emulated import Agreement, page, still_good
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from benchmarks import emulated
+from benchmarks.emulated import Agreement, page, still_good, stored
 from benchmarks.report import Origin, commit
 
 
@@ -34,6 +40,29 @@ def test_what_did_not_run_is_tried_again() -> None:
     right = Agreement("vgg19", "haswell", "haswell", 2e-3, 1e-4)
     killed = Agreement("vgg19", "cortex-a15", "cortex-a15", None, 1e-4, "killed")
     assert still_good([right, killed]) == [right]
+
+
+def test_runs_that_go_on_beside_each_other_keep_all_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(model: str, proto: object, wanted: object, place: emulated.Place) -> Agreement:
+        if place.name == "wasm32":  # meanwhile the other run does all of its own
+            emulated.main(["--keep", "--models", model, "--machines", "wasm32-relaxed"])
+        return Agreement(model, place.name, place.target.name, 1e-6, 1e-4)
+
+    monkeypatch.setattr(emulated, "RESULTS_FOLDER", tmp_path)
+    monkeypatch.setattr(emulated, "agreement", compared)
+    monkeypatch.setattr(emulated, "build", lambda model: small_model())
+    monkeypatch.setattr(emulated, "feeds", lambda model, proto: {"x": np.zeros(1, np.float32)})
+    emulated.main(["--keep", "--models", "small", "--machines", "wasm32"])
+    assert [each.machine for each in stored("emulated")] == ["wasm32-relaxed", "wasm32"]
+
+
+def small_model() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def test_results_alone_make_no_other_code_of_a_commit(tmp_path: Path) -> None:
