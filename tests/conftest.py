@@ -18,8 +18,10 @@ os.environ["TILEWRIGHT_KEPT_FOLDER"] = ""
 import pytest  # noqa: E402 - after the environment is set
 
 from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
+from tests.logs import plain_logs  # noqa: E402 - as above
 
 register_profiles()
+plain_logs()
 
 
 def pytest_collection() -> None:

@@ -23,7 +23,7 @@ from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
 from compiler.sizes import Dimension, at, open_size
 from compiler.target import Target, resolve_target
-from tests.kernels import HOST, WIDTHS, NestCode, width
+from tests.kernels import HOST, WIDTHS, NestCode, width, widths_in_turn
 
 Array = np.ndarray[Any, Any]
 
@@ -192,10 +192,10 @@ def matmul(rows: int, columns: int, depth: int, lanes: int, *, packed: bool = Tr
     return LoopNest("matmul", (a, b, c), (), (Stage("main", (loop,)),))
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.graphs
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("opened", ["m", "n", "k", "mn", "mnk"])
-def test_a_matrix_product(opened: str, packed: bool, bits: int) -> None:
+@pytest.mark.parametrize(("opened", "bits"), widths_in_turn(["m", "n", "k", "mn", "mnk"]))
+def test_a_matrix_product(opened: str, bits: int, packed: bool) -> None:
     rows, columns, depth = (M if "m" in opened else 13), (N if "n" in opened else 48), 10
     nest = matmul(rows, columns, K if "k" in opened else depth, bits // 32, packed=packed)
     sizes = [
@@ -348,6 +348,15 @@ IMAGES = [
 ]
 
 
+WINDOWS = {
+    "halo": (1, 1),
+    "clipped": (0, 1),
+    "halo, in steps of 2": (1, 2),
+    "clipped, in steps of 2": (0, 2),
+}
+"""Elements of a halo, and the stride."""
+
+
 def convolution(lanes: int, halo: int, stride: int = 1) -> LoopNest:
     """3 x 3, padded by 1, over channels in blocks: by a halo, or by clipping the window's loops."""
     out = tuple((n - 1) // stride + 1 for n in (HEIGHT, WIDTH))
@@ -370,9 +379,10 @@ def convolution(lanes: int, halo: int, stride: int = 1) -> LoopNest:
     return LoopNest("convolution", (x, weight, y), (), (Stage("main", (loop,)),))
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize(("halo", "stride"), [(1, 1), (0, 1), (1, 2), (0, 2)])
-def test_convolution_of_images_of_any_size(halo: int, stride: int, bits: int) -> None:
+@pytest.mark.graphs
+@pytest.mark.parametrize(("window", "bits"), widths_in_turn(WINDOWS))
+def test_convolution_of_images_of_any_size(window: str, bits: int) -> None:
+    halo, stride = WINDOWS[window]
     check(convolution(bits // 32, halo, stride), bits, IMAGES)
 
 

@@ -26,6 +26,7 @@ from db.stores.events import EventStore
 from db.stores.jobs import JobClaim, JobProgress, JobStore
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.models import ModelStore
+from tests.examples import examples
 from tests.unit.db.conftest import Clock
 
 LEASE, STALL, WAIT, MOST = 30.0, 100.0, 200.0, 3
@@ -276,13 +277,14 @@ def machine(tmp_path: Path) -> type[Jobs]:
     return type("Jobs", (Jobs,), {"empty": path})
 
 
+@pytest.mark.graphs
 def test_jobs_do_what_the_model_does(machine: type[Jobs]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=examples(40),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

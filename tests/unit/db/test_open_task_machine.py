@@ -33,6 +33,7 @@ from db.stores.jobs import JobClaim, JobStore
 from db.stores.models import ModelStore
 from db.stores.open_tasks import OpenTask, OpenTaskStore
 from db.stores.statements import table_of
+from tests.examples import examples
 from tests.unit.db.conftest import Clock
 
 LEASE = 30.0
@@ -193,14 +194,14 @@ class OpenTasks(RuleBasedStateMachine):
         assert sum(len(job.has) for job in live) == len(set().union(*(job.has for job in live)))
 
 
+@pytest.mark.graphs
 def test_each_task_is_one_jobs_whatever_becomes_of_them(engine: sa.Engine) -> None:
     run_state_machine_as_test(
         type("OpenTasksOfThisDatabase", (OpenTasks,), {"engine": engine}),
         settings=settings(
-            max_examples=40,
+            max_examples=examples(25),
             stateful_step_count=40,
             deadline=None,
-            derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -34,6 +34,7 @@ from db.stores.leases import (
     RequestState,
 )
 from db.stores.workers import WorkerStore
+from tests.examples import examples
 from tests.unit.db.conftest import Clock
 
 LEASE, ATTEMPTS = 10.0, 5
@@ -286,11 +287,12 @@ class Requests(RuleBasedStateMachine):
         assert sum(self.store.in_hand().values()) == len(leased)
 
 
+@pytest.mark.graphs
 def test_requests_do_what_the_model_does(engine: sa.Engine) -> None:
     run_state_machine_as_test(
         type("RequestsOfThisDatabase", (Requests,), {"engine": engine}),
         settings=settings(
-            max_examples=25,
+            max_examples=examples(20),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -33,6 +32,7 @@ from service.storage import open_storage
 from service.worker import process as worker_module
 from service.worker.options import WorkerOptions
 from tests.databases import lay_database
+from tests.logs import plain_logs
 from tests.unit.service.tuners import LocalWorker, model_bytes
 from tests.unit.service.workers import FakeSandbox, Running
 from tests.unit.tuner.fakes import FakeBuilder
@@ -42,7 +42,7 @@ from tests.unit.tuner.fakes import FakeBuilder
 def logs_of_this_test() -> Iterator[None]:
     """A command under test may set up logs, for a standard error that ends with its test."""
     yield
-    structlog.reset_defaults()
+    plain_logs()
 
 
 @pytest.fixture

@@ -94,13 +94,13 @@ def finish_a_job(storage: Storage, day: int) -> None:
 def test_a_database_that_lives_long_keeps_no_payloads(
     storage: Storage, settings: Settings, clock: Clock
 ) -> None:
-    """Twenty days: what lies there after any of them is what the jobs left for their users."""
+    """Ten days: what lies there after any of them is what the jobs left for their users."""
     rows = sa.select(sa.func.count()).select_from(table_of(RequestRow))
     finish_a_job(storage, 100)
     assert tidy(storage, settings) == Tidied(0, 0, 0), "what was finished just now is kept"
     pass_a_day(storage, clock)
     tidy(storage, settings)
-    for day in range(20):
+    for day in range(10):
         finish_a_job(storage, day)
         pass_a_day(storage, clock)
         removed = tidy(storage, settings)
@@ -109,7 +109,7 @@ def test_a_database_that_lives_long_keeps_no_payloads(
             assert connection.execute(rows).scalar() == 0
     jobs = storage.jobs.list()
     kept = {job.model_digest for job in jobs} | {str(job.artifact_digest) for job in jobs}
-    assert set(storage.blobs.digests()) == kept and len(kept) == 2 * 21
+    assert set(storage.blobs.digests()) == kept and len(kept) == 2 * 11
     # of five workers a day, those of the last week
     assert len(storage.workers.list()) == 5 * 7
     assert tidy(storage, settings) == Tidied(0, 0, 0)

@@ -17,7 +17,7 @@ from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from compiler.target import resolve_target
 from tests.unit.tuner.fakes import FakeQueue, FakeTask, World
 from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model import CostModel, make_cost_model
+from tuner.cost_model import CostModel, make_cost_model, xgboost
 from tuner.search import SearchContext
 
 M, N, K = 96, 192, 64
@@ -118,7 +118,15 @@ def gemm() -> Bench:
 
 
 @pytest.fixture
-def world(gemm: Bench) -> World:
+def world(gemm: Bench, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Two tasks on a device that is made up.
+
+    Cost models grow few trees: what one is worth is tested with the models, and to grow them takes
+    half of such a run.
+    """
+    monkeypatch.setattr(xgboost, "ROUNDS", 10)
+    monkeypatch.setattr(xgboost, "LOCAL_ROUNDS", 5)
+
     def task(name: str, count: int) -> FakeTask:
         return FakeTask(name, gemm.space, gemm.nest, count)
 

@@ -11,6 +11,7 @@ import pytest
 
 from compiler.device import find_device
 from compiler.schedule.schedule import Schedule
+from tests.examples import examples
 from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
 from tuner.events import Event, Finished, Progress, Started
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
@@ -99,7 +100,7 @@ class LateBuilder(FakeBuilder):
         return LateTicket(super().submit(task, schedules).built)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_how_long_builds_took_decides_nothing(world: World, seed: int) -> None:
     """Code that is known by the time it is built is not sent; a replay builds at once, and asks."""
     world.builder = LateBuilder()

@@ -12,8 +12,8 @@ import pytest
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.engine import open_engine
-from db.migrate import upgrade
 from db.stores.records import SqlRecordStore
+from tests.databases import lay_database
 from tests.unit.tuner.fakes import FakeQueue, World
 from tuner.measure.measurement import Phase, Status
 from tuner.pipeline import AHEAD
@@ -29,8 +29,8 @@ def world(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Any:
     if request.param == "memory":
         yield world
         return
-    engine = open_engine(f"sqlite:///{tmp_path / 'records.db'}")
-    upgrade(engine)
+    lay_database(tmp_path)
+    engine = open_engine(f"sqlite:///{tmp_path / 'tilewright.db'}")
     world.store = SqlRecordStore(engine)  # type: ignore[assignment]
     yield world
     engine.dispose()
@@ -53,7 +53,11 @@ def _sent(world: World, phase: Phase = Phase.SCREEN) -> Counter[tuple[str, Sched
     )
 
 
-@pytest.mark.parametrize("status", OF_THE_CANDIDATE)
+@pytest.mark.parametrize(
+    ("world", "status"),
+    [("memory", Status.CRASH), *(("sql", status) for status in OF_THE_CANDIDATE)],
+    indirect=["world"],
+)
 def test_what_failed_is_never_tried_again_by_another_job(
     world: World, gemm: Any, status: Status
 ) -> None:
