@@ -1,7 +1,7 @@
 """RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
 
-Registers are used in pairs, which count as registers of twice the length. Kernels hold vectors of
-a fixed length, so a description promises a minimal register length (Zvl). On shorter registers the
+Registers are used in groups, which count as registers of 512 bits. Kernels hold vectors of a fixed
+length, so a description promises a minimal register length (Zvl). On shorter registers the
 code would silently compute half of a vector.
 """
 
@@ -24,16 +24,17 @@ def _scalar(name: str, cpu: str, *features: str) -> Target:
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=64, vector_registers=16, abi="lp64d")
 
 
-_GROUP = 2
-"""Registers that an instruction works on together (V's LMUL): it is one instruction for twice the
-products, and scalars, addresses and branches are shared by twice as many. Sixteen groups are enough
-for tiles whose scalars lie in registers of their own."""
+_GROUP_BITS = 512
+"""Of the registers that an instruction works on together (V's LMUL): it is one instruction for two
+or four times the products, and scalars, addresses and branches are shared by as many. Eight groups
+of four hold six sums, whose products wait for each other as little as those of twelve halves."""
 
 
 def _vector(name: str, cpu: str, register_bits: int, *features: str) -> Target:
     names = (*_SCALAR, "v", f"zvl{register_bits}b", *features)
     enabled = tuple(sorted(f"+{feature}" for feature in names))
-    return Target(name, _TRIPLE, cpu, enabled, _GROUP * register_bits, 32 // _GROUP, abi="lp64d")
+    registers = 32 * register_bits // _GROUP_BITS
+    return Target(name, _TRIPLE, cpu, enabled, _GROUP_BITS, registers, abi="lp64d")
 
 
 _TARGETS = (

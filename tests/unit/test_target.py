@@ -63,7 +63,7 @@ def test_16_bits_are_multiplied_where_an_instruction_adds_their_products(
         ("x86-64-v4", 512, 32, True),
         ("znver4", 512, 32, True),
         ("aarch64", 128, 32, True),
-        ("riscv64", 256, 16, True),
+        ("riscv64", 512, 8, True),
         ("wasm32", 128, 12, False),
     ],
 )
