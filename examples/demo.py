@@ -192,7 +192,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--older", help="target of the second row; a baseline by default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=800)
-    parser.add_argument("--seconds", type=float, default=12.0, help="most time to tune")
+    parser.add_argument("--seconds", type=float, default=16.0, help="most time to tune")
     parser.add_argument("--older-seconds", type=float, default=16.0, help="0: no second row")
     parser.add_argument("--rounds", type=int, default=3, help="of the race at the end")
     parser.add_argument("--turn-seconds", type=float, default=0.4, help="of each engine in a round")
