@@ -44,6 +44,8 @@ RUN apt-get update \
  && rm -r /wheels
 USER tilewright
 WORKDIR /var/lib/tilewright
+# the records outlive the container: they lie in the volume
+ENV TILEWRIGHT_DATA_FOLDER=/var/lib/tilewright
 VOLUME /var/lib/tilewright
 EXPOSE 8080
 # of `serve`; who runs a tuner of this image disables it, as docker-compose.yml does

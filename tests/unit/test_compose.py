@@ -53,6 +53,16 @@ def test_there_is_all_that_a_service_needs() -> None:
         assert SERVICES[name]["build"]["target"] in stages()
 
 
+@pytest.mark.parametrize(
+    ("stage", "variable"),
+    [("service", "TILEWRIGHT_DATA_FOLDER"), ("worker", "TILEWRIGHT_SPOOL")],
+)
+def test_an_image_keeps_its_files_in_its_volume(stage: str, variable: str) -> None:
+    """Without a word of whoever starts it: what lies elsewhere goes with the container."""
+    (volume,) = re.findall(r"^VOLUME (\S+)$", stages()[stage], flags=re.M)
+    assert re.findall(rf"^ENV {variable}=(\S+)$", stages()[stage], flags=re.M) == [volume]
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_every_variable_is_a_setting(name: str) -> None:
     known = {f"TILEWRIGHT_{field.upper()}" for field in Settings.model_fields}
