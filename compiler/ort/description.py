@@ -11,6 +11,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
+from compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
     from compiler.frontend.model_file import ReadModel
@@ -39,7 +40,7 @@ ELEMENT_TYPES = {
 """Of `TensorProto.DataType`, as ONNX Runtime calls them."""
 
 _DTYPES = {"float": "float32", "double": "float64"}
-_NUMPY = {"float": "float32", "double": "float64", "string": "O", "bfloat16": "uint16"}
+_NUMPY = {"float": "float32", "double": "float64", "string": "O"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
         kind, dims = ELEMENT_TYPES.get(known[name].data_type), tuple(known[name].dims)
         if (
             kind in (None, "string")
-            or array.dtype != numpy_type(f"tensor({kind})")
+            or array.dtype
+            != (np.uint16 if kind == DType.BFLOAT16 else numpy_type(f"tensor({kind})"))
             or array.shape != dims
         ):
             raise InvalidArgumentError(
@@ -207,11 +209,19 @@ def tensor_type(dtype: np.dtype) -> str:
     return f"tensor({_ours(dtype.name)})"
 
 
+def stored_type(dtype: np.dtype) -> np.dtype:
+    """The type of arrays that hold one: of bfloat16, that of its bits."""
+    return np.dtype(np.uint16) if dtype.name == DType.BFLOAT16 else dtype
+
+
 def numpy_type(kind: str) -> np.dtype | None:
-    """The NumPy type of a tensor's elements; None for what is no tensor."""
+    """The NumPy type of a tensor's elements; None for what is no tensor, or bfloat16 without
+    ml_dtypes."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     if name not in ELEMENT_TYPES.values():
         return None
+    if name == DType.BFLOAT16:
+        return bfloat16_type()
     return np.dtype(_NUMPY.get(name, name))
 
 

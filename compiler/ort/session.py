@@ -95,7 +95,7 @@ class InferenceSession:
         model: Any = self._source
         if given.initializers:
             model = with_initializers(
-                model, {name: value.numpy() for name, value in given.initializers.items()}
+                model, {name: as_array(value) for name, value in given.initializers.items()}
             )
         return compile_model(model, threads=threads, dims=dims, **options)
 

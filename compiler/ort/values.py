@@ -10,7 +10,8 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, InvalidInputError
-from compiler.ort.description import ELEMENT_TYPES, numpy_type, tensor_type
+from compiler.ort.description import ELEMENT_TYPES, numpy_type, stored_type, tensor_type
+from compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
     from compiler.runtime.packing import Array
@@ -43,14 +44,14 @@ class OrtValue:
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
         """A value that has the array's memory. Raises InvalidArgumentError for another device."""
         check_cpu(device_type)
-        return OrtValue(as_array(array))
+        return OrtValue(_any_array(array))
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
         """A value that has the array's memory, of a type that NumPy may not know. Raises
         InvalidArgumentError if the array cannot hold it."""
-        array, wanted = as_array(data), element_type_of(onnx_element_type)
-        if array.dtype != wanted:
+        array = as_array(data)
+        if array.dtype != stored_type(element_type_of(onnx_element_type)):
             raise InvalidArgumentError(
                 f"an array of {array.dtype} holds no {ELEMENT_TYPES[onnx_element_type]}"
             )
@@ -81,15 +82,17 @@ class OrtValue:
         return self._value
 
     def update_inplace(self, array: Array) -> None:
-        """Copy an array into it. Raises InvalidArgument if shape or type differ."""
+        """Copy an array into it; bfloat16 also as raw bits. Raises InvalidArgument if shape or type
+        differ."""
         if isinstance(array, list):
             raise InvalidArgument("a tensor cannot hold a sequence")
-        if array.shape != self._array.shape or array.dtype != self._array.dtype:
+        into, found = _bits(self._array), _bits(array)
+        if found.shape != into.shape or found.dtype != into.dtype:
             raise InvalidArgument(
                 f"a value of {self._array.dtype} {list(self._array.shape)} cannot hold "
                 f"{array.dtype} {list(array.shape)}"
             )
-        self._array[...] = array
+        into[...] = found
 
     def data_ptr(self) -> int:
         """The address of the first element."""
@@ -155,8 +158,12 @@ class _Capsule:
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
-    """What is given for an input, as an array; lists become arrays of the type that `kind` gives,
-    which is asked for them alone: it may have to read a model."""
+    """What is given for an input, as an array, of bfloat16 the raw bits; lists become arrays of the
+    type that `kind` gives, which is asked for them alone: it may have to read a model."""
+    return _bits(_any_array(given, kind))
+
+
+def _any_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
     if isinstance(given, OrtValue):
         given = given._array
     elif not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
@@ -166,15 +173,21 @@ def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> 
             given = np.asarray(given, kind())
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"{type(given).__name__} is no array: {error}") from error
-    found: Array = given.view(np.uint16) if given.dtype.name == DType.BFLOAT16 else given
+    found: Array = given
     return found
 
 
+def _bits(array: Array) -> Array:
+    return array.view(stored_type(array.dtype))
+
+
 def element_type_of(given: Any) -> np.dtype:
-    """A NumPy type, or the number of an ONNX one."""
+    """A NumPy type, or the number of an ONNX one; raw bits where NumPy has no bfloat16."""
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:
             raise InvalidArgumentError(f"{given} is no element type of arrays")
+        if ELEMENT_TYPES[given] == DType.BFLOAT16:
+            return bfloat16_type() or np.dtype(np.uint16)
         return numpy_type(f"tensor({ELEMENT_TYPES[given]})") or np.dtype(object)
     return np.dtype(given)  # type: ignore[no-any-return]  # whatever NumPy takes
 

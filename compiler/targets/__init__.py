@@ -480,7 +480,6 @@ def families() -> tuple[Family, ...]:
 
 
 @cache
-@cache
 def family_of(machine: str) -> Family | None:
     """The family of an architecture, by an operating system's name for it or LLVM's; None if no
     module describes it."""

@@ -186,6 +186,57 @@ def test_bfloat16_is_ml_dtypes() -> None:
     assert np.array_equal(found, x.T)
 
 
+def test_lists_for_bfloat16_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not raw bits; without ml_dtypes there is no telling."""
+    session = ort.InferenceSession(typed(TensorProto.BFLOAT16))
+    (found,) = session.run(None, {"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]})
+    assert found.astype(np.float32).tolist() == [[1, 4], [2, 5], [3, 6]]
+    monkeypatch.setattr("compiler.ort.description.bfloat16_type", lambda: None)
+    with pytest.raises(ort.InvalidArgument, match="float64, expected bfloat16"):
+        session.run(None, {"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]})
+
+
+def test_bfloat16_is_written_where_outputs_are_bound() -> None:
+    x = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    session, bits = ort.InferenceSession(typed(TensorProto.BFLOAT16)), np.zeros((3, 2), np.uint16)
+    places = [
+        ort.OrtValue.ortvalue_from_numpy(np.zeros((3, 2), ml_dtypes.bfloat16)),
+        ort.OrtValue.ortvalue_from_shape_and_type([3, 2], TensorProto.BFLOAT16),
+        ort.OrtValue.ortvalue_from_numpy(bits),
+    ]
+    for place in places:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(x))
+        binding.bind_ortvalue_output("y", place)
+        session.run_with_iobinding(binding)
+    assert [p.data_type() for p in places] == ["tensor(bfloat16)"] * 2 + ["tensor(uint16)"]
+    for found in (places[0].numpy(), places[1].numpy(), bits.view(ml_dtypes.bfloat16)):
+        assert np.array_equal(found, x.T)
+    binding = session.io_binding()
+    binding.bind_input("x", "cpu", 0, TensorProto.BFLOAT16, [2, 3], x.ctypes.data)
+    bits[...] = 0
+    binding.bind_output("y", "cpu", 0, TensorProto.BFLOAT16, [3, 2], bits.ctypes.data)
+    session.run_with_iobinding(binding)
+    assert np.array_equal(bits.view(ml_dtypes.bfloat16), x.T)
+
+
+def test_initializers_of_bfloat16_are_given() -> None:
+    whole = numpy_helper.from_array(np.ones(3, ml_dtypes.bfloat16), "w")
+    ends = [helper.make_tensor_value_info(n, TensorProto.BFLOAT16, [3]) for n in "xy"]
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], [whole]))
+    x, twice = np.arange(3).astype(ml_dtypes.bfloat16), np.full(3, 2, ml_dtypes.bfloat16)
+    for value in (
+        ort.OrtValue.ortvalue_from_numpy(twice),
+        ort.OrtValue.ortvalue_from_numpy_with_onnx_type(twice, TensorProto.BFLOAT16),
+        ort.OrtValue.ortvalue_from_numpy(twice.view(np.uint16)),
+    ):
+        options = ort.SessionOptions()
+        options.add_initializer("w", value)
+        (found,) = ort.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+        assert np.array_equal(found, 2 * x)
+
+
 def test_texts() -> None:
     ours, theirs = sessions(labels())
     for feed in (np.array(["a", "b"]), np.array(["b", "a"], object), ["b", "b"]):
