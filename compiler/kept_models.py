@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 
+from compiler.asked_schedules import AskedSchedules, check_answers
 from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
 from compiler.kept_folder import KeptFolder
@@ -72,8 +73,8 @@ class KeptModels:
     """Compiles models that are not kept, and keeps what it compiled.
 
     A model is kept if it is a file, bytes, or a message whose tensors are arrays apart from it; if
-    it has one program; and if no schedules or plans of others are used: nobody knows whether they
-    are the same the next time.
+    it has one program; and if no plans of others are used: nobody knows whether they are the same
+    the next time. A source of schedules is asked again for what it said, and must say the same.
 
     Args:
         folder: where they are; None keeps nothing.
@@ -90,7 +91,7 @@ class KeptModels:
         """
         options.machine()  # what is impossible is said before a large file is read
         source = None if self._folder is None else _Source.of(model)
-        if source is None or options.schedules is not None or options.planner is not None:
+        if source is None or options.planner is not None:
             with _naming_packages():
                 from compiler.driver import compile_with
 
@@ -98,8 +99,38 @@ class KeptModels:
         key = _key(source.digest, options)
         return self._load(key, source, options) or self._make(key, source, options)
 
-    def _load(self, key: str, source: _Source, options: CompileOptions) -> Compiled | None:
-        assert self._folder is not None
+    def tuned(self, model: Model, options: CompileOptions) -> Compiled | None:
+        """What `keep_tuned` kept, in whichever process; None if it did not."""
+        source = None if self._folder is None else _Source.of(model)
+        if source is None:
+            return None
+        return self._load(_key(source.digest, options, tuned=True), source, options, tuned=True)
+
+    def keep_tuned(
+        self, model: Model, options: CompileOptions, make: Callable[[Path | None], Compiled]
+    ) -> Compiled:
+        """Keep a program that was tuned for a model and options, instead of what was kept before.
+
+        Args:
+            make: compiles it, with an artifact in a folder; it is given None where none is kept.
+        """
+        source = None if self._folder is None else _Source.of(model)
+        if source is None or self._folder is None:
+            return make(None)
+        with _naming_packages():
+            from compiler.frontend.model_file import read_model
+            from compiler.frontend.tensors import external_files
+
+        locations = external_files(read_model(source.model).proto)
+        key = _key(source.digest, options, tuned=True)
+        self._folder.remove(key)
+        return self._keep(key, source, locations, make) or make(None)
+
+    def _load(
+        self, key: str, source: _Source, options: CompileOptions, *, tuned: bool = False
+    ) -> Compiled | None:
+        if self._folder is None:
+            return None
         entry = self._folder.find(key)
         if entry is None:
             return None
@@ -108,6 +139,8 @@ class KeptModels:
             beside = source.states(details["files"])
             if not source.has(details["files"]):
                 raise ArtifactError("its external data has changed")
+            if options.schedules is not None and not tuned:
+                check_answers(details["schedules"], options.schedules)
             artifact = read_artifact(entry / ARTIFACT)
             program = artifact.executable(options.threads)
             if not artifact.ports.open:
@@ -138,26 +171,47 @@ class KeptModels:
             from compiler.driver import compile_read, reading
             from compiler.frontend.tensors import external_files
 
+        read = reading(source.model, options)
+        asked = None if options.schedules is None else AskedSchedules(options.schedules)
+        given = replace(options, schedules=asked)
+        made = self._keep(
+            key,
+            source,
+            external_files(read[0].proto),
+            lambda into: compile_read(read, given, into),
+            asked,
+        )
+        return made or compile_read(reading(source.model, options), options)
+
+    def _keep(
+        self,
+        key: str,
+        source: _Source,
+        locations: Sequence[str],
+        compiling: Callable[[Path], Compiled],
+        asked: AskedSchedules | None = None,
+    ) -> Compiled | None:
+        """What was compiled, whether or not it could be kept; None if it was not compiled."""
         assert self._folder is not None
         made: list[Compiled] = []
-        read = reading(source.model, options)
-        locations = external_files(read[0].proto)
         beside, files = source.states(locations), source.digests(locations)
 
         def make(folder: Path) -> None:
-            made.append(compile_read(read, options, folder / ARTIFACT))
+            made.append(compiling(folder / ARTIFACT))
             source.check_same(beside)
             if not (folder / ARTIFACT).exists():
                 raise ArtifactError("it has more than one program")
             ranged = made[0] if isinstance(made[0], SizedExecutable) else None
             ranges = {} if ranged is None else {n: d.range_text for n, d in ranged.ranges.items()}
             reason = "" if ranged is None else ranged.reason
-            details = {"files": files, "ranges": ranges, "reason": reason}
+            details: dict[str, object] = {"files": files, "ranges": ranges, "reason": reason}
+            if asked is not None:
+                details["schedules"] = asked.answers()
             (folder / DETAILS).write_text(json.dumps(details))
 
         with suppress(ArtifactError, ChangedModelError):
             self._folder.keep(key, make)
-        return made[0] if made else compile_read(reading(source.model, options), options)
+        return made[0] if made else None
 
 
 @contextmanager
@@ -285,7 +339,7 @@ def _digest(folder: Path, location: str) -> str:
         return ""
 
 
-def _key(model: str, options: CompileOptions) -> str:
+def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
     """Of all that the code of a model depends on. What comes to naught in another process, such as
     the order of the dimensions, is left out."""
     device = this_device()
@@ -300,6 +354,8 @@ def _key(model: str, options: CompileOptions) -> str:
         "numerics": options.numerics,
         "weight_limit_bytes": options.weight_limit_bytes,
         "precision": str(options.precision),
+        "schedules": options.schedules is not None and not tuned,
+        "tuned": tuned,
         "own_sizes": sorted(sorted(sizes) for sizes in options.own_sizes),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

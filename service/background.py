@@ -21,6 +21,7 @@ import structlog
 
 from compiler.errors import CompilerError
 from compiler.frontend.model_file import write_model
+from compiler.kept_models import KeptModels, own_folder
 from compiler.ranges import as_range
 from service.jobs.known_model import KnownModel
 from service.settings import Settings
@@ -44,12 +45,21 @@ class BackgroundTuner:
         trials: at most.
         settings: which database; that of the environment by itself.
         niceness: of the process, so that who serves goes first.
+        keep: whether other processes load what was tuned, and do not tune it again.
     """
 
     seconds: float = 60.0
     trials: int = 1000
     settings: Settings = field(default_factory=Settings)
     niceness: int = 10
+    keep: bool = True
+
+    def kept(self, model: ReadModel, options: CompileOptions) -> Compiled | None:
+        """What was tuned for this model and these options before, in whichever process."""
+        return self._models().tuned(model, options)
+
+    def _models(self) -> KeptModels:
+        return KeptModels(own_folder() if self.keep else None)
 
     def __call__(self, model: ReadModel, options: CompileOptions) -> Compiled | None:
         """The tuned model; None, and a line in the log, if it could not be tuned."""
@@ -76,7 +86,9 @@ class BackgroundTuner:
                 path, storage, options.threads, options.numerics, str(options.precision)
             )
             try:
-                return known.compile(dict(options.dims))
+                return self._models().keep_tuned(
+                    model, options, lambda into: known.compile(dict(options.dims), into)
+                )
             except CompilerError as error:
                 log.warning("a tuned model does not compile", error=str(error))
                 return None

@@ -30,6 +30,7 @@ from compiler.torch.translation import Translated, translate, used_as_tables
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
+    from compiler.options import CompileOptions
 
 log = logging.getLogger("tilewright.torch")
 
@@ -169,7 +170,8 @@ class GraphFunction:
             )
             options = self._options.compile_options(translated.ranges)
             keep = own_folder() if self._options.keep else None
-            compiled = KeptModels(keep).compile(translated.model, options)
+            tuned = self._tuned_before(translated, options)
+            compiled = tuned or KeptModels(keep).compile(translated.model, options)
         except Exception as error:  # noqa: BLE001 - see above
             self._give_up(error)
             return None
@@ -177,7 +179,7 @@ class GraphFunction:
             (p, weakref.ref(each), each.data_ptr(), each._version) for p, each in constants.items()
         )
         program = _Program(compiled, translated, known)
-        if self._options.tuner is not None:
+        if self._options.tuner is not None and tuned is None:
             threading.Thread(
                 target=self._tuned, args=(program,), name="tilewright-tuner", daemon=True
             ).start()
@@ -206,6 +208,14 @@ class GraphFunction:
             return False
         is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
         return not (position in self._tables and is_read_in_place)
+
+    def _tuned_before(self, translated: Translated, options: CompileOptions) -> Compiled | None:
+        """What the tuner has kept of this model, if it keeps anything."""
+        kept = getattr(self._options.tuner, "kept", None)
+        if kept is None or not self._options.keep:
+            return None
+        found: Compiled | None = kept(translated.model, options)
+        return found
 
     def _tuned(self, program: _Program) -> None:
         """Tune a program's model, and let what comes of it serve."""

@@ -31,7 +31,8 @@ class BackendOptions:
         keep: whether other processes load what this one compiles.
         schedules: where tuned schedules are looked up, such as a tuning database's records.
         tuner: called in a thread of its own for each model that was compiled; what it gives serves
-            from then on. `service.background.BackgroundTuner` is one.
+            from then on. `service.background.BackgroundTuner` is one. If it has a method `kept`
+            with the same arguments, that is asked first for what was tuned before.
     """
 
     threads: int = 0

@@ -58,9 +58,10 @@ class KnownModel:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
 
     def compile(
-        self, dims: Mapping[str, SizeRange] | None = None
+        self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
     ) -> Executable | SizedExecutable | StagedExecutable:
-        """Compile for sizes or ranges of named dimensions (`compiler.compile_model`).
+        """Compile for sizes or ranges of named dimensions (`compiler.compile_model`), and write an
+        artifact if there is one program (`compiler.driver.compile_with`).
 
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
@@ -76,6 +77,7 @@ class KnownModel:
                 planner=self._plan,
                 own_sizes=self._tuned_sizes(dims or {}),
             ),
+            into,
         )
 
     def best(

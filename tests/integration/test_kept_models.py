@@ -16,13 +16,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler
 from compiler import kept_models
-from compiler.driver import CompileOptions
+from compiler.driver import CompileOptions, compile_with, make_plan
 from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.frontend.model_file import read_model, with_tensors
+from compiler.graph.ir import Graph
 from compiler.kept_folder import KeptFolder
 from compiler.kept_models import ARTIFACT, KeptModels, own_folder
+from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
+from compiler.target import resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -352,8 +355,50 @@ def test_a_model_that_changes_while_it_compiles_is_not_kept(
 
 def test_what_others_plan_is_not_kept(kept: KeptModels, folder: KeptFolder, path: Path) -> None:
     kept.compile(model(), CompileOptions())  # a message in memory
-    kept.compile(path, CompileOptions(schedules=NothingKnown()))
+    kept.compile(path, CompileOptions(planner=lambda graph, _: plan_of(graph)))
     assert not entries(folder)
+
+
+def plan_of(graph: Graph) -> GraphPlan:
+    return make_plan(graph, resolve_target("host"), "fast")
+
+
+def test_a_model_with_schedules_is_kept_while_they_are_the_same(
+    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+) -> None:
+    options = CompileOptions(schedules=NothingKnown())
+    for _ in range(2):
+        assert np.array_equal(kept.compile(path, options).run([X])[0], 2 * X)
+    assert len(compiles) == 1
+    (entry,) = entries(folder)
+    details = json.loads((entry / "details.json").read_text())
+    assert details["schedules"][0][1:] == [resolve_target("host").key, 1, "fast", None]
+    details["schedules"][0][-1] = {"algorithm": "another", "choices": {}}
+    for lie in (details, {**details, "schedules": [1]}, {**details, "schedules": None}):
+        (entry / "details.json").write_text(json.dumps(lie))
+        kept.compile(path, options)
+    assert len(compiles) == 4
+    kept.compile(path, CompileOptions())  # is another one
+    assert len(entries(folder)) == 2
+
+
+def test_a_tuned_program_is_kept_beside_the_other(
+    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+) -> None:
+    options = CompileOptions()
+    kept.compile(path, options)
+    assert kept.tuned(path, options) is None
+    for count in (2, 3):  # the later one instead of the earlier
+        made = kept.keep_tuned(path, options, lambda into: compile_with(path, options, into))
+        assert np.array_equal(made.run([X])[0], 2 * X)
+        found = kept.tuned(path, options)
+        assert found is not None and np.array_equal(found.run([X])[0], 2 * X)
+        assert len(compiles) == count
+        assert len(entries(folder)) == 2
+    assert kept.tuned(path, CompileOptions(threads=2)) is None
+    nowhere = KeptModels(None)
+    assert nowhere.tuned(path, options) is None
+    assert nowhere.keep_tuned(path, options, lambda into: made if into is None else None) is made
 
 
 def test_a_bad_model_is_refused_each_time(kept: KeptModels, path: Path) -> None:

@@ -65,6 +65,29 @@ def test_a_tuner_works_while_the_untuned_code_serves(made: list[Any]) -> None:
     assert len(made) == 1
 
 
+def test_what_was_tuned_before_serves_at_once(made: list[Any]) -> None:
+    kept: list[Any] = []
+
+    class Tuner:
+        def kept(self, model: Any, options: Any) -> Any:
+            return kept[-1] if kept else None
+
+        def __call__(self, model: Any, options: Any) -> None:
+            kept.append(compile_with(model, options))
+
+    model = nn.Linear(4, 4).eval()
+    for compiled in (1, 1):  # the second time as another process would
+        torch._dynamo.reset()
+        same(model, X, options={"tuner": Tuner(), "threads": 1})
+        for thread in threading.enumerate():
+            if thread.name == "tilewright-tuner":
+                thread.join(30)
+        assert len(made) == compiled and len(kept) == 1
+    torch._dynamo.reset()
+    same(model, X, options={"tuner": Tuner(), "threads": 1, "keep": False})
+    assert len(made) == 2
+
+
 def test_schedules_are_looked_up(made: list[Any]) -> None:
     asked = []
 

@@ -20,6 +20,11 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_KEPT_FOLDER", str(tmp_path / "kept"))
+
+
 @pytest.fixture
 def model() -> ReadModel:
     """x @ W, with W apart from the message."""
@@ -52,6 +57,21 @@ def test_a_model_is_tuned_in_another_process(
     written = seen.read_bytes().removesuffix(str(tmp_path / "data").encode())
     (weights,) = read_model(written).proto.graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(weights), W)
+
+
+def test_what_was_tuned_is_there_in_another_process(
+    model: ReadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundTuner, "command", lambda *_: [sys.executable, "-c", ""])
+    settings, options = Settings(data_folder=tmp_path / "data"), CompileOptions(dims={"rows": 3})
+    tuner = BackgroundTuner(settings=settings)
+    assert tuner.kept(model, options) is None
+    assert tuner(model, options) is not None
+    found = BackgroundTuner(seconds=5, settings=settings).kept(model, options)
+    assert found is not None
+    np.testing.assert_allclose(found.run({"x": X})[0], X @ W, rtol=1e-5)
+    assert tuner.kept(model, CompileOptions(dims={"rows": 4})) is None
+    assert BackgroundTuner(settings=settings, keep=False).kept(model, options) is None
 
 
 def test_what_cannot_be_tuned_is_logged(model: ReadModel, tmp_path: Path) -> None:
