@@ -84,7 +84,16 @@ INSIDE: dict[str, set[str]] = {
     "kept_folder": set(),
 }
 # the driver, what it is told, and the ways in
-FREE = {"driver", "options", "compiling", "kept_models", "onnx_backend", "ort", "torch"}
+FREE = {
+    "driver",
+    "options",
+    "compiling",
+    "asked_schedules",
+    "kept_models",
+    "onnx_backend",
+    "ort",
+    "torch",
+}
 
 # What runs on a device. Nothing here may need more than the standard library and NumPy.
 DEVICE_SIDE = (
