@@ -7,6 +7,7 @@ entries used longest ago go first, when all together are larger than the limit.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from pathlib import Path
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _REST = re.compile(r"\.(new|old)\.[0-9a-f]{16}")
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _ABANDONED_SECONDS = 86_400.0
 """Half-made entries of processes that died are removed when they are so old."""
 
@@ -72,8 +74,13 @@ class KeptFolder:
             return None
         return entry
 
-    def keep(self, key: str, make: Callable[[Path], object]) -> Path | None:
+    def keep(
+        self, key: str, make: Callable[[Path], object], *, replacing: bool = False
+    ) -> Path | None:
         """Keep what `make` writes into the folder that it is given; the entry that is there then.
+
+        An entry that is there already stays, or is replaced: then it is there until what `make`
+        wrote is complete, and stays if that fails.
 
         None if the folder cannot be trusted, the entry alone is larger than the limit, or it cannot
         be written: a full disk must not stop who only wants the result. What `make` raises comes
@@ -90,11 +97,10 @@ class KeptFolder:
             size = _bytes_below(staging)
             if size > self.limit_bytes:
                 return None
-            self._shrink(self.limit_bytes - size)
+            self._shrink(self.limit_bytes - size, entry if replacing else None)
             now = self._clock()
             os.utime(staging, (now, now))
-            with suppress(OSError):  # another process kept the same meanwhile
-                staging.rename(entry)
+            self._put(staging, entry, replacing)
             return self.find(key)
         except OSError:
             return None
@@ -118,15 +124,29 @@ class KeptFolder:
             raise ValueError(f"'{key}' is no SHA-256 in hexadecimal digits")
         return self.path / key
 
-    def _shrink(self, most: int) -> None:
+    def _put(self, staging: Path, entry: Path, replacing: bool) -> None:
+        """Give a complete folder the name of an entry."""
+        with suppress(OSError):  # another process kept the same meanwhile
+            staging.rename(entry)
+            return
+        if not replacing:
+            return
+        if _exchange(staging, entry):
+            self._drop(staging)  # what was replaced
+            return
+        self._drop(entry)  # a system that cannot exchange two folders: for a moment there is none
+        with suppress(OSError):
+            staging.rename(entry)
+
+    def _shrink(self, most: int, replaced: Path | None) -> None:
         """Remove the entries used longest ago until no more than so many bytes are left, and what
-        processes left behind that died while they wrote."""
+        processes left behind that died while they wrote. The entry that is replaced takes none."""
         for entry in os.scandir(self.path):
             if _REST.fullmatch(entry.name):
                 with suppress(OSError):
                     if self._clock() - entry.stat().st_mtime > _ABANDONED_SECONDS:
                         shutil.rmtree(entry.path, ignore_errors=True)
-        kept = sorted(self.entries())
+        kept = sorted(entry for entry in self.entries() if entry[2] != replaced)
         total = sum(size for _, size, _ in kept)
         for _, size, path in kept:
             if total <= most:
@@ -152,6 +172,15 @@ def _is_own(status: os.stat_result) -> bool:
     if not hasattr(os, "getuid"):
         return False
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders have each other's name at once; false if the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    return bool(rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0)
 
 
 def _bytes_below(folder: Path) -> int:

@@ -45,6 +45,9 @@ ARTIFACT, DETAILS = "artifact", "details.json"
 FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
 DEFAULT_LIMIT_BYTES = 4 << 30
 
+MOST_LOOKS = 3
+"""At an entry that others replace while it is read."""
+
 
 def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
     """Where this user's models are kept: `$TILEWRIGHT_KEPT_FOLDER`, or `tilewright/compiled` in
@@ -109,7 +112,8 @@ class KeptModels:
     def keep_tuned(
         self, model: Model, options: CompileOptions, make: Callable[[Path | None], Compiled]
     ) -> Compiled:
-        """Keep a program that was tuned for a model and options, instead of what was kept before.
+        """Keep a program that was tuned for a model and options, instead of what was kept before,
+        which others find until then.
 
         Args:
             make: compiles it, with an artifact in a folder; it is given None where none is kept.
@@ -123,35 +127,48 @@ class KeptModels:
 
         locations = external_files(read_model(source.model).proto)
         key = _key(source.digest, options, tuned=True)
-        self._folder.remove(key)
-        return self._keep(key, source, locations, make) or make(None)
+        return self._keep(key, source, locations, make, replacing=True) or make(None)
 
     def _load(
         self, key: str, source: _Source, options: CompileOptions, *, tuned: bool = False
     ) -> Compiled | None:
         if self._folder is None:
             return None
-        entry = self._folder.find(key)
-        if entry is None:
-            return None
-        try:
-            details = json.loads((entry / DETAILS).read_bytes())
-            beside = source.states(details["files"])
-            if not source.has(details["files"]):
-                raise ArtifactError("its external data has changed")
-            if options.schedules is not None and not tuned:
-                check_answers(details["schedules"], options.schedules)
-            artifact = read_artifact(entry / ARTIFACT)
-            program = artifact.executable(options.threads)
-            if not artifact.ports.open:
-                return program
-            ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
-            reason = details["reason"]
-            if not isinstance(reason, str):
-                raise TypeError("a reason is a text")
-        except (ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError):
-            self._folder.remove(key)  # it is damaged, or another process is removing it
-            return None
+        for _ in range(MOST_LOOKS):
+            entry = self._folder.find(key)
+            if entry is None:
+                return None
+            identity, found = _state_of(entry)[:2], None
+            # it is damaged, or another process is removing it
+            with suppress(
+                ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError
+            ):
+                found = self._opened(entry, source, options, tuned=tuned)
+            if _state_of(entry)[:2] == identity:
+                if found is None:
+                    self._folder.remove(key)
+                return found
+            # another process has replaced it: what was read may be of the one and of the other
+        return None
+
+    def _opened(
+        self, entry: Path, source: _Source, options: CompileOptions, *, tuned: bool
+    ) -> Compiled:
+        """The program of an entry; raises in many ways if that is damaged, or does not hold."""
+        details = json.loads((entry / DETAILS).read_bytes())
+        beside = source.states(details["files"])
+        if not source.has(details["files"]):
+            raise ArtifactError("its external data has changed")
+        if options.schedules is not None and not tuned:
+            check_answers(details["schedules"], options.schedules)
+        artifact = read_artifact(entry / ARTIFACT)
+        program = artifact.executable(options.threads)
+        if not artifact.ports.open:
+            return program
+        ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
+        reason = details["reason"]
+        if not isinstance(reason, str):
+            raise TypeError("a reason is a text")
 
         def made(sizes: Sizes) -> Executable:
             """A program of its own for sizes that the kept one does not serve."""
@@ -190,6 +207,8 @@ class KeptModels:
         locations: Sequence[str],
         compiling: Callable[[Path], Compiled],
         asked: AskedSchedules | None = None,
+        *,
+        replacing: bool = False,
     ) -> Compiled | None:
         """What was compiled, whether or not it could be kept; None if it was not compiled."""
         assert self._folder is not None
@@ -210,7 +229,7 @@ class KeptModels:
             (folder / DETAILS).write_text(json.dumps(details))
 
         with suppress(ArtifactError, ChangedModelError):
-            self._folder.keep(key, make)
+            self._folder.keep(key, make, replacing=replacing)
         return made[0] if made else None
 
 

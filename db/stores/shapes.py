@@ -168,8 +168,11 @@ class ShapeStore:
         away = ((distance(sizes, each.sizes), each) for each in found)
         return heapq.nsmallest(most, away, key=lambda pair: (pair[0], pair[1].workload_key))
 
-    def members(self, family: str, target_key: str, threads: int, numerics: str) -> list[str]:
-        """The keys of the workloads of a family that have a served record."""
+    def members(
+        self, family: str, target_key: str, threads: int, numerics: str, most: int
+    ) -> list[str]:
+        """The keys of workloads of a family that have a served record: so many at most, those with
+        the newest ones first."""
         query = (
             sa.select(_shapes.c.workload_key)
             .join(_records, _records.c.workload_key == _shapes.c.workload_key)
@@ -180,8 +183,9 @@ class ShapeStore:
                 _records.c.numerics == numerics,
                 _records.c.state == Standing.CONFIRMED.value,
             )
-            .distinct()
-            .order_by(_shapes.c.workload_key)
+            .group_by(_shapes.c.workload_key)
+            .order_by(sa.func.max(_records.c.serial).desc())
+            .limit(most)
         )
         with reading(self._engine) as connection:
             return list(connection.execute(query).scalars())

@@ -23,15 +23,18 @@ from tuner.tasks import Task
 MEMBERS_AT_ONCE = 50
 """Of a family, whose records are read together."""
 
+MOST_MEMBERS = 500
+"""Of a family, that are looked at: a network of many scales may have thousands."""
+
 
 def relatives_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
-    """The served records of its family under the target, threads and numerics of a key.
+    """The newest served records of its family under the target, threads and numerics of a key.
 
     The workload's own is not among them.
     """
     storage.shapes.index(shape_of)
     where = key.target_key, key.threads, key.numerics
-    members = storage.shapes.members(workload.family, *where)
+    members = storage.shapes.members(workload.family, *where, MOST_MEMBERS)
     keys = [RecordKey(name, *where) for name in members if name != workload.key]
     for start in range(0, len(keys), MEMBERS_AT_ONCE):  # mostly the first one will do
         yield from storage.ledger.served(keys[start : start + MEMBERS_AT_ONCE]).values()

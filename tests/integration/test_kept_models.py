@@ -17,12 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 import compiler
 from compiler import kept_models
 from compiler.driver import CompileOptions, compile_with, make_plan
-from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
 from compiler.frontend.model_file import read_model, with_tensors
 from compiler.graph.ir import Graph
 from compiler.kept_folder import KeptFolder
 from compiler.kept_models import ARTIFACT, KeptModels, own_folder
 from compiler.plan import GraphPlan
+from compiler.runtime.artifact import Artifact, read_artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
 from compiler.target import resolve_target
@@ -399,6 +400,43 @@ def test_a_tuned_program_is_kept_beside_the_other(
     nowhere = KeptModels(None)
     assert nowhere.tuned(path, options) is None
     assert nowhere.keep_tuned(path, options, lambda into: made if into is None else None) is made
+
+
+def test_a_tuned_program_stays_until_there_is_another(kept: KeptModels, path: Path) -> None:
+    options = CompileOptions()
+    kept.keep_tuned(path, options, lambda into: compile_with(path, options, into))
+
+    def fails(into: Path | None) -> Executable:
+        assert kept.tuned(path, options) is not None
+        raise InvalidModelError("it does not compile")
+
+    with pytest.raises(InvalidModelError):
+        kept.keep_tuned(path, options, fails)
+    assert kept.tuned(path, options) is not None
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(
+    kept: KeptModels, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CompileOptions()
+
+    def keep() -> None:
+        kept.keep_tuned(path, options, lambda into: compile_with(path, options, into))
+
+    keep()
+    looked: list[Path] = []
+
+    def replacing(folder: Path) -> Artifact:
+        looked.append(folder)
+        if len(looked) == 1:
+            keep()
+            raise ArtifactError("half of it is of the other")
+        return read_artifact(folder)
+
+    monkeypatch.setattr(kept_models, "read_artifact", replacing)
+    found = kept.tuned(path, options)
+    assert found is not None and np.array_equal(found.run([X])[0], 2 * X)
+    assert len(looked) == 2 and kept.tuned(path, options) is not None
 
 
 def test_a_bad_model_is_refused_each_time(kept: KeptModels, path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler import kept_folder
 from compiler.kept_folder import KeptFolder
 
 DAY = 86_400.0
@@ -62,6 +63,55 @@ def test_an_entry_that_is_there_stays(kept: KeptFolder) -> None:
     kept.keep(key("a"), writes("first"))
     again = kept.keep(key("a"), writes("second"))
     assert again is not None and (again / "file").read_text() == "first"
+    assert names(kept) == {key("a")}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_entry_is_replaced_once_the_other_is_complete(
+    kept: KeptFolder, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(kept_folder, "_exchange", lambda *_: False)
+    kept.keep(key("b"), writes("other"))
+    kept.keep(key("a"), writes(60 * "1"))
+
+    def second(folder: Path) -> None:
+        entry = kept.find(key("a"))
+        assert entry is not None and (entry / "file").read_text() == 60 * "1"
+        (folder / "file").write_text(60 * "2")
+
+    def fails(folder: Path) -> None:
+        second(folder)
+        raise OSError(28, "No space left on device")
+
+    for make, expected in ((fails, "1"), (second, "2")):
+        kept.keep(key("a"), make, replacing=True)
+        entry = kept.find(key("a"))
+        assert entry is not None and (entry / "file").read_text() == 60 * expected
+        assert names(kept) == {key("a"), key("b")}, "what is replaced takes none of the limit"
+    kept.remove(key("a"))
+    (kept.path / key("a")).write_text("no folder")
+    kept.keep(key("a"), writes("third"), replacing=True)
+    assert kept.find(key("a")) is not None and names(kept) == {key("a"), key("b")}
+
+
+def replace_often(path: Path, text: str) -> None:
+    for _ in range(50):
+        KeptFolder(path, 1 << 20).keep(key("a"), writes(text), replacing=True)
+
+
+def test_readers_find_an_entry_that_processes_replace(kept: KeptFolder) -> None:
+    kept.keep(key("a"), writes("0"))
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=replace_often, args=(kept.path, text)) for text in "12"]
+    for each in writers:
+        each.start()
+    while any(each.is_alive() for each in writers):
+        entry = kept.find(key("a"))
+        assert entry is not None and (entry / "file").read_text() in ("0", "1", "2")
+    for each in writers:
+        each.join()
+        assert each.exitcode == 0
     assert names(kept) == {key("a")}
 
 

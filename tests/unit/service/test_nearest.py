@@ -255,7 +255,8 @@ def test_a_family_is_read_until_a_record_of_it_holds(
 ) -> None:
     """However many others have its structure and its sizes."""
     monkeypatch.setattr(families, "MEMBERS_AT_ONCE", 1)
-    wanted, relatives = bounded(0.5), sorted(map(bounded, (0.1, 0.2, 0.3)), key=lambda w: w.key)
+    monkeypatch.setattr(families, "MOST_MEMBERS", 2)
+    wanted, *relatives = map(bounded, (0.5, 0.1, 0.2, 0.3))
     task = make_task(wanted, TARGET)
     tune(storage, workload(16, op="Abs"), {others(wanted)[0]: 1e-3})
     for number, one in enumerate(relatives):
@@ -265,10 +266,14 @@ def test_a_family_is_read_until_a_record_of_it_holds(
     storage.records.add_record(found)
     assert records_of_relatives([task], storage) == {task.key: found}
     where = TARGET.key, 1, "fast"
-    keys = [one.key for one in relatives]
-    assert storage.shapes.members(wanted.family, *where) == keys
-    assert storage.shapes.members(wanted.structure, *where) == []
-    assert storage.shapes.members(wanted.family, TARGET.key, 2, "fast") == []
+    keys = [one.key for one in reversed(relatives)]  # the newest records first
+    for most in (1, 2, 9):
+        assert storage.shapes.members(wanted.family, *where, most) == keys[:most]
+    assert storage.shapes.members(wanted.structure, *where, 9) == []
+    assert storage.shapes.members(wanted.family, TARGET.key, 2, "fast", 9) == []
+    for one in relatives[:2]:
+        tune(storage, one, {others(one)[9]: 1e-4})
+    assert records_of_relatives([task], storage) == {}, "only the two newest are looked at"
 
 
 def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> None:
