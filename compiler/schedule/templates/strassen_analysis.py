@@ -174,6 +174,8 @@ def analyse(workload: Workload) -> Strassen | None:
     if any(load.dtype is not DType.FLOAT32 or load.indirect for load in every):
         return None
     halves = (found.lanes, found.channel)
+    if not all(always_less(1, axis.extent) for axis in halves):
+        return None
     if any(a.extent % 2 != 0 or not _halves(load, a) for a in halves for load in every):
         return None
     rows, columns, depth = (

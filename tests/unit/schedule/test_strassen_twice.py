@@ -14,6 +14,7 @@ from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import compare
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
+from compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
 from compiler.schedule.templates.strassen_twice import TEMPLATE
 from compiler.target import resolve_target
 from compiler.workload import Workload
@@ -63,6 +64,29 @@ def test_its_rounding_errors_are_small() -> None:
     schedule = Schedule.of("strassen2", tile=16, vectors=1, unroll=4)
     error = compare(run_workload(workload, schedule, HOST, arrays, random), expected)
     assert 0 < error < 8e-6
+
+
+def test_an_infinity_reaches_the_three_rows_that_its_row_is_combined_with() -> None:
+    workload = rows_times_weights(64, 64, 64)
+    random = np.random.default_rng(6)
+    arrays = [
+        random.integers(-4, 5, workload.graph.types[name].shape).astype(np.float32)
+        for name in workload.graph.inputs
+    ]
+    (expected,) = run_graph(workload.graph, dict(zip(workload.graph.inputs, arrays, strict=True)))
+    arrays[0][5, 3] = np.inf
+    schedule = Schedule.of("strassen2", tile=16, vectors=1, unroll=4)
+    got = run_workload(workload, schedule, HOST, arrays, random)
+    others = [row for row in range(64) if row % 16 != 5]
+    np.testing.assert_array_equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize("size", [(128, 0, 384), (128, 384, 0), (0, 384, 384)])
+def test_products_of_nothing_are_left_to_others(size: tuple[int, int, int]) -> None:
+    """Such a workload may come from outside; tiles of no columns were asked for."""
+    workload = matmul(*size)
+    assert ONE_LEVEL.space(workload, N1, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None
 
 
 @pytest.mark.parametrize(
