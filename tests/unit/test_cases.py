@@ -37,7 +37,8 @@ def fuzzed(*arguments: str) -> set[str]:
 
 def test_fuzzing_is_narrowed_to_paths() -> None:
     properties = "tests/unit/loops/test_text.py"
+    maths = "tests/unit/loops/test_maths.py"
     graphs = "tests/differential/test_graphs.py"
-    assert fuzzed("tests/unit/loops") == {properties}
+    assert fuzzed("tests/unit/loops") == {properties, maths}
     assert fuzzed(graphs, "--graphs", "3") == {graphs}
     assert fuzzed("tests/unit/loops", "tests/differential") >= {properties, graphs}

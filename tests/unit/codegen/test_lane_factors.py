@@ -74,7 +74,10 @@ def test_other_targets_load_elements(name: str) -> None:
 
 
 def test_as_many_as_fit_are_kept() -> None:
-    assert _live_at_once([1, 1, 2, 2, 3], 1) == {1, 2, 3}
-    assert _live_at_once([1, 2, 3, 1, 2, 3], 2) == {1, 2}
-    assert _live_at_once([1, 2, 1, 2, 3, 4], 1) == {1, 3, 4}
-    assert _live_at_once([1, 2], 0) == _live_at_once([1], -3) == _live_at_once([], 4) == set()
+    """And so many of them at one time."""
+    assert _live_at_once([1, 1, 2, 2, 3], 1) == ({1, 2, 3}, 1)
+    assert _live_at_once([1, 2, 3, 1, 2, 3], 2) == ({1, 2}, 2)
+    assert _live_at_once([1, 2, 1, 2, 3, 4], 1) == ({1, 3, 4}, 1)
+    assert _live_at_once([1, 1, 2, 2], 7) == ({1, 2}, 1)
+    nothing = (set(), 0)
+    assert _live_at_once([1, 2], 0) == _live_at_once([1], -3) == _live_at_once([], 4) == nothing

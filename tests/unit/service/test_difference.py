@@ -154,7 +154,8 @@ def test_top_knows_what_runs_behind_many_that_wait() -> None:
     asked = []
 
     class Service:
-        def jobs(self, state: str | None = None, limit: int = 100) -> list[Job]:
+        def jobs(self, state: str | None = None, limit: int = 100, *, results: bool) -> list[Job]:
+            assert not results  # of hundreds of jobs they are megabytes, and nobody looks at them
             asked.append(state)
             waiting = [job("queued", id=f"{n:032x}", created_at=NOW + n) for n in range(limit)]
             return {None: waiting, "running": [job("running", id="f" * 32)]}.get(state, [])
