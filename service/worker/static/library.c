@@ -218,16 +218,16 @@ static bool link_library(tw_library *library, const ELF(Phdr) *segment, tw_error
                         error);
 }
 
-/* What the segments ask for, page by page: pages may be larger than the linker took them to be. */
+/* What the segments ask for, page by page: pages may be larger than the linker took them to be. All
+ * can be read, since symbols are looked up there. */
 static bool protect(const tw_library *library, const ELF(Phdr) *segments, size_t count,
                     size_t page) {
     for (size_t start = 0; start < library->bytes; start += page) {
-        int wanted = 0;
+        int wanted = PROT_READ;
         for (size_t i = 0; i < count; i++) {
             size_t from = segments[i].p_vaddr, to = from + segments[i].p_memsz;
             if (segments[i].p_type != PT_LOAD || from >= start + page || to <= start) continue;
-            wanted |= (segments[i].p_flags & PF_R ? PROT_READ : 0) |
-                      (segments[i].p_flags & PF_W ? PROT_WRITE : 0) |
+            wanted |= (segments[i].p_flags & PF_W ? PROT_WRITE : 0) |
                       (segments[i].p_flags & PF_X ? PROT_EXEC : 0);
         }
         if (mprotect(library->base + start, page, wanted) != 0) return false;

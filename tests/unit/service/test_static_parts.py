@@ -351,6 +351,11 @@ def test_libraries_are_loaded_or_refused(parts: Path, tmp_path: Path) -> None:
     assert ask(parts, good, "elf", "other")[0] == REFUSED
     assert b"the library would call 'puts'" in ask(parts, foreign, "elf", "kernel")[1]
     assert ask(parts, b"\x7fELF", "elf", "kernel")[0] == REFUSED
+    hidden = bytearray(good)
+    table, count = int.from_bytes(good[32:40], "little"), int.from_bytes(good[56:58], "little")
+    for segment in range(table, table + 56 * count, 56):
+        hidden[segment + 4] &= ~4  # PF_R: its symbols cannot be read, if that is believed
+    assert ask(parts, bytes(hidden), "elf", "kernel")[0] == 0
     rng = random.Random(3)
     for _ in range(25):  # in the head and the tables that stand first
         at = rng.randrange(4, 900)
