@@ -18,6 +18,8 @@ static void on_fault(int number) {
     if (within)
         siglongjmp(back, number);
     sigaction(number, &before[number], NULL); /* it is met again, and that one takes it */
+    if (number == SIGALRM)
+        raise(SIGALRM); /* of another thread, or between two calls */
 }
 
 /* Take over the faults; those outside of a call stay with the handlers before. */
@@ -35,10 +37,14 @@ int guarded_call(stage_function function, void *buffers, void *scratch, void *si
                  int64_t high) {
     struct sigaction action = {.sa_handler = on_fault}, alarm_before;
     stack_t stack = {.ss_sp = malloc(STACK_BYTES), .ss_size = STACK_BYTES}, stack_before;
-    if (!stack.ss_sp || sigaltstack(&stack, &stack_before))
+    if (!stack.ss_sp || sigaltstack(&stack, &stack_before)) {
+        free(stack.ss_sp);
         return -1;
-    if (sigaction(SIGALRM, &action, &alarm_before))
-        return -1;
+    }
+    sigaction(SIGALRM, NULL, &alarm_before);
+    if (alarm_before.sa_handler != on_fault)
+        before[SIGALRM] = alarm_before;
+    sigaction(SIGALRM, &action, NULL);
     int number = sigsetjmp(back, 1);
     if (!number) {
         within = 1;

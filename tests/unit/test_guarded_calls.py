@@ -6,6 +6,8 @@ import ctypes
 import faulthandler
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,6 +68,17 @@ def alarm(seconds: float) -> Iterator[None]:
 def test_what_never_ends_is_ended_by_the_alarm_of_the_test() -> None:
     with pytest.raises(TimeoutError), alarm(0.05):
         call_guarded(address("sleep"), 3600, 0, 0, range(0))
+
+
+def test_the_alarm_comes_through_while_another_thread_runs_a_kernel() -> None:
+    beside = threading.Thread(
+        target=call_guarded, args=(address("usleep"), 300_000, 0, 0, range(0))
+    )
+    with alarm(0.1):
+        beside.start()
+        with pytest.raises(TimeoutError):
+            time.sleep(2)
+        beside.join()
 
 
 def test_faults_elsewhere_are_left_to_those_who_took_them_before() -> None:
