@@ -49,6 +49,7 @@ from compiler.schedule.templates.strassen_analysis import (
     HALVES,
     LAST_ROW,
     PRODUCTS,
+    SUMS,
     Quadrants,
     Strassen,
     analyse,
@@ -89,9 +90,6 @@ gained 5 %, 1500x384x384 lost 1 (with two threads 5)."""
 
 _LEAST_BLOCK = 24
 """Rows of a block: fewer read a panel's combinations of B again too often."""
-
-_SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
-"""The combinations of A that are not simply one of its quadrants."""
 
 
 class _Template:
@@ -162,13 +160,13 @@ def _least_rows(target: Target) -> float:
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
     """Whether a cache gives back the sums of A fast enough for each panel to read them all."""
-    sums = len(_SUMS) * (found.row_count // 2) * found.depth.extent
+    sums = len(SUMS) * (found.row_count // 2) * found.depth.extent
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
     """Values of the axis of rows in a block whose sums fit, all of the other axes with each."""
-    each = len(_SUMS) * found.depth.extent * DType.FLOAT32.bytes * _beside(found)
+    each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _beside(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
@@ -302,7 +300,7 @@ def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
         found.rows.extent + (1 if found.may_have_last else 0),
         *(a.extent for a in found.others),
     )
-    shape = (len(_SUMS), *rows, found.depth.extent)
+    shape = (len(SUMS), *rows, found.depth.extent)
     product, row, *outer, last = map(Factor, range(len(shape)))
     if block is not None:
         row = replace(row, mod=block)
@@ -318,7 +316,7 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     sums = parallel_stage("sums", loops, _sums_map(found, lanes, None))
     if not found.may_have_last:
         return (sums,)
-    (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
+    (left,) = {left for left, _ in LAST_ROW.values() if left in SUMS}
     row = affine(found.rows.extent)
     store = Store(_sum(found, left, row=row), signed(left[:2], _last_halves(found)))
     last = [LoopSpec(found.last), *loops[1:]]
@@ -337,7 +335,7 @@ def _sums_loops(found: Strassen, lanes: int) -> list[LoopSpec]:
 
 def _sums_map(found: Strassen, lanes: int, block: int | None) -> Compute:
     stores = tuple(
-        Store(_sum(found, left, block), signed(left, _quadrants(found))) for left in _SUMS
+        Store(_sum(found, left, block), signed(left, _quadrants(found))) for left in SUMS
     )
     return _map(found, stores, lanes)
 
@@ -352,7 +350,7 @@ def _sum(
     sums = _sums_tensor(found, block)
     at = affine(found.rows) if row is None else row
     others = map(affine, found.others)
-    return Load(sums, (Affine((), _SUMS.index(left)), at, *others, affine(found.depth)))
+    return Load(sums, (Affine((), SUMS.index(left)), at, *others, affine(found.depth)))
 
 
 @lru_cache(maxsize=1024)
@@ -454,7 +452,7 @@ def _left(
     row: Affine | None = None,
 ) -> Load:
     """A combination of A: one of the sums, or a quadrant where it lies."""
-    if signs in _SUMS:
+    if signs in SUMS:
         return _sum(found, signs, block, row)
     return quadrants[signs.index(1)]
 

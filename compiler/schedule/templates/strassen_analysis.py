@@ -56,6 +56,9 @@ PRODUCTS = (
 )
 """Strassen's seven, in his order: a product that is the first into a quadrant adds there."""
 
+SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
+"""The combinations of A that are not simply one of its quadrants."""
+
 LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     1: ((1, 1, 0, 0), (1, 0, 0, 0)),
     2: ((1, 0, 0, 0), (0, 1, 0, 0)),

@@ -42,7 +42,7 @@ from compiler.schedule.structure import (
 from compiler.schedule.templates.contraction_analysis import Contraction
 from compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
 from compiler.schedule.templates.strassen import signed
-from compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, analyse
+from compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, SUMS, analyse
 from compiler.sizes import is_open
 from compiler.target import Target
 from compiler.workload import Workload
@@ -53,9 +53,6 @@ _UNROLLS = (1, 2, 4, 8, 12)
 _LEVELS = 2
 _PARTS = 4
 """Parts of a side: halves of halves."""
-
-_SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
-"""The combinations of A that are not simply one of its quadrants."""
 
 _LEAST_SIDE = 64
 """Rows, columns and depth of a block times four: shorter sums cost more than a product saves."""
@@ -124,7 +121,7 @@ class _Template:
             return 0.8
         sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
         weights = len(PRODUCTS) ** 2 * found.columns.extent * found.depth.extent
-        sums = len(PRODUCTS) * (4 + len(_SUMS)) * found.rows.extent * found.depth.extent
+        sums = len(PRODUCTS) * (4 + len(SUMS)) * found.rows.extent * found.depth.extent
         room = target.core.cache_bytes[2]
         fits = max(weights, sums) * DType.FLOAT32.bytes <= room
         return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
@@ -271,7 +268,7 @@ def _combinations(found: _Blocks) -> Transform:
 
 def _left_tensor(found: _Blocks, tile: int) -> Tensor:
     """[product of the first level][quadrant or sum][row // tile][k][row % tile]."""
-    shape = (len(PRODUCTS), 4 + len(_SUMS), found.rows.extent, found.depth.extent)
+    shape = (len(PRODUCTS), 4 + len(SUMS), found.rows.extent, found.depth.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2, tile), Factor(3), Factor(2, 1, tile)))
     return Tensor("left", shape, layout=layout, role=Role.SHARED)
 
@@ -302,7 +299,7 @@ def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[S
     quadrants = tuple(_left_at(found, left, first, n) for n in range(4))
     sums = tuple(
         Store(_left_at(found, left, first, 4 + n), signed(signs, quadrants))
-        for n, signs in enumerate(_SUMS)
+        for n, signs in enumerate(SUMS)
     )
     steps = next(n for n in (4, 2, 1) if found.depth.extent % n == 0)
     points = (Tile(found.depth), Tile(found.rows, lanes))
@@ -336,7 +333,7 @@ def _products(
     passes = [LoopSpec(found.rows, schedule.integer("tile"))]
     nodes: list[Node] = []
     for number, each in enumerate(PRODUCTS):
-        block = 4 + _SUMS.index(each.left) if each.left in _SUMS else each.left.index(1)
+        block = 4 + SUMS.index(each.left) if each.left in SUMS else each.left.index(1)
         which = found.first * len(PRODUCTS) + number
         body = _left_at(found, left, affine(found.first), block) * Load(
             weight.tensor, (which, *weight.index[1:])
