@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +25,11 @@ from db.stores.workers import Health
 from service.api.worker_page import FOLDER
 from service.jobs.device import DeviceError
 from service.jobs.leased_device import LeasedDevice
+from tests.unit.service.added_arrays import measure
 from tests.unit.service.leased import K, N, compile_program, loadable
 from tuner.cancel import CancelToken
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tuner.measure.measurement import Phase, Status
 from tuner.measure.model_runs import draw_inputs
-from tuner.measure.wire import (
-    Candidate,
-    Case,
-    InputSpec,
-    MeasureRequest,
-    RepeatSettings,
-    array_to_bytes,
-    digest_bytes,
-)
 
 SEED = 5
 NODE = shutil.which("node")
@@ -47,7 +38,6 @@ needs_node = pytest.mark.skipif(
     reason="modules are linked by zig and run in Node",
 )
 
-SIZE = 256
 KERNELS = """
 #define KERNEL(name) \\
   void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
@@ -241,45 +231,6 @@ def test_finalists_are_paired_with_the_incumbent(
     compared = measured["also_good"].comparison
     assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
     assert measured["good"].comparison is None
-
-
-def measure(
-    device: LeasedDevice, target: Target, library: bytes, symbols: tuple[str, ...], phase: Phase
-) -> dict[str, Measurement]:
-    """What the worker says of kernels that add two arrays, through the queue of leases."""
-    inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
-    expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
-    request = MeasureRequest(
-        request_id="r1",
-        key=RecordKey("w", target.key),
-        candidates=tuple(
-            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, kernel(symbol), "o")
-            for symbol in symbols
-        ),
-        library_digest=digest_bytes(library),
-        cases=(Case(inputs, digest_bytes(expected)),),
-        tolerance=1e-6,
-        incumbent="" if phase is Phase.SCREEN else symbols[0],
-        phase=phase,
-        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
-    )
-    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
-    ends = time.monotonic() + 120
-    while not (results := device.runner.poll(1.0)):
-        assert time.monotonic() < ends
-    return dict(results[0].measurements)
-
-
-def kernel(symbol: str) -> dict[str, Any]:
-    """The specification of a kernel of KERNELS."""
-
-    def buffer(name: str, role: str, source: int) -> dict[str, Any]:
-        size = {"dtype": "float32", "shape": [SIZE], "layout": "row", "bytes": 4 * SIZE}
-        return {"name": name, "role": role, "source": source, **size}
-
-    buffers = [buffer("a", "input", 0), buffer("b", "weight", 1), buffer("out", "output", -1)]
-    stages = [[symbol, 1]]
-    return {"abi": 1, "name": symbol, "stages": stages, "buffers": buffers, "scratch_bytes": 64}
 
 
 def test_the_page_loads_nothing_but_its_own_files(anonymous: TestClient) -> None:

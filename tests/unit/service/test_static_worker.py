@@ -30,25 +30,16 @@ from db.stores.workers import Health
 from deploy.static_worker import build, host_compiler
 from service.jobs.device import DeviceError
 from service.jobs.leased_device import LeasedDevice
+from tests.unit.service.added_arrays import measure, submit
 from tests.unit.service.leased import K, N, compile_program, loadable
 from tests.unit.service.proxies import PAGE, Proxy
 from tests.unit.service.slow_service import SlowService, slow_service
 from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tuner.measure.measurement import Phase, Status
 from tuner.measure.model_runs import draw_inputs
-from tuner.measure.wire import (
-    Candidate,
-    Case,
-    InputSpec,
-    MeasureRequest,
-    RepeatSettings,
-    array_to_bytes,
-    digest_bytes,
-)
 
 SEED = 5
-SIZE = 256
 KERNELS = """
 #define KERNEL(name) \\
   void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
@@ -168,7 +159,9 @@ def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Pat
     }
     if platform.machine() == "x86_64":
         statuses |= dict.fromkeys(("asks", "forges", "floods"), Status.CRASH)
-    measured = measure(device, library_of(KERNELS, tmp_path), tuple(statuses), Phase.SCREEN)
+    measured = measure(
+        device, host_target(), library_of(KERNELS, tmp_path), tuple(statuses), Phase.SCREEN
+    )
     assert {name: m.status for name, m in measured.items()} == statuses
     good = measured["good"]
     assert good.run_seconds is not None and good.checks == 1 and len(good.samples_seconds) > 1
@@ -188,7 +181,7 @@ def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Pat
 @pytest.mark.usefixtures("worker")
 def test_finalists_are_paired_with_the_incumbent(device: LeasedDevice, tmp_path: Path) -> None:
     code = library_of(KERNELS, tmp_path)
-    measured = measure(device, code, ("good", "also_good"), Phase.FINAL)
+    measured = measure(device, host_target(), code, ("good", "also_good"), Phase.FINAL)
     compared = measured["also_good"].comparison
     assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
     assert measured["good"].comparison is None
@@ -222,7 +215,7 @@ def test_a_result_is_reported_before_the_worker_ends(
     """It has some seconds for that; a second signal gives it none, and the lease back."""
     proxy, process = proxied
     proxy.instead = lambda path: PAGE if path.endswith("/result") else None
-    submit(device, library_of(KERNELS, tmp_path), ("good",), Phase.SCREEN)
+    submit(device, host_target(), library_of(KERNELS, tmp_path), ("good",), Phase.SCREEN)
     device.runner.poll(0.0)  # which queues it
     until(lambda: bool(proxy.answered))
     process.terminate()
@@ -428,47 +421,3 @@ def library_of(source: str, folder: Path) -> bytes:
     subprocess.run([*command, "-o", "kernels.o"], cwd=folder, check=True)
     link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.so")
     return (folder / "kernels.so").read_bytes()
-
-
-def submit(device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase) -> None:
-    """Queue kernels that add two arrays."""
-    inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
-    expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
-    request = MeasureRequest(
-        request_id="r1",
-        key=RecordKey("w", host_target().key),
-        candidates=tuple(
-            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, kernel(symbol), "o")
-            for symbol in symbols
-        ),
-        library_digest=digest_bytes(library),
-        cases=(Case(inputs, digest_bytes(expected)),),
-        tolerance=1e-6,
-        incumbent="" if phase is Phase.SCREEN else symbols[0],
-        phase=phase,
-        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
-    )
-    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
-
-
-def measure(
-    device: LeasedDevice, library: bytes, symbols: tuple[str, ...], phase: Phase
-) -> dict[str, Measurement]:
-    """What the worker says of kernels that add two arrays, through the queue of leases."""
-    submit(device, library, symbols, phase)
-    ends = time.monotonic() + 120
-    while not (results := device.runner.poll(1.0)):
-        assert time.monotonic() < ends
-    return dict(results[0].measurements)
-
-
-def kernel(symbol: str) -> dict[str, Any]:
-    """The specification of a kernel of KERNELS."""
-
-    def buffer(name: str, role: str, source: int) -> dict[str, Any]:
-        size = {"dtype": "float32", "shape": [SIZE], "layout": "row", "bytes": 4 * SIZE}
-        return {"name": name, "role": role, "source": source, **size}
-
-    buffers = [buffer("a", "input", 0), buffer("b", "weight", 1), buffer("out", "output", -1)]
-    stages = [[symbol, 1]]
-    return {"abi": 1, "name": symbol, "stages": stages, "buffers": buffers, "scratch_bytes": 64}

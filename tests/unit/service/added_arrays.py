@@ -1,0 +1,68 @@
+"""Kernels that add two arrays, as a worker that is no Python meets them: queued, and measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from compiler.target import Target
+from service.jobs.leased_device import LeasedDevice
+from tuner.measure.measurement import Measurement, Phase, RecordKey
+from tuner.measure.wire import (
+    Candidate,
+    Case,
+    InputSpec,
+    MeasureRequest,
+    RepeatSettings,
+    array_to_bytes,
+    digest_bytes,
+)
+
+SIZE = 256
+
+
+def submit(
+    device: LeasedDevice, target: Target, library: bytes, symbols: Sequence[str], phase: Phase
+) -> None:
+    """Queue kernels that add two arrays."""
+    inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
+    expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
+    request = MeasureRequest(
+        request_id="r1",
+        key=RecordKey("w", target.key),
+        candidates=tuple(
+            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, _kernel(symbol), "o")
+            for symbol in symbols
+        ),
+        library_digest=digest_bytes(library),
+        cases=(Case(inputs, digest_bytes(expected)),),
+        tolerance=1e-6,
+        incumbent="" if phase is Phase.SCREEN else symbols[0],
+        phase=phase,
+        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
+    )
+    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
+
+
+def measure(
+    device: LeasedDevice, target: Target, library: bytes, symbols: Sequence[str], phase: Phase
+) -> dict[str, Measurement]:
+    """What the worker says of kernels that add two arrays, through the queue of leases."""
+    submit(device, target, library, symbols, phase)
+    ends = time.monotonic() + 120
+    while not (results := device.runner.poll(1.0)):
+        assert time.monotonic() < ends
+    return dict(results[0].measurements)
+
+
+def _kernel(symbol: str) -> dict[str, Any]:
+    """The specification of a kernel: a buffer and constant weights go in, another comes out."""
+
+    def buffer(name: str, role: str, source: int) -> dict[str, Any]:
+        size = {"dtype": "float32", "shape": [SIZE], "layout": "row", "bytes": 4 * SIZE}
+        return {"name": name, "role": role, "source": source, **size}
+
+    buffers = [buffer("a", "input", 0), buffer("b", "weight", 1), buffer("out", "output", -1)]
+    stages = [[symbol, 1]]
+    return {"abi": 1, "name": symbol, "stages": stages, "buffers": buffers, "scratch_bytes": 64}
