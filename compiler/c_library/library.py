@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from compiler.c_library.example import cmake_project, example
 from compiler.c_library.header import Interface, Statement, header
 from compiler.c_library.names import identifier
 from compiler.c_library.source import source
@@ -174,6 +175,8 @@ def _write(
     if inside:
         folder.joinpath(f"{name}.weights").unlink()
     _packages(interface, folder, target)
+    folder.joinpath("main.c").write_text(example(interface, weights_inside=inside), "ascii")
+    folder.joinpath("CMakeLists.txt").write_text(cmake_project(name), "ascii")
     describe(FORMAT, interface, folder, target)
     return code, compiled.program.weight_bytes, interface.arena_bytes
 
