@@ -133,6 +133,12 @@ class Target:
         return min(rows, ahead) + (not self.fma and vectors > 1)
 
     @property
+    def rounds(self) -> bool:
+        """Whether instructions round floats to integers; elsewhere additions do."""
+        feature = self.family.rounding
+        return feature is not None and (not feature or self.has(feature))
+
+    @property
     def backend(self) -> str:
         """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
         return "cpu"
@@ -164,7 +170,8 @@ class Target:
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
             reaches = found.intrinsic[-1][0] >= lanes and found.seven_bits == seven_bits
-            if types == (left, right, accumulator) and reaches and self.has(found.feature):
+            there = not found.feature or self.has(found.feature)
+            if types == (left, right, accumulator) and reaches and there:
                 return found
         return None
 

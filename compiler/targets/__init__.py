@@ -130,7 +130,7 @@ class DotInstruction:
     Operands are vectors of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side.
 
     Attributes:
-        feature: the LLVM feature that has it.
+        feature: the LLVM feature that has it; "": every target does.
         operand: the type in which the intrinsic takes the elements of its operands.
         intrinsic: number of accumulators -> LLVM's name, ascending.
         accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
@@ -340,7 +340,8 @@ class Family:
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
         pointer_bytes: of an address.
-        rounds: whether instructions round floats to integers.
+        rounding: the feature whose instructions round floats to integers ("": every target has
+            them); None where there are none.
         scalable: features whose registers are as long as the device makes them -> the least bits
             that they promise; 0: those of the target's vectors. Every device has 128.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
@@ -396,7 +397,7 @@ class Family:
     code_level: int = 2
     relocation: str = "pic"
     pointer_bytes: int = 8
-    rounds: bool = True
+    rounding: str | None = ""
     scalable: Mapping[str, int] = field(default_factory=dict)
     lane_factor_bits: int = 0
     lone_factors: str = ""

@@ -113,7 +113,7 @@ FAMILY = Family(
     syntax=_SYNTAX,
     elf_machine=40,
     pointer_bytes=4,
-    rounds=False,  # before Armv8
+    rounding=None,  # before Armv8
     widening=WideningProduct(intrinsic="llvm.arm.neon.vmulls.v4i32", lanes=4),
     helpers=_HELPERS,
     c_target="arm-linux-{library}eabihf",

@@ -1,4 +1,4 @@
-"""x86-64: SSE4.2 (v2), AVX2 with FMA (v3), AVX-512 (v4), and CPUs by their names in LLVM."""
+"""x86-64: SSE2 (v1), SSE4.2 (v2), AVX2 with FMA (v3), AVX-512 (v4), CPUs by their LLVM names."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from compiler.targets import (
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 
+_V1 = ("sse2",)
 _V2 = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -39,6 +40,7 @@ _LINUX_FEATURES = {
     "cx16": "cx16",
     "popcnt": "popcnt",
     "sahf": "lahf_lm",
+    "sse2": "sse2",
     "sse3": "pni",
     "ssse3": "ssse3",
     "sse4.1": "sse4_1",
@@ -111,6 +113,7 @@ def _target(name: str, features: tuple[str, ...], cpu: str = "") -> Target:
 
 
 _TARGETS = (
+    _target("x86-64-v1", _V1, cpu="x86-64"),
     _target("x86-64-v2", _V2),
     _target("x86-64-v3", _V3),
     _target("x86-64-v4", _V4),
@@ -272,7 +275,7 @@ _DOT = (
     DotInstruction(
         "avx512bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _vector("avx512bf16.dpbf16ps")
     ),
-    _pairs("sse3", 4, "sse2.pmadd.wd"),
+    _pairs("", 4, "sse2.pmadd.wd"),
     _pairs("avx2", 8, "avx2.pmadd.wd"),
     _pairs("avx512bw", 16, "avx512.pmaddw.d.512"),
 )
@@ -377,11 +380,12 @@ FAMILY = Family(
     name="x86_64",
     machines=("amd64",),
     targets=_TARGETS,
-    baselines=("x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    baselines=("x86-64-v1", "x86-64-v2", "x86-64-v3", "x86-64-v4"),
     processors=_PROCESSORS,
     linux_features=_LINUX_FEATURES,
     core=_COMMON,
     cores={
+        "x86-64": _BEFORE_FMA,
         "x86-64-v2": _BEFORE_FMA,
         "x86-64-v3": _BEFORE_AVX512,
         "haswell": _HASWELL,
@@ -404,6 +408,7 @@ FAMILY = Family(
     tiles=_TILES,
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
     fused={DType.FLOAT16: "avx512fp16"},
+    rounding="sse4.1",
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
     lone_factors="avx512f",

@@ -58,6 +58,7 @@ def test_16_bits_are_multiplied_where_an_instruction_adds_their_products(
 @pytest.mark.parametrize(
     ("name", "bits", "registers", "fma"),
     [
+        ("x86-64-v1", 128, 16, False),
         ("x86-64-v2", 128, 16, False),
         ("x86-64-v3", 256, 16, True),
         ("x86-64-v4", 512, 32, True),

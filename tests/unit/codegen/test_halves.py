@@ -19,7 +19,7 @@ from tests.unit.codegen.test_arithmetic import elementwise
 Array = np.ndarray[Any, Any]
 
 TYPES = {DType.FLOAT16: np.float16, DType.BFLOAT16: ml_dtypes.bfloat16}
-ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "znver4")
+ISAS = ("x86-64-v1", "x86-64-v3", "x86-64-v4", "znver4")
 """With instructions for neither type, for float16, and for both."""
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)

@@ -30,7 +30,8 @@ from compiler.target import Target, resolve_target
 
 HOST = resolve_target("host")
 NATIVE_TARGETS = [
-    "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "armv7-vfpv4", "riscv64", "rv64gc", "wasm32",
+    "x86-64-v1", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "armv7-vfpv4", "riscv64",
+    "rv64gc", "wasm32",
 ]  # fmt: skip
 
 
