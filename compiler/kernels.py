@@ -25,9 +25,10 @@ from compiler.intervals import (
     merged,
     piece_of,
 )
+from compiler.loops.expr import Role
 from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
+from compiler.schedule.select import lower_schedule, untuned_schedules
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
@@ -176,6 +177,34 @@ class KernelCompiler:
             return self._first(piece, tuple(key for key, _ in served), schedules)
 
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
+
+    def plainer(self, workload: Workload, numerics: str, below: int) -> KernelTree:
+        """The kernel of the default that packs the most weights of those preferred to storing them
+        plainly, but fewer bytes than `below`: one level of Strassen for two. Else the plain one.
+
+        Raises:
+            CompilerError: if it lowers with no schedule.
+        """
+        target, threads = self._target, self._threads
+        best: tuple[int, Schedule] | None = None
+        for schedule in untuned_schedules(
+            workload, target, threads, numerics, any_rows=self._any_rows
+        ):
+            try:
+                kernel = lower_schedule(workload, schedule, target, threads)
+            except ScheduleError:
+                continue
+            if not kernel.transforms:
+                break  # what comes behind it is slower
+            packed = sum(t.bytes for t in kernel.nest.buffers if t.role is Role.WEIGHT)
+            if packed < below and (best is None or packed > best[0]):
+                best = packed, schedule
+        if best is None:
+            # "strict" leaves out the algorithms that change rounding: they also expand the weights.
+            return self.lower(workload, None, "strict", cut=False)
+        return self._first(
+            piece_of(workload, workload.dimensions), (workload.key,), [(best[1], False)]
+        )
 
     def _first(
         self, piece: RangePiece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]

@@ -73,9 +73,9 @@ class ProgramBuilder:
     packs weights. What comes out does not depend on which of them is faster.
 
     A schedule that the source knows but that no longer fits gives way to the default. If packed
-    weights would take more than the limit, those that an algorithm expands most (Winograd,
-    Strassen) are stored plainly instead. With `any_rows`, untuned workloads get schedules whose
-    code and packed weights serve other numbers of rows too.
+    weights would take more than the limit, the largest that an algorithm expands (Winograd,
+    Strassen) take one that expands them less, or are stored plainly. With `any_rows`, untuned
+    workloads get schedules whose code and packed weights serve other numbers of rows too.
     """
 
     def __init__(
@@ -227,7 +227,8 @@ def _limit_weights(
     numerics: str,
 ) -> None:
     """Give up kernels that pack weights in their own way for some sizes, then expansions, largest
-    first, until all packed weights fit."""
+    first and one step at a time (two levels of Strassen, one, none), until all packed weights fit.
+    """
     counts = Counter(step.workload for step in plan.kernels)
 
     def large_first(workloads: Iterable[Workload]) -> list[Workload]:
@@ -241,18 +242,24 @@ def _limit_weights(
         if total() <= limit:
             return
         built[workload] = compiler.lower(workload, None, numerics, cut=False)
-    expanded = [w for w, tree in built.items() if any(b.einsum for b in weights_of(tree))]
-    for workload in large_first(expanded):
-        if total() <= limit:
-            return
-        # "strict" leaves out the algorithms that change rounding: they also expand the weights.
-        built[workload] = compiler.lower(workload, None, "strict", cut=False)
+    expanded = [w for w, tree in built.items() if _is_expanded(tree)]
+    while expanded and total() > limit:
+        workload, *_ = large_first(expanded)
+        before = _weight_bytes(built[workload])
+        built[workload] = compiler.plainer(workload, numerics, before)
+        if not _is_expanded(built[workload]) or _weight_bytes(built[workload]) >= before:
+            expanded.remove(workload)
     if total() > limit:
         raise _over_limit(total(), limit)
 
 
 def _over_limit(total: int, limit: int) -> CompilerError:
     return CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
+
+
+def _is_expanded(tree: KernelTree) -> bool:
+    """Whether an algorithm packs more than the weights themselves."""
+    return any(buffer.einsum for buffer in weights_of(tree))
 
 
 def _weight_bytes(tree: KernelTree) -> int:

@@ -14,14 +14,16 @@ from onnx import TensorProto, helper, numpy_helper
 import compiler
 from compiler import artifacts, driver
 from compiler.errors import CompilerError
+from compiler.kernels import KernelCache
 from compiler.passes.pipeline import PASSES
 from compiler.plan import GraphPlan
-from compiler.program_builder import build_program
+from compiler.program_builder import ProgramBuilder, build_program
 from compiler.runtime.kernel import BufferRole
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedules
-from compiler.target import Target, host_target
+from compiler.target import Target, host_target, resolve_target
 from compiler.timings import Timings
+from tests.graphs import Maker
 
 # Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),
 # which loses about one digit: errors of 1e-6 to 1e-5 of the largest output.
@@ -114,6 +116,22 @@ def test_a_weight_limit_gives_up_expansions_first(model: onnx.ModelProto) -> Non
     assert not any(b.einsum for k in limited.program.kernels for b in k.buffers)
     with pytest.raises(compiler.CompilerError, match=str(plain - 1)):
         build_program(plan, None, target, weight_limit_bytes=plain - 1)
+
+
+def test_under_a_weight_limit_two_levels_of_strassen_become_one_then_none() -> None:
+    make, n1 = Maker(), resolve_target("neoverse-n1")
+    product = make("matmul", make.input("x", 128, 256), make.weight("w", 256, 256))
+    plan = driver.make_plan(driver.optimise(make.graph(product), n1), n1)
+    plain, kernels, found = 4 * 256 * 256, KernelCache(), []
+    for limit in (None, 4 * plain, 2 * plain, plain):
+        builder = ProgramBuilder(None, n1, weight_limit_bytes=limit, kernels=kernels)
+        compiled = builder.build(plan)
+        assert limit is None or compiled.program.weight_bytes <= limit
+        assert not compiled.tuned
+        found += [schedule.algorithm for schedule in compiled.schedules.values()]
+    assert found == ["strassen2", "strassen2", "strassen", "gemm"]
+    with pytest.raises(compiler.CompilerError, match=str(plain - 1)):
+        ProgramBuilder(None, n1, weight_limit_bytes=plain - 1, kernels=kernels).build(plan)
 
 
 class Fixed:

@@ -121,9 +121,8 @@ class _Template:
             return 0.8
         sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
         weights = len(PRODUCTS) ** 2 * found.columns.extent * found.depth.extent
-        sums = len(PRODUCTS) * (4 + len(SUMS)) * found.rows.extent * found.depth.extent
-        room = target.core.cache_bytes[2]
-        fits = max(weights, sums) * DType.FLOAT32.bytes <= room
+        fits = weights * DType.FLOAT32.bytes <= target.core.cache_bytes[2]
+        fits = fits and _sums_are_near(found, target)
         return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
 
     def space(
@@ -131,6 +130,8 @@ class _Template:
     ) -> SubSpace | None:
         found = None if numerics == "strict" else _blocks(workload)
         if found is None or target.core.strassen_levels < _LEVELS:
+            return None
+        if not _sums_are_near(found, target):
             return None
         lanes = target.lanes(DType.FLOAT32)
         tiles = tuple(t for t in _TILES if found.rows.extent % t == 0 and t % lanes == 0)
@@ -158,10 +159,22 @@ class _Template:
         found = _blocks(workload)
         if found is None:
             raise ScheduleError("'strassen2' does not apply to this workload")
+        if not _sums_are_near(found, target):
+            raise ScheduleError(f"'{schedule}' needs fewer rows, or caches for the sums of more")
         return _lower(found, schedule, target)
 
 
 TEMPLATE = _Template()
+
+
+def _sums_are_near(found: _Blocks, target: Target) -> bool:
+    """Whether the third cache holds what is made of the rows, 3.9 times their memory, and the
+    products of a panel: from memory they would come slower than the products save. A million rows
+    would take gigabytes."""
+    of_rows = len(PRODUCTS) * (4 + len(SUMS)) * found.depth.extent
+    of_panel = len(PRODUCTS) * 4 * target.lanes(DType.FLOAT32)
+    size = (of_rows + of_panel) * found.rows.extent * DType.FLOAT32.bytes
+    return size <= target.core.cache_bytes[2]
 
 
 def _registers(target: Target, tile: int, vectors: int) -> int:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from compiler.build import lower_workload
 from compiler.codegen.statistics import inner_loops
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Role
 from compiler.loops.layout import blocked
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import compare
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
+from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
 from compiler.schedule.templates.strassen_twice import TEMPLATE
 from compiler.target import resolve_target
@@ -128,6 +130,28 @@ def test_untuned_it_is_taken_where_caches_hold_it(
     size: tuple[int, int, int], target: str, algorithm: str
 ) -> None:
     assert schedule_space(matmul(*size), resolve_target(target)).default().algorithm == algorithm
+
+
+@pytest.mark.parametrize("depth", [4, 384])
+def test_rows_whose_sums_no_cache_holds_are_left_to_one_level(depth: int) -> None:
+    """Of a million rows by 384 they would be 6.3 GB. A schedule from elsewhere is refused too."""
+    workload = matmul(1 << 20, 384, depth)
+    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None
+    with pytest.raises(ScheduleError, match="needs fewer rows"):
+        lower_schedule(workload, Schedule.of("strassen2", tile=8, vectors=3, unroll=1), N1)
+
+
+def test_what_is_made_of_rows_takes_no_more_than_the_third_cache() -> None:
+    """Of 4096 rows by 96 it takes 6.2 MB, and the products of a panel 1.4 MB; of 8192 rows twice
+    that, and the cache has 8 MB."""
+    workload = matmul(4096, 384, 96)
+    space = TEMPLATE.space(workload, N1, threads=1, numerics="fast")
+    assert space is not None
+    loops = lower_schedule(workload, space.default, N1).nest
+    roles = (Role.SHARED, Role.SCRATCH)
+    made = sum(t.bytes for t in (*loops.buffers, *loops.scratch) if t.role in roles)
+    assert 6 << 20 < made <= N1.core.cache_bytes[2]
+    assert TEMPLATE.space(matmul(8192, 384, 96), N1, threads=1, numerics="fast") is None
 
 
 def test_its_loops_load_little() -> None:
