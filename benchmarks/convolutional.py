@@ -193,3 +193,29 @@ def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:
         x = writer.node("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
         height, width = height // 2, width // 2
     return writer.finish([(x, (1, channels, height, width))])
+
+
+def c3d_small(seed: int = 0, frames: int = 8, size: int = 56, classes: int = 101) -> Any:
+    """A narrow C3D (Tran et al. 2015), which looks at video; input (1, 3, frames, size, size).
+
+    Its convolutions have windows of 3x3x3 over time, height and width, with a quarter to a half of
+    the paper's filters; a mean takes the place of the two large fully connected layers.
+    """
+    writer = OnnxWriter("c3d_small", seed)
+    x, channels = writer.input("x", (1, 3, frames, size, size)), 3
+    for layer, filters in enumerate((32, 64, 128, 256)):
+        if layer:  # the first pool leaves time alone
+            window = [1 if layer == 1 else 2, 2, 2]
+            x = writer.node("MaxPool", x, kernel_shape=window, strides=window)
+        weight = writer.normal((filters, channels, 3, 3, 3), (2 / (channels * 27)) ** 0.5)
+        x = writer.node(
+            "Conv",
+            x,
+            writer.constant(weight, "weight"),
+            writer.constant(writer.normal((filters,), 0.05), "bias"),
+            kernel_shape=[3, 3, 3],
+            pads=[1] * 6,
+        )
+        x, channels = writer.node("Relu", x), filters
+    x = writer.node("Flatten", writer.node("GlobalAveragePool", x))
+    return writer.finish([(writer.gemm(x, channels, classes), (1, classes))])

@@ -23,6 +23,7 @@ from onnx import TensorProto
 
 from benchmarks import operators
 from benchmarks.convolutional import (
+    c3d_small,
     efficientnet_b0,
     efficientnet_lite0,
     mobilenet_v2,
@@ -111,6 +112,7 @@ def _cases() -> dict[str, ModelCase]:
         ModelCase("efficientnet-b0", efficientnet_b0),
         ModelCase("efficientnet-lite0", efficientnet_lite0),
         ModelCase("yolo-nano", yolo_nano),
+        ModelCase("c3d-small", c3d_small),
         ModelCase("bert-base-128", bert, {"input_ids": BERT_VOCABULARY}),
         ModelCase("minilm-l6-128", minilm, {"input_ids": BERT_VOCABULARY}),
         ModelCase("deit-small", deit),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -15,6 +16,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.memory_plan import plan_memory
 from compiler.ops.attributes import ints
 from compiler.ops.registry import Effort, OpKind
+from compiler.ops.shapes import Window
 from compiler.plan import GraphPlan, ViewStep, bodies_of
 from compiler.product_types import TypeShare, type_shares
 from compiler.workload import Workload
@@ -48,6 +50,33 @@ def _node_macs(node: Node, graph: Graph) -> int:
             query, value = types[node.inputs[0]].shape, types[node.inputs[2]].shape
             return prod(query[:3]) * value[2] * (query[3] + value[3])
     return 0
+
+
+def padding_macs(workload: Workload) -> int:
+    """Those of `macs` that multiply a zero of a convolution's padding: a kernel may leave them out.
+
+    In a 3x3x3 window over 2x7x7 elements nearly half of all are.
+    """
+    types, total = workload.graph.types, 0
+    for node in workload.graph.nodes:
+        if node.op != "conv":
+            continue
+        image, weight = types[node.inputs[0]].shape[2:], types[node.inputs[1]].shape[2:]
+        window, outputs = Window.of(node.attrs, weight), types[node.output].shape[2:]
+        whole, pairs = _node_macs(node, workload.graph), prod(outputs) * prod(weight)
+        inside = prod(_inside(window, *each) for each in zip(count(), image, outputs))
+        total += whole - whole // max(pairs, 1) * inside
+    return total
+
+
+def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
+    """How often taps of windows along a dimension of the image read an element, not padding."""
+    stride, total = window.strides[dim], 0
+    for tap in range(window.kernel[dim]):
+        first = tap * window.dilations[dim] - window.before[dim]
+        most = min(outputs - 1, (extent - 1 - first) // stride)
+        total += max(0, most - max(0, -(first // stride)) + 1)
+    return total
 
 
 def flops(workload: Workload) -> int:

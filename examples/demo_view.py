@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -32,23 +31,27 @@ def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> Renderable
 
 
 def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
-    """One row a workload, the most expensive first.
+    """One row for each workload that has a time, the most expensive first; the others are counted.
 
     peak_flops: multiply-adds of the cores in use as measured, in operations a second. What a
     kernel executes may be less than what the workload's arithmetic says (Winograd), and is what
     the share of the peak is of.
     """
+    timed = [task for task in tasks if cost(task) > 0]
     table = Table(
         title=f"Tasks (this machine's peak: {peak_flops / 1e9:.0f} GFLOP/s)",
         title_justify="left",
         header_style="bold",
         box=None,
     )
+    if len(timed) < len(tasks):
+        table.caption = f"{len(tasks) - len(timed)} smaller ones keep their defaults: no time left"
+        table.caption_justify = "left"
     table.add_column("workload", overflow="fold")
     for name in ("count", "default us", "best us", "GFLOP/s", "executed", "% of peak", "trials"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("schedule", overflow="fold")
-    for task in sorted(tasks, key=cost, reverse=True):
+    for task in sorted(timed, key=cost, reverse=True):
         executed = _rate(task.facts.get("executed_flops"), task.best_seconds)
         table.add_row(
             Text(task.name),
@@ -69,11 +72,12 @@ def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -
     known = sum(task.status == "cached" for task in tasks)
     if known == len(tasks) and progress.trials_done == 0:
         return "every task was answered from the database, no trial was spent"
+    both = [task for task in tasks if task.default_seconds and task.best_seconds]
+    untuned = sum((task.default_seconds or 0.0) * task.count for task in both)
     return (
-        f"{progress.trials_done} trials ({progress.trials_failed} failed) in {duration(seconds)}, "
-        f"{progress.trials_done / seconds:.1f} a second; sum of the kernels "
-        f"{milliseconds(progress.default_seconds)} untuned, "
-        f"{milliseconds(progress.best_seconds)} tuned; "
+        f"{progress.trials_done} trials ({progress.trials_failed} failed) in a job of "
+        f"{duration(seconds)}; kernels that were measured: {milliseconds(untuned)} untuned, "
+        f"{milliseconds(sum(map(cost, both)))} tuned; "
         f"{known} of {len(tasks)} tasks answered from the database"
     )
 
@@ -95,23 +99,46 @@ def race_table(rows: Sequence[tuple[str, float, float, float | None, float | Non
     return table
 
 
-def verdict(name: str, ratios: Sequence[float], numerics: str, error: float | None) -> str:
+def differs(found: Mapping[str, Any] | None) -> bool:
+    """Whether other schedules than the untuned ones are served, since they won as a whole."""
+    return found is not None and found["served"] != "default" and found["comparison"] is not None
+
+
+def verdict(
+    name: str,
+    found: Mapping[str, Any] | None,
+    numerics: str,
+    ratio: float | None,
+    error: float | None,
+) -> str:
     """What tuning brought, which numerics ran, and how far the answer is from ONNX Runtime's.
 
-    ratios: of each round, the tuned program's time over the untuned one's. Rounds that do not
-    agree which is faster have found no difference.
+    Args:
+        name: the model, and what it was tuned for.
+        found: the job's own race of the tuned program with the untuned one, `end_to_end` of its
+            result. It has an interval, which a few rounds of the demo's race have not.
+        numerics: the job's.
+        ratio: the served program's time over ONNX Runtime's.
+        error: the largest difference from ONNX Runtime, over the largest output.
     """
-    words = NUMERICS[numerics]
-    gained = 1.0 - median(ratios)
-    if min(ratios) < 1.0 < max(ratios) or abs(gained) < 0.005:
-        least, most = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
-        brought = f"tuning changed nothing that {len(ratios)} rounds agree on ({least} to {most})"
-    elif gained > 0:
-        brought = f"tuning took {gained:.1%} off the untuned time"
+    compared = None if found is None else found["comparison"]
+    if compared is None:
+        brought = "tuning found no schedule that is faster than the untuned one"
     else:
-        brought = f"the tuned program took {-gained:.1%} longer in this race"
+        low, high = 1.0 - compared["high"], 1.0 - compared["low"]
+        between = f"({low:.1%} to {high:.1%} of the time, by the job's race)"
+        brought = (
+            f"tuning took {1.0 - compared['ratio']:.1%} off the untuned time {between}"
+            if differs(found)
+            else f"tuning did not show that it gains anything as a whole {between}, so the untuned "
+            "code is served"
+        )
+    times = "" if ratio is None else f", {1.0 / ratio:.2f} times as fast as ONNX Runtime"
     far = "unknown" if error is None else f"{error:.0e} of the largest output"
-    return f"{name}: {brought}. Numerics '{numerics}' ({words}); largest difference: {far}"
+    return (
+        f"{name}: {brought}{times}. Numerics '{numerics}' ({NUMERICS[numerics]}); largest "
+        f"difference from ONNX Runtime: {far}"
+    )
 
 
 def cost(task: TaskView) -> float:

@@ -50,7 +50,7 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
     """Operations of contractions by the algorithm of the space that executes fewest."""
-    direct = 2.0 * costs.macs(workload)
+    direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
     counts = [direct]
     for space in task.space.subspaces:
         if space.algorithm in TRANSFORMING:

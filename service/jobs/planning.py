@@ -488,10 +488,10 @@ def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[s
 def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
     """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
 
-    Elements that a ragged tile computes in vain are not counted.
+    Elements that a ragged tile computes in vain are not counted, nor products with padding.
     """
     if schedule.algorithm not in TRANSFORMING:
-        return float(costs.flops(workload))
+        return float(costs.flops(workload) - 2 * costs.padding_macs(workload))
     # a reduction's multiply and add are counted as one fused operation
     return sum(
         statement.operations * (2.0 if statement.is_reduction else 1.0)

@@ -14,30 +14,36 @@ from compiler.driver import load_graph
 from compiler.ops.interpret import run_graph
 from compiler.runtime.artifact import load_artifact
 from compiler.target import host_target
-from examples.demo import older_target
+from compiler.targets import family_of
 from tests.graphs import random_inputs
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 BUDGET = ["--model", "mlp", "--trials", "6", "--seconds", "10", "--rounds", "1"]
-BUDGET += ["--older-model", "mlp", "--older-seconds", "5", "--turn-seconds", "0.05"]
+BUDGET += ["--second-model", "mlp", "--second-seconds", "5", "--turn-seconds", "0.05"]
 
 
 def test_the_demo(tmp_path: Path) -> None:
+    family = family_of(host_target().triple.partition("-")[0])
+    assert family is not None
+    older = family.baselines[0]
     command = [sys.executable, "-m", "examples.demo", *BUDGET, "--folder", str(tmp_path)]
+    command += ["--second-target", older]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = ["a tuner and a worker are up", "ONNX Runtime", "Tilewright, tuned", "all in"]
-    said += ["mlp for this machine", "Numerics 'fast'", "largest difference", "KEEP=1"]
+    said = ["a tuner and a worker are up", "ONNX Runtime", "Tilewright, untuned", "all in"]
+    said += ["mlp for this machine", f"mlp for {older}", "Numerics 'fast'", "largest difference"]
     for part in said:
         assert part in done.stdout
-    older = older_target(host_target())
-    assert (older is None) == (not (tmp_path / f"artifact-{older}").exists())
+    assert "KEEP=1" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("  http://127.0.0.1:8080/dashboard/jobs/")
+    assert (tmp_path / f"artifact-mlp-{older}").exists()
     graph = load_graph(models.build("mlp"))
     inputs = random_inputs(graph)
     for found, expected in zip(
-        load_artifact(tmp_path / "artifact").run(inputs), run_graph(graph, inputs), strict=True
+        load_artifact(tmp_path / "artifact-mlp").run(inputs), run_graph(graph, inputs), strict=True
     ):
         # as the demo compares with ONNX Runtime: sums of at most a few thousand terms
         scale = float(np.abs(expected).max())

@@ -25,6 +25,7 @@ SMALL = {
     "efficientnet-b0": lambda: models.efficientnet_b0(size=64, classes=10),
     "efficientnet-lite0": lambda: models.efficientnet_lite0(size=64, classes=10),
     "yolo-nano": lambda: models.yolo_nano(size=64, classes=3),
+    "c3d-small": lambda: models.c3d_small(frames=4, size=16, classes=10),
     "minilm-l6-128": lambda: models.minilm(
         tokens=8, layers=2, hidden=32, heads=4, intermediate=64, vocabulary=models.BERT_VOCABULARY
     ),

@@ -1,4 +1,4 @@
-"""What the demo tunes for, and how it goes on serving."""
+"""Where the demo puts what it tunes, and how it goes on serving."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import known_targets
-from examples.demo import _wait_for_interrupt, older_target
+from examples.demo import Case, _wait_for_interrupt
 from examples.demo_processes import ProcessDied, Processes
 
 
-@pytest.mark.parametrize(
-    ("name", "older"),
-    [
-        ("znver4", "x86-64-v3"),
-        ("x86-64-v3", "x86-64-v2"),
-        ("x86-64-v2", None),
-        ("cortex-a76", None),
-    ],
-)
-def test_the_second_row_is_for_shorter_vectors(name: str, older: str | None) -> None:
-    assert older_target(known_targets()[name]) == older
+def test_an_artifact_has_a_folder_for_each_row() -> None:
+    cases = [
+        Case("mlp", "host", 1.0),
+        Case("mlp", "x86-64-v3", 1.0),
+        Case("squeezenet", "host", 1.0),
+    ]
+    assert [case.folder for case in cases] == [
+        "artifact-mlp",
+        "artifact-mlp-x86-64-v3",
+        "artifact-squeezenet",
+    ]
 
 
 def test_one_process_goes_on_while_others_end(tmp_path: Path) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 from rich.console import Console
 
-from examples.demo_view import progress_view, race_table, summary, task_table, verdict
+from examples.demo_view import (
+    differs,
+    progress_view,
+    race_table,
+    summary,
+    task_table,
+    verdict,
+)
 from service.api.schemas.jobs import ProgressView, TaskView
 from service.cli.common import Numerics
 
@@ -62,7 +70,7 @@ def test_a_run_without_trials_says_so() -> None:
     cached = TASK.model_copy(update={"status": "cached", "trials": 0})
     nothing = PROGRESS.model_copy(update={"trials_done": 0})
     assert "every task was answered from the database" in summary([cached], nothing, 1.0)
-    assert "20.0 a second" in summary([TASK, cached], PROGRESS, 2.0)
+    assert "40 trials (2 failed) in a job of 0:02" in summary([TASK, cached], PROGRESS, 2.0)
 
 
 def test_the_race_shows_ratio_and_error() -> None:
@@ -71,12 +79,37 @@ def test_the_race_shows_ratio_and_error() -> None:
         assert part in text
 
 
+def end_to_end(served: str, ratio: float | None = None) -> dict[str, Any]:
+    compared = (
+        None if ratio is None else {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    )
+    return {"served": served, "comparison": compared}
+
+
 def test_the_verdict_says_gain_numerics_and_distance() -> None:
-    text = verdict("net for old", [0.95, 0.959, 0.97], "fast", 2.3e-6)
-    for part in ("net for old", "took 4.1% off", "'fast'", "Winograd", "2e-06 of the largest"):
+    text = verdict("net for old", end_to_end("partly", 0.959), "fast", 0.8, 2.3e-6)
+    for part in ("net for old", "took 4.1% off", "3.1% to 5.1%", "1.25 times as fast", "'fast'"):
         assert part in text
-    assert "changed nothing" in verdict("net", [1.002, 1.003], "strict", 0.0)
-    assert "agree on (0.960 to 1.010)" in verdict("net", [0.96, 1.01, 0.97], "strict", 0.0)
-    assert "took 3.0% longer" in verdict("net", [1.02, 1.03, 1.04], "loose", None)
+    for part in ("Winograd", "2e-06 of the largest"):
+        assert part in text
     for numerics in Numerics:
-        assert f"'{numerics}'" in verdict("net", [0.9], numerics, None)
+        assert f"'{numerics}'" in verdict("net", None, numerics, None, None)
+
+
+def test_a_gain_that_was_not_shown_is_not_claimed() -> None:
+    tie = end_to_end("default", 0.995)
+    text = verdict("net", tie, "strict", None, 0.0)
+    assert "did not show" in text and "-0.5% to 1.5%" in text and "untuned code is served" in text
+    same = end_to_end("tuned")
+    assert "found no schedule" in verdict("net", same, "strict", None, 0.0)
+    assert not differs(tie) and not differs(same) and not differs(None)
+    assert differs(end_to_end("tuned", 0.9))
+
+
+def test_tasks_without_a_time_are_counted_not_listed() -> None:
+    later = TASK.model_copy(
+        update={"name": "later", "default_seconds": None, "best_seconds": None, "facts": {}}
+    )
+    text = shown(task_table([later, TASK], peak_flops=2e11))
+    assert "later" not in text and "1 smaller ones keep their defaults" in text
+    assert "4.000 ms untuned, 2.000 ms tuned" in summary([later, TASK], PROGRESS, 2.0)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
-from compiler.costs import bytes_read, bytes_written, cost, flops, macs, plan_summary
+from compiler.costs import (
+    bytes_read,
+    bytes_written,
+    cost,
+    flops,
+    macs,
+    padding_macs,
+    plan_summary,
+)
 from compiler.dtypes import DType
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import AttrValue
+from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import optimise
 from compiler.workload import make_workload
@@ -83,6 +93,37 @@ def test_a_convolution() -> None:
     assert bytes_read(workload) == 4 * (8 * 36 + 16 * 4 * 9)
     assert bytes_written(workload) == 4 * 16 * 36
     assert cost(workload) >= flops(workload)
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "strides", "pads", "dilations", "group"),
+    [
+        ((2, 7, 7), (3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1), 1),
+        ((7, 9), (5, 3), (2, 3), (2, 0, 1, 3), (1, 1), 2),
+        ((6, 5), (3, 3), (1, 2), (4, 4, 4, 4), (4, 3), 1),
+        ((8,), (3,), (1,), (0, 0), (1,), 4),
+    ],
+)
+def test_products_with_padding_are_counted(
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    group: int,
+) -> None:
+    """Against a convolution of ones: its sum is the number of products with elements."""
+    g = Maker()
+    x, w = g.input("x", 2, 4, *image), g.weight("w", 8, 4 // group, *kernel)
+    form = {"strides": strides, "pads": pads, "dilations": dilations, "group": group}
+    graph = g.graph(g("conv", x, w, **form))
+    workload = make_workload(graph, [node.name for node in graph.nodes])
+    ones = {
+        name: np.ones(workload.graph.types[name].shape, np.float32)
+        for name in workload.graph.inputs
+    }
+    (found,) = run_graph(workload.graph, ones)
+    assert macs(workload) - padding_macs(workload) == found.sum()
 
 
 def test_a_batched_matmul_and_a_gather() -> None:
