@@ -194,8 +194,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--second-target", default="host", help="such as x86-64-v3")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=800)
-    parser.add_argument("--seconds", type=float, default=12.0, help="most time to tune")
-    parser.add_argument("--second-seconds", type=float, default=12.0, help="0: no second row")
+    parser.add_argument("--seconds", type=float, default=15.0, help="most time to tune")
+    parser.add_argument("--second-seconds", type=float, default=10.0, help="0: no second row")
     parser.add_argument("--rounds", type=int, default=4, help="of the race at the end")
     parser.add_argument("--turn-seconds", type=float, default=0.3, help="of each engine in a round")
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -279,7 +279,8 @@ def _follow(client: Client, job: JobView, processes: Processes, console: Console
             live.stop()
     job = client.job(job.id)
     if job.state != "succeeded":
-        raise DemoFailed(f"job {job.id} {job.state}: {job.error}")
+        more = "; more time: ARGS='--seconds 60 --second-seconds 60'" if job.reason else ""
+        raise DemoFailed(f"job {job.id} {job.state}: {job.error or job.reason}{more}")
     return job
 
 

@@ -123,17 +123,17 @@ def verdict(
     """
     compared = None if found is None else found["comparison"]
     if compared is None:
-        brought = "tuning found no schedule that is faster than the untuned one"
+        brought = "in this time tuning found no schedule that is faster than the untuned ones"
     else:
         low, high = 1.0 - compared["high"], 1.0 - compared["low"]
-        between = f"({low:.1%} to {high:.1%} of the time, by the job's race)"
+        between = f"({low:.1%} to {high:.1%}, by the job's own race)"
         brought = (
             f"tuning took {1.0 - compared['ratio']:.1%} off the untuned time {between}"
             if differs(found)
             else f"tuning did not show that it gains anything as a whole {between}, so the untuned "
             "code is served"
         )
-    times = "" if ratio is None else f", {1.0 / ratio:.2f} times as fast as ONNX Runtime"
+    times = "" if ratio is None else f"; it is {1.0 / ratio:.2f} times as fast as ONNX Runtime"
     far = "unknown" if error is None else f"{error:.0e} of the largest output"
     return (
         f"{name}: {brought}{times}. Numerics '{numerics}' ({NUMERICS[numerics]}); largest "
