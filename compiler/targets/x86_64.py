@@ -27,7 +27,6 @@ from compiler.targets import (
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 
-_V1 = ("sse2",)
 _V2 = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -40,7 +39,6 @@ _LINUX_FEATURES = {
     "cx16": "cx16",
     "popcnt": "popcnt",
     "sahf": "lahf_lm",
-    "sse2": "sse2",
     "sse3": "pni",
     "ssse3": "ssse3",
     "sse4.1": "sse4_1",
@@ -113,7 +111,7 @@ def _target(name: str, features: tuple[str, ...], cpu: str = "") -> Target:
 
 
 _TARGETS = (
-    _target("x86-64-v1", _V1, cpu="x86-64"),
+    _target("x86-64-v1", (), cpu="x86-64"),  # every x86-64 has SSE2
     _target("x86-64-v2", _V2),
     _target("x86-64-v3", _V3),
     _target("x86-64-v4", _V4),

@@ -1,8 +1,9 @@
-"""Kernels of another architecture, run under qemu-user by a Python without any package."""
+"""Kernels of another architecture or CPU, run under qemu-user by a Python without any package."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,8 +73,7 @@ def run_cases(cases: Sequence[Case], cpu: str, folder: Path) -> list[Array]:
     Raises:
         UnavailableError: if the emulator or a Python for it cannot be had here.
     """
-    architecture = cases[0].target.arch
-    root = sysroot(architecture)
+    python = _python(cases[0].target.arch, cpu)
     described, objects = [], []
     for number, case in enumerate(cases):
         backend = backend_of(case.target)
@@ -98,17 +98,27 @@ def run_cases(cases: Sequence[Case], cpu: str, folder: Path) -> list[Array]:
         cwd=folder, env=zig_environment(), check=True, timeout=SECONDS,
     )  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(described))
-    libraries = f"{root}/usr/lib/{architecture}-linux-gnu"
-    command = [
-        *(*emulator(architecture), "-cpu", cpu, "-L", str(root)),
-        *("-E", f"PYTHONHOME={root}/usr", "-E", f"LD_LIBRARY_PATH={libraries}"),
-        *(f"{root}/usr/bin/python3", "-c", RUN),
-    ]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS
-    )
+        [*python, "-c", RUN],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [
         np.frombuffer((folder / f"{number}.out").read_bytes(), case.nest.buffers[-1].dtype.numpy)
         for number, case in enumerate(cases)
     ]
+
+
+def _python(architecture: str, cpu: str) -> list[str]:
+    """The command of a Python on a CPU of qemu's: this process's own, if it is one of these.
+
+    Raises:
+        UnavailableError: if the emulator or a Python for it cannot be had here.
+    """
+    emulated = [*emulator(architecture), "-cpu", cpu]
+    if architecture == os.uname().machine:
+        return [*emulated, sys.executable, "-I", "-S"]
+    root = sysroot(architecture)
+    libraries = f"{root}/usr/lib/{architecture}-linux-gnu"
+    variables = ("-E", f"PYTHONHOME={root}/usr", "-E", f"LD_LIBRARY_PATH={libraries}")
+    return [*emulated, "-L", str(root), *variables, f"{root}/usr/bin/python3"]

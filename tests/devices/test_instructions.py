@@ -14,19 +14,21 @@ from compiler.driver import make_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
+from compiler.loops import maths
 from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Accumulator, Operation, Role, Tensor, op
+from compiler.loops.expr import Accumulator, Cast, Const, Expr, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
 from compiler.target import resolve_target
 from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker
 from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
+from tests.unit.codegen.test_arithmetic import elementwise
 from tests.unit.codegen.test_dot import (
     BRAINS,
     MATRICES,
@@ -242,6 +244,40 @@ def test_two_levels_of_strassen(tmp_path: Path) -> None:
     (found,) = run_cases([Case(nest, target, tuple(buffers[:-1]))], "neoverse-n1", tmp_path)
     run_nest(nest, buffers)
     np.testing.assert_array_equal(found, buffers[-1].reshape(-1))
+
+
+SSE2 = "qemu64,-pni,-ssse3,-sse4.1,-sse4.2,-sse4a,-popcnt,-cx16,-lahf_lm"
+"""What every x86-64 has, and nothing else."""
+
+
+def test_what_every_x86_computes(tmp_path: Path) -> None:
+    """An instruction beyond SSE2 would end it: rounding, bytes by pairs of 16 bits, halves."""
+    target, random = resolve_target("x86-64-v1"), np.random.default_rng(0)
+    x = np.concatenate([[0.5, 1.5, -0.5, -3.0, 3e9, -np.inf], random.uniform(-9, 9, 58)])
+    x = x.astype(np.float32)
+
+    def functions(x: Expr) -> list[Expr]:
+        rounded = [op(o, x) for o in (Operation.FLOOR, Operation.CEIL, Operation.RINT)]
+        return [*rounded, maths.sin(x), Cast(Cast(x, DType.FLOAT16), DType.FLOAT32)]
+
+    nests = [
+        elementwise(4, x.size, [DType.FLOAT32], lambda x, n=number: [functions(x)[n]])[0]
+        for number in range(len(functions(Const(0.0))))
+    ]
+    cases = [Case(nest, target, (x,)) for nest in nests]
+    workload = matmul(3, 20, 9)
+    nest = lower_schedule(workload, untuned_schedule(workload, target), target).nest
+    drawn = [random.standard_normal(t.shape).astype(np.float32) for t in nest.buffers[:-1]]
+    cases.append(Case(nest, target, tuple(map(pack_tensor, nest.buffers, drawn))))
+    a, b = all_pairs(SIGNS[1])
+    product = case(target.name, packed_product(SIGNS[1], 256, 256, 4, 4), a, b)
+    *results, sums = run([*cases, product], tmp_path, SSE2)
+    left, right = wide(SIGNS[1], a, b)
+    np.testing.assert_array_equal(sums, left @ right)
+    for found, each in zip(results, cases, strict=True):
+        expected = np.zeros_like(found).reshape(-1)
+        run_nest(each.nest, [*each.inputs, expected])
+        np.testing.assert_allclose(found.reshape(-1), expected, rtol=1e-6, atol=1e-5)
 
 
 def test_the_largest_of_any_floats(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def check(case: Case, schedule: Schedule, target: Target, random: Random) -> Non
     got = run_workload(case.workload, schedule, target, case.arrays, random)
     winograd = schedule.algorithm == "winograd"
     if case.exact and not winograd:
-        expected = to_memory(expected, case.workload.output.type.dtype)
-        np.testing.assert_array_equal(got, expected, str(schedule))
+        dtype = case.workload.output.type.dtype
+        exact = (from_memory(array, dtype) for array in (got, to_memory(expected, dtype)))
+        np.testing.assert_array_equal(*exact, str(schedule))  # 0.0 is -0.0
         return
     tolerance = winograd_tolerance(case.workload, schedule) if winograd else ROUNDING
     tolerance += HALF_STEP.get(case.workload.output.type.dtype, 0.0)

@@ -73,6 +73,12 @@ def test_vectors(name: str, bits: int, registers: int, fma: bool) -> None:
     assert (target.vector_bits, target.vector_registers, target.fma) == (bits, registers, fma)
 
 
+def test_the_weakest_x86_runs_on_all_others() -> None:
+    weakest = resolve_target("x86-64-v1")
+    for other in (target for target in known_targets().values() if target.arch == weakest.arch):
+        assert weakest.runs_on(other)
+
+
 def test_keys_differ_and_do_not_depend_on_the_name() -> None:
     keys = {target.key for target in known_targets().values()}
     assert len(keys) == len(ALL)
