@@ -62,6 +62,18 @@ def failures_text(failures: Mapping[str, int]) -> str:
     return ", ".join(kinds) or "none"
 
 
+def failed_text(trials: Mapping[str, int]) -> str:
+    """How many of a worker's trials failed: "3 of 1,204"; "-" where it measured none."""
+    whole = sum(trials.values())
+    return f"{whole - trials.get('ok', 0):,} of {whole:,}" if whole else "-"
+
+
+def failed_kinds(trials: Mapping[str, int]) -> str:
+    """Those of a worker's trials that failed, by kind, the most frequent first."""
+    failed = {kind: count for kind, count in trials.items() if count and kind != "ok"}
+    return failures_text(dict(sorted(failed.items(), key=lambda item: (-item[1], item[0]))))
+
+
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """What is served, and how the tuned program did against the untuned one."""
     served = {

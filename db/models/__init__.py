@@ -12,7 +12,7 @@ from db.models.base import Base
 from db.models.blobs import BlobReferenceRow, BlobRow, ModelRow
 from db.models.decisions import CostModelRow, GraphPlanRow, TuningRunRow, VerdictRow
 from db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
-from db.models.measuring import LeaseRow, RequestRow, WorkerRow
+from db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
 from db.models.records import RecordRow, RecordUseRow, RetiredTrialsRow, TrialRow
 from db.models.signals import LookupChangeRow, NoticeRow, SweepRow
 from db.models.workloads import TargetRow, WorkloadRow, WorkloadShapeRow
@@ -44,6 +44,7 @@ __all__ = [
     "TrialRow",
     "TuningRunRow",
     "VerdictRow",
+    "WorkerOutcomeRow",
     "WorkerRow",
     "WorkloadRow",
     "WorkloadShapeRow",

@@ -35,6 +35,16 @@ class WorkerRow(Base):
     readmitted_at: Mapped[float | None]  # its failures before do not count
 
 
+class WorkerOutcomeRow(Base):
+    """How many trials of a worker ended in a status."""
+
+    __tablename__ = "worker_outcomes"
+
+    worker: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(primary_key=True)
+    trials: Mapped[int] = mapped_column(sa.BigInteger())
+
+
 class RequestRow(Base):
     """A batch of candidates to measure: the queue between tuner and workers."""
 

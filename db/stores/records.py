@@ -20,7 +20,8 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow
 from db.standing import Backing, Standing
-from db.stores.statements import chunks, insert_new, one_at_a_time, table_of
+from db.stores.statements import chunks, insert_and_tell, one_at_a_time, table_of
+from db.stores.worker_outcomes import count_outcomes
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 
 _trials = table_of(TrialRow)
@@ -42,11 +43,13 @@ class SqlRecordStore:
     # trials
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction; a trial whose id is known already stays as it is."""
+        """Save trials in one transaction, and count them for their workers; a trial whose id is
+        known already stays as it is."""
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
         with writing(self._engine) as connection:
-            insert_new(connection, _trials, rows)
+            new = insert_and_tell(connection, _trials, rows, (_trials.c.worker, _trials.c.status))
+            count_outcomes(connection, ((row.worker, row.status) for row in new))
 
     def trials(self, key: RecordKey) -> list[Trial]:
         """Every trial of a record key, in the order of their arrival."""

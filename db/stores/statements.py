@@ -54,6 +54,19 @@ def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[s
         connection.execute(_insert_new(connection.dialect.name, table), rows)
 
 
+def insert_and_tell(
+    connection: sa.Connection,
+    table: sa.Table,
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[sa.Column[Any]],
+) -> Sequence[sa.Row[Any]]:
+    """As `insert_new`; these columns of the rows that were not there, in whatever order."""
+    if not rows:
+        return ()
+    insert = _insert_new(connection.dialect.name, table).returning(*columns)
+    return connection.execute(insert, rows).all()
+
+
 @cache
 def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     return _insert(dialect, table).on_conflict_do_nothing()

@@ -11,7 +11,7 @@ from db.models import TrialRow
 from db.stores.pages import Page, PageOrder, Position
 from db.stores.records import trial_of
 from db.stores.statements import table_of
-from tuner.measure.measurement import Status, Trial
+from tuner.measure.measurement import RecordKey, Status, Trial
 
 _trials = table_of(TrialRow)
 _newest_first = PageOrder((_trials.c.serial,))
@@ -71,6 +71,25 @@ class TrialStore:
                 limit,
                 after,
             )
+
+    def fastest(self, job_id: str, key: RecordKey) -> Trial | None:
+        """The trial of a job and a record key that took least; the first of several. None if none
+        worked."""
+        query = (
+            sa.select(_trials)
+            .where(
+                _trials.c.job_id == job_id,
+                *(_trials.c[name] == value for name, value in key.to_json().items()),
+                _trials.c.status == Status.OK.value,
+                _trials.c.run_seconds.is_not(None),
+                _trials.c.withdrawn.is_(False),
+            )
+            .order_by(_trials.c.run_seconds, _trials.c.serial)
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else trial_of(row)
 
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
         """That a column has a value, so that PostgreSQL reads an index that begins with it.

@@ -19,6 +19,7 @@ from db.notices import announce, worker_topic
 from db.stores.blame import inherited, readmit
 from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import chunks, table_of, upsert
+from db.stores.worker_outcomes import forget_outcomes, outcomes_of
 
 _workers = table_of(WorkerRow)
 _oldest_first = PageOrder((_workers.c.created_at, _workers.c.id), descending=False)
@@ -214,6 +215,11 @@ class WorkerStore:
             query = sa.select(*self._columns())
             return _oldest_first.page(connection, query, wanted, limit, after)
 
+    def outcomes(self, worker_ids: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        """How the trials of these workers ended: their number by status, of each that has any."""
+        with reading(self._engine) as connection:
+            return outcomes_of(connection, worker_ids)
+
     def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
         """How many workers for a target are how well; of these, if any are named.
 
@@ -262,7 +268,9 @@ class WorkerStore:
             if connection.execute(sa.select(_workers.c.id).where(silent).limit(1)).first() is None:
                 return 0
         with writing(self._engine) as connection:
-            return connection.execute(sa.delete(_workers).where(silent)).rowcount
+            count = connection.execute(sa.delete(_workers).where(silent)).rowcount
+            forget_outcomes(connection)
+            return count
 
     def _update(self, worker_id: str, values: Mapping[str, Any], *topics: str) -> RegisteredWorker:
         update = sa.update(_workers).where(_workers.c.id == worker_id)

@@ -134,9 +134,12 @@ def record_view(record: TuningRecord, backing: Backing) -> RecordView:
 
 
 def worker_view(
-    worker: RegisteredWorker, in_hand: int = 0, names: Mapping[str, str] | None = None
+    worker: RegisteredWorker,
+    in_hand: int = 0,
+    names: Mapping[str, str] | None = None,
+    trials: Mapping[str, int] | None = None,
 ) -> WorkerView:
-    """`names` of targets by their keys."""
+    """`names` of targets by their keys; `trials` by how they ended."""
     known = names or {}
     return WorkerView(
         id=worker.id,
@@ -150,6 +153,7 @@ def worker_view(
         draining=worker.draining,
         in_hand=in_hand,
         leases_lost=worker.leases_lost,
+        trials=dict(trials or {}),
         created_at=worker.created_at,
         speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),
         condition=None

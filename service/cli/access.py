@@ -30,7 +30,7 @@ MOST_LINK_MINUTES = 24 * 60.0
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(help="The tokens: who they are, what they may do, when they were used.")
+    group = typer.Typer()
     group.callback(invoke_without_command=True)(tokens)
     group.command()(rotate)
     group.command()(revoke)

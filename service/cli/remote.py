@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(submit)
     app.command()(jobs)
     app.command()(lookup)
-    group = typer.Typer(help="The workers: who measures, and whether it gets new work.")
+    group = typer.Typer()
     group.callback(invoke_without_command=True)(workers)
     group.command()(drain)
     group.command()(resume)

@@ -18,7 +18,14 @@ from service.api.schemas.lookups import LookupView
 from service.api.schemas.workers import WorkerView
 from service.sentences import one_sentence
 from service.units import duration, microseconds, milliseconds
-from service.wording import comparison_text, condition_text, known_text, schedule_text, verdict_text
+from service.wording import (
+    comparison_text,
+    condition_text,
+    failed_text,
+    known_text,
+    schedule_text,
+    verdict_text,
+)
 from tuner.events import Finished
 
 if TYPE_CHECKING:
@@ -107,7 +114,15 @@ def lookup_table(found: LookupView) -> Table:
 def worker_table(workers: Sequence[WorkerView]) -> Table:
     """The workers, and how fast their devices are just now compared with their best."""
     table = make_table(
-        "<worker", "<name", "<health", "in hand", "targets", "arithmetic", "memory", "<state"
+        "<worker",
+        "<name",
+        "<health",
+        "in hand",
+        "failed",
+        "targets",
+        "arithmetic",
+        "memory",
+        "<state",
     )
     table.add_column("device just now", no_wrap=False)
     for worker in workers:
@@ -123,6 +138,7 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
             worker.health
             + (", drained" if worker.draining and worker.health != "draining" else ""),
             str(worker.in_hand),
+            failed_text(worker.trials),
             str(len(worker.target_keys)),
             "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
             "-" if speed is None else f"{speed.memory_ratio:.2f}",

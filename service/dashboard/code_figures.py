@@ -42,13 +42,13 @@ class CodeFigures:
         *,
         chosen: bool = True,
     ) -> CodeFigures:
-        """`chosen` is whether the task has its schedule: until then there is the untuned one."""
+        """`chosen` is whether the task has its schedule: until then there is its fastest trial."""
         sides: tuple[CodeSide, ...] = (
-            CodeSide("Best", best, best_refusal),
+            CodeSide("Best" if chosen else "Fastest trial", best, best_refusal),
             CodeSide("Untuned", untuned, untuned_refusal),
         )
         if best is not None and untuned is not None and best.schedule == untuned.schedule:
-            title = "Best, which is the untuned one" if chosen else "Untuned; none is chosen yet"
+            title = "Best, which is the untuned one" if chosen else "Untuned; no trial is faster"
             sides = (CodeSide(title, best, ""),)
         knobs = [_knobs(side.code) for side in sides]
         rows = [_row(name, knobs) for name in dict.fromkeys(n for each in knobs for n in each)]

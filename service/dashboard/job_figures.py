@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +22,18 @@ TRIED = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task, its shares of the model's time (0..1), and how near it is to what the device allows.
+    """A task, its share of the model's best time (0..1), None before it was measured, and how near
+    it is to what the device allows.
 
-    `colour` is its number in the bars, from 0; `COLOURS` is that of all others.
+    `colour` is its number in the bars, from 0; `COLOURS` is that of all others. `namesake` is
+    whether another task is called the same: they differ in what a name leaves out.
     """
 
     task: TaskView
-    default_share: float
-    best_share: float
+    best_share: float | None
     of_roofline: float | None
     colour: int
+    namesake: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +123,17 @@ def _took(job: JobView) -> float | None:
 def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
     before = [_cost(task, task.default_seconds) for task in tasks]
     after = [_cost(task, task.best_seconds) for task in tasks]
-    whole_before, whole_after = sum(before) or 1.0, sum(after) or 1.0
+    whole_after = sum(after) or 1.0
+    called = Counter(task.name for task in tasks)
     # by what does not change while the job runs, so that rows and colours stay
     order = sorted(range(len(tasks)), key=lambda n: (-before[n], n))
     return tuple(
         TaskLine(
             task=tasks[number],
-            default_share=before[number] / whole_before,
-            best_share=after[number] / whole_after,
+            best_share=after[number] / whole_after if after[number] else None,
             of_roofline=ratio(tasks[number].facts.get("bound_seconds"), tasks[number].best_seconds),
             colour=min(place, COLOURS),
+            namesake=called[tasks[number].name] > 1,
         )
         for place, number in enumerate(order)
     )
@@ -159,7 +163,7 @@ def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest:
     segments, left, whole = [], 0.0, sum(seconds)
     shown = [(s, row.colour, row.task.name) for s, row in zip(seconds, rows, strict=True)]
     rest = sum(s for s, colour, _ in shown if colour == COLOURS)
-    shown = [each for each in shown if each[1] < COLOURS]
+    shown = [each for each in shown if each[1] < COLOURS and each[0]]
     if rest:
         shown.append((rest, COLOURS, "all others"))
     for each, colour, title in shown:

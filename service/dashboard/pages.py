@@ -46,6 +46,8 @@ def _environment() -> Environment:
         "comparison": wording.comparison_text,
         "condition": wording.condition_text,
         "event": wording.event_text,
+        "failed": wording.failed_text,
+        "failed_kinds": wording.failed_kinds,
         "moment": figures.moment,
         "ago": figures.ago,
         "gain": figures.gain,

@@ -81,7 +81,7 @@ def _measured(row: TaskLine) -> _Measured | None:
         return None
     limit = ratio(flops, finite(facts.get("bound_seconds")))
     allowed = None if limit is None or limit <= 0.0 else limit / 1e9
-    return _Measured(intensity, speed / 1e9, allowed, row.best_share, row)
+    return _Measured(intensity, speed / 1e9, allowed, row.best_share or 0.0, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ async def get_code(
     untuned: bool = False,
 ) -> CodeView:
     """The loop nest and the assembly of a task's best schedule, with its registers and spills
-    counted; with `untuned`, or while none is chosen, of the untuned one."""
+    counted: of its fastest trial while none is chosen. With `untuned`, or without a trial that
+    worked, of the untuned one."""
     found = await run_in_threadpool(task_of_job, job_id, workload, storage)
     return await code_of(found, untuned, storage, planning, limiter)
 
@@ -115,6 +116,10 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
     target = target_of_key(job.target_key or "", storage)
     text = storage.workloads.workload(task.workload_key)
     chosen = None if untuned else (task.facts or {}).get("schedule")
+    if chosen is None and not untuned:
+        key = RecordKey(task.workload_key, target.key, job.threads, job.numerics)
+        fastest = storage.trials.fastest(job.id, key)
+        chosen = None if fastest is None else fastest.schedule.to_json()
     return CodeQuestion(text, chosen, target, job.threads, job.numerics)
 
 

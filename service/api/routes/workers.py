@@ -96,9 +96,13 @@ def list_workers(
     """Workers and their devices, the first registered first; a page may be short where only those
     that are `alive` are wanted."""
     in_hand = storage.leases.in_hand()
-    found = storage.workers.list(alive=alive, limit=pages.limit, after=pages.after)
+    found = pages.told(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
     names = target_names(storage)
-    return [worker_view(worker, in_hand.get(worker.id, 0), names) for worker in pages.told(found)]
+    trials = storage.workers.outcomes([worker.id for worker in found])
+    return [
+        worker_view(worker, in_hand.get(worker.id, 0), names, trials.get(worker.id))
+        for worker in found
+    ]
 
 
 @router.post("/workers/{worker_id}/heartbeat")
@@ -135,7 +139,8 @@ def drain(
         worker = storage.workers.drain(worker_id, body.draining)
         audit(action, worker_id, name=worker.name)
     match_jobs(storage)
-    return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
+    trials = storage.workers.outcomes([worker_id]).get(worker_id)
+    return worker_view(worker, storage.leases.in_hand().get(worker_id, 0), trials=trials)
 
 
 @router.delete("/workers/{worker_id}", status_code=204)

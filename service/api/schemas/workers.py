@@ -128,6 +128,11 @@ class WorkerView(View):
     draining: bool = Field(description="It gets no new measurements, whatever its health")
     in_hand: int = Field(description="Measurement requests that it has leased")
     leases_lost: int
+    trials: dict[str, int] = Field(
+        default_factory=dict,
+        description="Those that it measured, by how they ended",
+        examples=[{"ok": 1024, "crash": 3}],
+    )
     created_at: Time
     speed: WorkerSpeed | None = None
     condition: WorkerCondition | None = None

@@ -155,6 +155,7 @@ WORKERS = [
         "ill [red]",
         "b3" * 16,
         health="quarantined",
+        trials={"ok": 1200, "run_error": 4, "wrong_answer": 30},
         condition={},
         quarantine={"reason": "5 of its last\n6 leases were lost", "since": NOW, "canary_at": NOW},
     ),

@@ -18,6 +18,7 @@ from db.errors import SchemaVersionError
 from db.migrate import current_revision, downgrade, head_revision, upgrade
 from db.models import Base, BlobReferenceRow, BlobRow
 from db.stores.tokens import TokenStore
+from db.stores.workers import WorkerStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -118,6 +119,16 @@ def _is(column: sa.Column[Any], kind: type[Any]) -> bool:
     return isinstance(column.type, kind)
 
 
+def _blank(table: sa.Table) -> dict[str, Any]:
+    """Values of the columns that must have one."""
+    kinds = {sa.Text: "", sa.JSON: {}, sa.Boolean: False}
+    return {
+        column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
+        for column in table.columns
+        if not column.nullable
+    }
+
+
 def test_upgrade_twice_changes_nothing(fresh: sa.Engine) -> None:
     upgrade(fresh)
     TokenStore(fresh).create("kept", [])
@@ -184,13 +195,7 @@ def test_what_earlier_rows_name_is_referred_to_after_the_upgrade(fresh: sa.Engin
 
     def insert(name: str, **values: Any) -> None:
         table = tables.tables[name]
-        kinds = {sa.Text: "", sa.JSON: {}, sa.Boolean: False}
-        blank = {
-            column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
-            for column in table.columns
-            if not column.nullable
-        }
-        connection.execute(sa.insert(table).values({**blank, **values}))
+        connection.execute(sa.insert(table).values({**_blank(table), **values}))
 
     with writing(fresh) as connection:
         insert("models", digest="m", bytes=7)
@@ -224,3 +229,21 @@ def test_what_earlier_rows_name_is_referred_to_after_the_upgrade(fresh: sa.Engin
     }
     expected = {"m": 7, **dict.fromkeys(("a", "c", "x", "leased", "queued"))}
     assert {row.digest: row.bytes for row in sizes} == expected
+
+
+def test_trials_of_before_are_counted_for_the_workers_that_are_known(fresh: sa.Engine) -> None:
+    upgrade(fresh, "0033")
+    tables = sa.MetaData()
+    with reading(fresh) as connection:
+        tables.reflect(connection)
+    workers, trials = tables.tables["workers"], tables.tables["trials"]
+    with writing(fresh) as connection:
+        connection.execute(sa.insert(workers).values(_blank(workers) | {"id": "board"}))
+        ended = (("board", "ok"), ("board", "ok"), ("board", "crash"), ("key/board", "ok"))
+        for number, (worker, status) in enumerate(ended):
+            told = {"serial": number, "id": str(number), "worker": worker, "status": status}
+            connection.execute(sa.insert(trials).values(_blank(trials) | told))
+    upgrade(fresh)
+    assert WorkerStore(fresh).outcomes(["board", "key/board"]) == {"board": {"ok": 2, "crash": 1}}
+    downgrade(fresh, "0033")
+    assert "worker_outcomes" not in table_names(fresh)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from db.errors import NotFoundError
+from db.stores.records import SqlRecordStore
 from db.stores.workers import Health, WorkerStore
+from tests.unit.db.test_records import CRASH, GOOD, trial
 
 
 @pytest.fixture
@@ -101,3 +104,23 @@ def test_workers_of_a_target_are_counted_by_health(workers: WorkerStore, clock: 
     assert workers.healths("t1", [board.id]) == {Health.HEALTHY: 1}
     assert workers.healths("t1", [lost.id]) == {Health.LOST: 1}
     assert workers.healths("t3") == {}
+
+
+def test_trials_are_counted_once_for_the_worker_that_measured_them(
+    workers: WorkerStore, records: SqlRecordStore, clock: Any
+) -> None:
+    board, other = (workers.register(name, ["t1"], {}).id for name in ("board", "other"))
+    good, bad = replace(GOOD, worker=board), replace(CRASH, worker=board)
+    first = [trial(1, good), trial(2, bad), trial(3, replace(GOOD, worker=other))]
+    records.add_trials([*first, trial(1, good)])
+    # again, and of nobody who is known: a machine of another service, the service's own
+    records.add_trials([*first, trial(4, good), trial(5, replace(bad, worker=f"key/{board}"))])
+    records.add_trials([trial(6, replace(bad, worker=""))])
+    assert workers.outcomes([board, other, "none"]) == {
+        board: {"ok": 2, "crash": 1},
+        other: {"ok": 1},
+    }
+    clock.advance(61)
+    workers.heartbeat(other)
+    assert workers.forget(60) == 1
+    assert workers.outcomes([board, other]) == {other: {"ok": 1}}

@@ -38,8 +38,7 @@ def options(command: click.Command) -> set[str]:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_it_has_an_example_that_it_takes(words: str) -> None:
     command = COMMANDS[words]
-    said = command.callback.__doc__ if command.callback else None
-    lines = [line.strip() for line in (said or "").splitlines()]
+    lines = [line.strip() for line in (command.help or "").splitlines()]
     (example,) = [line for line in lines if line.startswith("Example: ")]
     assert len(example) < 80, "help would break it"
     first, *given = shlex.split(example.removeprefix("Example: "))

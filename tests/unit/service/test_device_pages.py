@@ -17,8 +17,10 @@ from db.stores.workers import Health, Quarantine, RegisteredWorker, WorkerStore
 from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
 from service.signing import signing_key
+from tests.unit.db.test_records import CRASH, GOOD, trial
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
+from tuner.measure.measurement import Status
 
 
 @pytest.fixture
@@ -67,6 +69,16 @@ def test_a_worker_is_drained_and_used_again_by_who_may(
     assert "Drain" not in opened(browser, "/dashboard/devices").text.replace("drained", "")
     answer = browser.post(f"/dashboard/devices/{found.id}/drain", headers=ORIGIN)
     assert answer.status_code == 403
+
+
+def test_failed_trials_are_told_by_kind(browser: TestClient, storage: Storage) -> None:
+    ill = worker(storage, "ill")
+    bad = [trial(number, replace(CRASH, worker=ill.id)) for number in range(2)]
+    wrong = replace(CRASH, worker=ill.id, status=Status.WRONG_ANSWER)
+    good = [trial(10 + number, replace(GOOD, worker=ill.id)) for number in range(1200)]
+    storage.records.add_trials([*bad, trial(5, wrong), *good])
+    text = opened(browser, "/dashboard/devices").text
+    assert "3 of 1,203" in text and "2 crash, 1 wrong answer" in text
 
 
 def test_a_quarantine_is_told_and_ended(

@@ -129,11 +129,21 @@ def test_until_every_task_was_measured_those_that_were_are_counted(
     assert "4.000 ms 1 of 2 tasks" in seen.text and "2.000 ms 1 of 2 tasks" in seen.text
     assert "2.00x" in seen.text and "begins once every task was measured" in seen.text
     assert "A minute gains" in seen.text and "2.1 %" in seen.text
+    assert seen.text.count("100.0 %") == seen.text.count("0.0 %") > 0, "unknown is no share"
     assert not [each for each in seen.named("div") if each.get("id") == "frame"]
     storage.jobs.transition(claim, JobState.SUCCEEDED, result=ENDED)
     ended = opened(browser, path).text
     assert "It ended before every task was measured" in ended and "Took" in ended
     assert "A minute gains" not in ended and "Phase" not in ended
+
+
+def test_tasks_of_one_name_are_told_apart(
+    browser: TestClient, storage: Storage, claim: JobClaim
+) -> None:
+    twins = [task(n, name="twin", workload_key=f"{n:06x}{n:058x}") for n in (1, 2)]
+    storage.tasks.put(claim, [*twins, task(3)])
+    seen = opened(browser, f"/dashboard/jobs/{claim.job_id}")
+    assert "000001" in seen.text and "000002" in seen.text and "000003" not in seen.text
 
 
 def test_times_that_are_no_numbers_are_not_known(

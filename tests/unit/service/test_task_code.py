@@ -155,11 +155,36 @@ def test_one_side_where_the_best_is_the_untuned(
     sign_in(client, owner)
     for facts, said in (
         ({"schedule": default.to_json()}, "Best, which is the untuned one"),
-        (None, "Untuned; none is chosen yet"),
+        (None, "Untuned; no trial is faster"),
     ):
         job, workload = task_of_job(storage, facts, WORKLOAD)
         code = opened(client, f"/dashboard/jobs/{job}/tasks/{workload}/code")
         assert len(code.named("pre")) == 2 and said in code.text
+
+
+def test_until_one_is_chosen_the_fastest_trial_is_shown(
+    client: TestClient, storage: Storage, owner: str
+) -> None:
+    job, workload = task_of_job(storage, None, WORKLOAD)
+    trials = measured(job)
+    fastest = min(trials, key=lambda trial: trial.measurement.run_seconds or 1.0)
+    # what was taken back, failed, or is of another key or job, is not
+    quick = Measurement(Status.OK, samples_seconds=(1e-9,))
+    other = next(trial for trial in trials if trial.schedule != fastest.schedule)
+    wrong = (
+        replace(other, id="w", measurement=quick, withdrawn=True),
+        replace(other, id="f", measurement=replace(quick, status=Status.WRONG_ANSWER)),
+        replace(other, id="k", measurement=quick, key=replace(other.key, threads=2)),
+        replace(other, id="j", measurement=quick, job_id="another"),
+    )
+    storage.records.add_trials([*wrong, *trials])
+    path = f"jobs/{job}/tasks/{workload}"
+    assert client.get(f"/v1/{path}/code").json()["schedule"] == fastest.schedule.to_json()
+    sign_in(client, owner)
+    waited = opened(client, f"/dashboard/{path}?wait=true")
+    assert "The fastest trial and the untuned one as code" in waited.text
+    sides = [str(each.get("aria-label")) for each in waited.named("pre")]
+    assert "Assembly, Fastest trial" in sides and "Assembly, Untuned" in sides
 
 
 def measured(job: str = "") -> list[Trial]:

@@ -1,0 +1,59 @@
+"""How many trials each worker measured, by how they ended: kept as a count, since there may be
+millions of trials, and some are forgotten by age."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import sqlalchemy as sa
+
+from db.models import WorkerOutcomeRow, WorkerRow
+from db.stores.statements import chunks, table_of, upsert
+
+_outcomes = table_of(WorkerOutcomeRow)
+_workers = table_of(WorkerRow)
+
+
+def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
+    """Count trials that were stored just now: (worker, status) of each.
+
+    Those of the service's own machine, of other services and of workers that were forgotten are
+    nobody's here.
+    """
+    counts = Counter((worker, status) for worker, status in ended if worker)
+    known: set[str] = set()
+    for some in chunks(sorted({worker for worker, _ in counts})):
+        query = sa.select(_workers.c.id).where(_workers.c.id.in_(some))
+        known.update(connection.execute(query).scalars())
+    # in one order, as everybody does who changes several
+    rows = [
+        {"worker": worker, "status": status, "trials": count}
+        for (worker, status), count in sorted(counts.items())
+        if worker in known
+    ]
+    if rows:
+        insert = upsert(connection, _outcomes)
+        insert = insert.on_conflict_do_update(
+            index_elements=[_outcomes.c.worker, _outcomes.c.status],
+            set_={"trials": _outcomes.c.trials + insert.excluded.trials},
+        )
+        connection.execute(insert, rows)
+
+
+def outcomes_of(
+    connection: sa.Connection, worker_ids: Collection[str]
+) -> Mapping[str, Mapping[str, int]]:
+    """The number of trials by status, of each worker that has any."""
+    found: dict[str, dict[str, int]] = {}
+    for some in chunks(sorted(worker_ids)):
+        query = sa.select(_outcomes).where(_outcomes.c.worker.in_(some))
+        for row in connection.execute(query.order_by(_outcomes.c.worker, _outcomes.c.status)):
+            found.setdefault(row.worker, {})[row.status] = row.trials
+    return found
+
+
+def forget_outcomes(connection: sa.Connection) -> None:
+    """Delete the counts of workers that are not known any more."""
+    known = sa.select(_workers.c.id)
+    connection.execute(sa.delete(_outcomes).where(_outcomes.c.worker.not_in(known)))
