@@ -103,6 +103,11 @@ class InferenceSession:
         return nullcontext() if self._trace is None else self._trace.event(name)
 
     @property
+    def _model_path(self) -> str | None:
+        """The file; None if bytes were given. Optimum asks for it."""
+        return None if isinstance(self._source, bytes) else str(self._source)
+
+    @property
     def _description(self) -> SessionDescription:
         """What the model says of itself, read when it is first asked for."""
         if self._described is None:

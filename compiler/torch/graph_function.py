@@ -27,6 +27,7 @@ from compiler.torch.options import BackendOptions
 from compiler.torch.positions import are_within
 from compiler.torch.symbolic import NotTranslatedError
 from compiler.torch.translation import Translated, translate, used_as_tables
+from compiler.torch.views import split_views
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
@@ -105,6 +106,7 @@ class GraphFunction:
         options: BackendOptions,
     ) -> None:
         self._graph = graph
+        self._computing, self._views = split_views(graph)
         self._weights = frozenset(weights)
         self._ranges = dict(ranges)
         self._options = options
@@ -113,8 +115,8 @@ class GraphFunction:
         self._changes = 0
         self._eager = False
         self._lock = threading.RLock()
-        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        self._tables = {p for p in self._weights if used_as_tables(nodes[p])}
+        nodes = [] if self._computing is None else self._computing.find_nodes(op="placeholder")
+        self._tables = {p for p, node in enumerate(nodes) if p in weights and used_as_tables(node)}
 
     @property
     def is_compiled(self) -> bool:
@@ -124,13 +126,16 @@ class GraphFunction:
     def __call__(self, given: list[Any]) -> Any:
         arguments = list(given)
         given.clear()
+        if self._computing is None:
+            return self._graph(*arguments)
         program = self._current
         if program is None or self._eager or not program.has(arguments):
             program = self._found(arguments)
         if program is None or not program.serves(arguments):
             return self._graph(*arguments)
         try:
-            return program.run(arguments)
+            found = program.run(arguments)
+            return found if self._views is None else self._views(*arguments, *found)
         except Exception as error:  # noqa: BLE001 - what PyTorch can run is no error of the caller
             self._give_up(error)
             return self._graph(*arguments)
@@ -163,7 +168,7 @@ class GraphFunction:
                 _check_tensor(each)
             constants = {p: each for p, each in weights.items() if self._is_constant(p, each)}
             translated = translate(
-                self._graph.graph,
+                self._computing,
                 constants,
                 lambda name: getattr(self._graph, name),
                 ranges=self._ranges,

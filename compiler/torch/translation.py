@@ -31,6 +31,7 @@ from compiler.torch.element_types import ELEMENT_TYPES, as_numpy
 from compiler.torch.positions import are_within, narrowed, source_of
 from compiler.torch.results import OutputSpec
 from compiler.torch.symbolic import NotTranslatedError, Size, bounded, expression
+from compiler.torch.views import is_tensor_valued
 
 OPSET = 22
 
@@ -336,7 +337,7 @@ class Translator:
     def _call(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             return self._part(node, *node.args)
-        if not _is_tensor_valued(node):
+        if not is_tensor_valued(node):
             return None  # a size: whoever uses it asks for its expression
         rule, name = rules().get(node.target), operator_name(node.target)
         try:
@@ -448,13 +449,6 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
     torch_sympy.Max: _emits("Max"),
     torch_sympy.Min: _emits("Min"),
 }
-
-
-def _is_tensor_valued(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    if isinstance(value, tuple | list):
-        return any(isinstance(each, torch.Tensor) for each in value)
-    return isinstance(value, torch.Tensor)
 
 
 def _check_types(node: fx.Node) -> None:

@@ -368,6 +368,7 @@ def test_options(tmp_path: Path) -> None:
     options.add_free_dimension_override_by_name("n", 2)
     session = ort.InferenceSession(str(tmp_path / "m.onnx"), options)
     assert session.get_session_options() is options
+    assert session._model_path == str(tmp_path / "m.onnx")  # optimum reads it
     assert options.get_session_config_entry("a") == "b"
     assert np.array_equal(session.run(["y"], {"x": X}, ort.RunOptions())[0], 2 * X)
     with pytest.raises(ort.InvalidArgument, match="'x'"):

@@ -40,7 +40,7 @@ def _binary(kind: str) -> Rule:
                 raise NotTranslatedError("of truth values")
             return t.op(_TRUTHS[kind], t.value(left, dtype), second)
         if alpha != 1:
-            second = t.op("Mul", second, t.constant(alpha, dtype))
+            second = t.op("Mul", second, t.value(alpha, dtype))
         return t.op(kind, t.value(left, dtype), second)
 
     return rule
@@ -69,7 +69,7 @@ def _sub_from(t: Translator, node: fx.Node, x: fx.Node, other: Given, alpha: flo
     dtype = t.dtype(node)
     first = t.value(x, dtype)
     if alpha != 1:
-        first = t.op("Mul", first, t.constant(alpha, dtype))
+        first = t.op("Mul", first, t.value(alpha, dtype))
     return t.op("Sub", t.value(other, dtype), first)
 
 
@@ -154,6 +154,10 @@ def _power(t: Translator, node: fx.Node, base: Given, exponent: Given) -> str:
     return t.op("Pow", value, t.value(exponent, dtype))
 
 
+def _rounded(t: Translator, node: fx.Node, x: fx.Node) -> str:
+    return t.op("Round", t.value(x)) if t.dtype(x).is_floating_point else t.value(x)
+
+
 def _rsqrt(t: Translator, node: fx.Node, x: fx.Node) -> str:
     root = t.op("Sqrt", t.value(x, t.dtype(node)))
     return t.op("Reciprocal", root)
@@ -203,7 +207,7 @@ def _elu(
     if step != 1:
         raise NotTranslatedError(f"input_scale {step}")
     found = t.op("Elu", t.value(x), alpha=float(alpha))
-    return found if scale == 1 else t.op("Mul", found, t.constant(scale, t.dtype(node)))
+    return found if scale == 1 else t.op("Mul", found, t.value(scale, t.dtype(node)))
 
 
 def _softplus(
@@ -256,7 +260,7 @@ def _addc(kind: str) -> Rule:
         dtype = t.dtype(node)
         term = t.op(kind, t.value(a, dtype), t.value(b, dtype))
         if value != 1:
-            term = t.op("Mul", term, t.constant(value, dtype))
+            term = t.op("Mul", term, t.value(value, dtype))
         return t.op("Add", t.value(x, dtype), term)
 
     return rule
@@ -285,7 +289,6 @@ _UNARY = {
     "atanh": "Atanh",
     "floor": "Floor",
     "ceil": "Ceil",
-    "round": "Round",
     "sign": "Sign",
     "reciprocal": "Reciprocal",
     "hardswish": "HardSwish",
@@ -357,6 +360,7 @@ RULES: dict[Any, Rule] = {
     aten.floor_divide.default: _floor_divided,
     aten.bitwise_not.default: _not,
     aten.logical_not.default: lambda t, node, x: t.op("Not", t.value(x, torch.bool)),
+    aten.round.default: _rounded,
     aten.rsqrt.default: _rsqrt,
     aten.gelu.default: _gelu,
     aten.silu.default: _silu,
@@ -382,6 +386,7 @@ RULES: dict[Any, Rule] = {
     aten.isnan.default: lambda t, node, x: t.op("IsNaN", t.value(x)),
     aten.isinf.default: lambda t, node, x: t.op("IsInf", t.value(x)),
     aten._to_copy.default: _converted,
+    torch.ops.prims.convert_element_type.default: _converted,
     aten.copy.default: _copied,
     **dict.fromkeys(_SAME, _same),
 }

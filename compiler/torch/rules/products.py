@@ -117,7 +117,7 @@ def _distances(
 def _scaled(t: Translator, value: str, factor: float, node: fx.Node) -> str:
     if factor == 1:
         return value
-    return t.op("Mul", value, t.constant(factor, t.dtype(node)))
+    return t.op("Mul", value, t.value(factor, t.dtype(node)))
 
 
 def _matmul(t: Translator, node: fx.Node, left: fx.Node, right: fx.Node) -> str:

@@ -56,6 +56,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "logic": lambda: (MASK & (N > 0), MASK | ~MASK, MASK ^ (X > 1), N & 3, N | 4, N ^ 5),
     "truths": lambda: (MASK + (X > 1), MASK * (X > 1), torch.maximum(MASK, X > 1)),
     "unary": lambda: (X.exp(), X.sin(), X.abs().sqrt(), X.floor(), X.sign(), -X, N.abs()),
+    "rounding": lambda: (N.round(), (X * 3).round()),
     "powers": lambda: (X**2, X**3, X.abs() ** 0.5, (X.abs() + 1).rsqrt(), 2.0**X),
     "activations": lambda: (
         functional.gelu(X),

@@ -62,6 +62,54 @@ def test_results_lie_as_pytorch_lays_them() -> None:
     compiled(X).transpose(0, 2).view(-1)
 
 
+def test_factors_are_open_numbers(made: list[Any]) -> None:
+    def scaled(x: Any, count: int) -> Any:
+        return torch.add(x, x, alpha=count), torch.baddbmm(x, x, x, beta=count), x.addcmul(x, x)
+
+    compiled = torch.compile(scaled, backend=tilewright, dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(2, size, size)
+        close(compiled(x, size + 4), scaled(x, size + 4))
+    assert len(made) == 1
+
+
+def test_views_are_made_of_what_they_view(made: list[Any]) -> None:
+    def views(x: Any, y: Any) -> Any:
+        total = x + y[0]
+        first, second = total.chunk(2)
+        rows = x.shape[0]
+        return x[1:], second, y.expand(rows, 4), total.t(), x, first, total[:, 2:], rows + 1
+
+    compiled = torch.compile(views, backend=tilewright, dynamic=True)
+    for rows in (6, 8):
+        x, y = torch.randn(rows, 4), torch.randn(1, 4)
+        found, wanted = compiled(x, y), views(x, y)
+        close(found[:-1], wanted[:-1])
+        assert found[-1] == wanted[-1]
+        for mine, theirs in zip(found[:-1], wanted[:-1], strict=True):
+            assert mine.stride() == theirs.stride()
+        found[0].zero_()
+        assert not x[1:].any() and found[4] is x
+        found[3].zero_()
+        assert not any(found[k].any() for k in (1, 5, 6))
+    assert len(made) == 1 and len(made[0].output_names) == 1
+
+
+def test_views_alone_are_pytorchs(made: list[Any]) -> None:
+    compiled = same(lambda x: (x[1:], x.transpose(0, 1)), X)
+    assert compiled(X)[0].data_ptr() == X[1:].data_ptr()
+    assert not made
+
+
+def test_strides_of_what_is_computed_are_its_own(made: list[Any]) -> None:
+    def strided(x: Any) -> Any:
+        turned = (x + 1).mT
+        return turned, turned.as_strided((2, 2), (1, 4), 1)
+
+    same(strided, X, dynamic=False)
+    same(strided, X.mT, dynamic=False)
+
+
 def test_graphs_break(made: list[Any]) -> None:
     def broken(x: Any) -> Any:
         y = x * 2

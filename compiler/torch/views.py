@@ -1,0 +1,112 @@
+"""What a graph gives without computing it: views of arguments or of one computed tensor, and sizes.
+
+    add = x + y; parts = split(add); return parts[0], parts[1], x.t()
+    -> computing: add = x + y; return add
+       making:    parts = split(add); return parts[0], parts[1], x.t()
+
+PyTorch makes the views. So they share memory as the caller expects, and have the strides and the
+offset by which `aot_autograd` makes them again of the caller's own tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule | None]:
+    """A graph as one that computes, and one that makes results of what was computed.
+
+    Args:
+        whole: its results are a list; each node has its value's fake tensor (`meta["val"]`).
+
+    Returns:
+        Of the arguments: what must be computed; None if nothing must be. Of the arguments and what
+        was computed: the results; None if these are what was computed.
+    """
+    graph = whole.graph
+    (output,) = graph.find_nodes(op="output")
+    wanted = output.args[0]
+    results = dict.fromkeys(node for node in wanted if isinstance(node, fx.Node))
+    roots = _roots(graph)
+    arguments = graph.find_nodes(op="placeholder")
+    viewed = Counter(roots[node] for node in results if node in roots)
+    shared = [node for node, count in viewed.items() if count > 1 and node.op != "placeholder"]
+    made = _made(graph, roots, {*arguments, *shared})
+    computed = list(dict.fromkeys([*shared, *(node for node in results if node not in made)]))
+    if computed == list(wanted):
+        return graph, None
+    making = fx.Graph()
+    copies = {node: making.node_copy(node) for node in arguments}
+    copies |= {node: making.placeholder(f"computed_{k}") for k, node in enumerate(computed)}
+    for node in graph.nodes:
+        if node in made and node not in copies:
+            copies[node] = making.node_copy(node, copies.__getitem__)
+    making.output(fx.map_arg(wanted, copies.__getitem__))
+    making.eliminate_dead_code()
+    return (_computing(graph, computed) if computed else None), fx.GraphModule(whole, making)
+
+
+def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
+    """By node that gives tensors: the node, or that whose memory it views; not for new lists."""
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if not is_tensor_valued(node):
+            continue
+        if _is_view(node):
+            first = node.args[0]
+            root = roots.get(first, node)
+            # as_strided sees places in memory, where what is computed may lie in another order
+            strided = node.target is torch.ops.aten.as_strided.default
+            roots[node] = node if strided and root.op != "placeholder" else root
+        elif isinstance(node.meta["val"], torch.Tensor):
+            roots[node] = node
+    return roots
+
+
+def _made(
+    graph: fx.Graph, roots: Mapping[fx.Node, fx.Node], known: Collection[fx.Node]
+) -> set[fx.Node]:
+    """These nodes, those that only view them, and arithmetic on sizes."""
+    found = set(known)
+    for node in graph.nodes:
+        if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
+            continue
+        if not is_tensor_valued(node) or roots.get(node) in known:
+            found.add(node)
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node gives memory of its first argument, or is a part of a list."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    first = next(iter(node.target._schema.arguments), None)
+    return first is not None and first.alias_info is not None and not first.alias_info.is_write
+
+
+def _computing(graph: fx.Graph, computed: Iterable[fx.Node]) -> fx.Graph:
+    """A graph that gives these nodes alone."""
+    found = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    found.graph_copy(graph, copies)
+    found.output([copies[node] for node in computed])
+    found.eliminate_dead_code()
+    return found
+
+
+def is_tensor_valued(node: fx.Node) -> bool:
+    """Whether a node gives a tensor, or several."""
+    value: Any = node.meta.get("val")
+    if isinstance(value, tuple | list):
+        return any(isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, torch.Tensor)
