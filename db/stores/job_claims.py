@@ -26,6 +26,7 @@ from db.stores.job_rows import (
     job_of,
     jobs_table,
     stale,
+    state_event,
     step,
 )
 from db.stores.statements import one_at_a_time, table_of
@@ -166,14 +167,15 @@ class JobClaims:
     ) -> int:
         """Let queued jobs without a worker wait for one, and wake those that have one; how many.
 
-        Any process may call it at any time.
+        Those that wait for one very worker are told anew what has changed. Any process may call it
+        at any time.
 
         Args:
             served: whether a worker for a target key, or that very worker, is alive.
             reason: why a job waits, and what would help.
             only_wake: let none wait.
         """
-        places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id)
+        places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id, _jobs.c.reason)
         moved = {JobState.WAITING: JobState.QUEUED}
         if not only_wake:
             moved[JobState.QUEUED] = JobState.WAITING
@@ -183,25 +185,34 @@ class JobClaims:
         )
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
-        wrong = [
-            row
-            for row in found
-            if served(row.target_key, row.worker_id) == (row.state == JobState.WAITING.value)
-        ]
+        wrong: list[tuple[Any, str | None]] = []  # a row, and why its jobs wait
+        for row in found:
+            waits = row.state == JobState.WAITING.value
+            why = None
+            if not served(row.target_key, row.worker_id):
+                if waits and row.worker_id is None:
+                    continue
+                why = reason(row.target_key, row.worker_id)
+            elif not waits:
+                continue
+            if not waits or why != row.reason:
+                wrong.append((row, why))
         if not wrong:
             return 0
         count = 0
         with writing(self._engine) as connection:
             now = self._clock(connection)
-            for row in wrong:
-                here = (column.is_not_distinct_from(row[n]) for n, column in enumerate(places))
+            for place, why in wrong:
+                here = (column.is_not_distinct_from(place[n]) for n, column in enumerate(places))
                 jobs = sa.select(_jobs).where(*here).with_for_update(skip_locked=True)
-                state = moved[JobState(row.state)]
-                why = None
-                if state is JobState.WAITING:
-                    why = reason(row.target_key, row.worker_id)
                 for each in connection.execute(jobs).all():
-                    step(connection, job_of(each), state, now, reason=why)
+                    job = job_of(each)
+                    if why is not None and job.state is JobState.WAITING:
+                        update = sa.update(_jobs).where(_jobs.c.id == job.id).values(reason=why)
+                        connection.execute(update)
+                        append_events(connection, job.id, [state_event(job.state, reason=why)], now)
+                        continue
+                    step(connection, job, moved[job.state], now, reason=why)
                     count += 1
         return count
 

@@ -1,21 +1,89 @@
 #!/usr/bin/env node
 // The worker of the page, in Node: node node.mjs --server URL --token-file FILE [--name NAME]
+//
+// It keeps its id in SPOOL/SERVER-DIGEST/node-0/id, beside what workers in Python keep; a second one
+// that runs at the same time is node-1.
 
+import {createHash} from "node:crypto";
+import {mkdirSync, readFileSync, realpathSync, renameSync, rmSync, writeFileSync} from "node:fs";
 import {readFile} from "node:fs/promises";
-import {availableParallelism, cpus, hostname, totalmem} from "node:os";
+import {connect, createServer} from "node:net";
+import {availableParallelism, cpus, homedir, hostname, tmpdir, totalmem} from "node:os";
+import {join} from "node:path";
 import {parseArgs} from "node:util";
 import {Worker} from "node:worker_threads";
 
 import {Api} from "./api.mjs";
 import {MeasurementWorker, runnableTargets} from "./worker.mjs";
 
+const MOST_WORKERS = 256; // of one user for one service on one machine
+
 const {values} = parseArgs({
   options: {
     server: {type: "string", default: "http://127.0.0.1:8080"},
     "token-file": {type: "string"},
     name: {type: "string", default: `${hostname()}-node`},
+    spool: {type: "string", default: process.env.TILEWRIGHT_SPOOL || join(process.env.XDG_STATE_HOME || join(homedir(), ".local/state"), "tilewright")},
   },
 });
+const digest = (text) => createHash("sha256").update(text).digest("hex");
+
+/** Listen at an address; whether nobody else does. The system drops it with the process. */
+const listens = (path) =>
+  new Promise((resolve) => {
+    const server = createServer((socket) => socket.destroy());
+    server.on("error", () => resolve(false)).listen(path, () => resolve(true));
+    server.unref();
+  });
+
+/** Whether somebody listens at a socket that lies in a file. */
+const answers = (path) =>
+  new Promise((resolve) => {
+    const socket = connect(path, () => resolve(true)).on("error", (error) => resolve(error.code !== "ECONNREFUSED"));
+    socket.on("close", () => socket.destroy());
+  });
+
+/** Take a folder until this process ends, however it ends; false where a living one has it. */
+async function takes(folder) {
+  const name = `tilewright-${digest(realpathSync(folder)).slice(0, 32)}`;
+  if (process.platform === "linux") return listens(`\0${name}`);
+  if (process.platform === "win32") return listens(`\\\\.\\pipe\\${name}`);
+  const path = join(tmpdir(), name);
+  if (await listens(path)) return true;
+  if (await answers(path)) return false;
+  rmSync(path, {force: true}); // left by one that was killed
+  return listens(path);
+}
+
+/** The id of an earlier life, and how to keep one: {kept, keep}. */
+async function identity() {
+  const base = join(values.spool, digest(values.server).slice(0, 16));
+  for (let number = 0; number < MOST_WORKERS; number++) {
+    const folder = join(base, `node-${number}`);
+    const file = join(folder, "id");
+    try {
+      mkdirSync(folder, {recursive: true, mode: 0o700});
+      if (!(await takes(folder))) continue;
+    } catch (error) {
+      log(`the worker's id cannot be kept: ${error.message}`);
+      return {};
+    }
+    const keep = (id) => {
+      try {
+        writeFileSync(`${file}.new`, id);
+        renameSync(`${file}.new`, file);
+      } catch (error) {
+        log(`the worker's id cannot be kept: ${error.message}`);
+      }
+    };
+    try {
+      return {kept: readFileSync(file, "utf-8").trim(), keep};
+    } catch {
+      return {keep}; // its first life
+    }
+  }
+  return {};
+}
 
 function spawn() {
   const worker = new Worker(new URL("./sandbox.mjs", import.meta.url), {env: {}, stdin: false});
@@ -45,13 +113,16 @@ const device = {
 };
 
 let said = "";
+let known = "";
 const worker = new MeasurementWorker({
   api: new Api(values.server, token),
   name: values.name,
   device,
   targets,
   spawn,
-  tell({state, task, text}) {
+  ...(await identity()),
+  tell({state, worker, task, text}) {
+    if (worker !== known) log(`registered as ${(known = worker)}`);
     const line = [state, task, text].filter(Boolean).join(": ");
     if (line !== said) log(line);
     said = line;

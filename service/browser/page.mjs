@@ -1,8 +1,10 @@
 // The page: shows what its worker does. The token is in the fragment of its address, which a browser
-// sends to nobody; it is taken out of the address, and kept nowhere.
+// sends to nobody; it is taken out of the address, and kept nowhere. The worker's id is kept, for the
+// next page of this service in this browser.
 
 import {Api} from "./api.mjs";
 import {clockTick} from "./code.mjs";
+import {identity} from "./identity.mjs";
 import {MeasurementWorker, runnableTargets} from "./worker.mjs";
 
 const STATES = {
@@ -67,6 +69,7 @@ async function work() {
     device: device(targets),
     targets,
     spawn,
+    ...(await identity(navigator.locks, () => localStorage)),
     tell({state, task, trials, results, text}) {
       show("state", STATES[state]);
       show("task", task || "-");

@@ -28,7 +28,8 @@ export function runnableTargets() {
  *
  * `api` is how it reaches the service, `name` what it is called, `device` the facts of its device,
  * `spawn` starts a sandbox: {post(message), listen(handle), terminate()}. `tell` is given what a
- * user may want to see: {state, worker, trials, results, task, text}.
+ * user may want to see: {state, worker, trials, results, task, text}. `kept` is the id of an earlier
+ * life, if it is one, and `keep` is given the id that the service knows: a job for it finds it again.
  */
 export class MeasurementWorker {
   #stopping = new AbortController();
@@ -37,12 +38,14 @@ export class MeasurementWorker {
   #speed = new SpeedWatch();
   #last = null;
   #finished = false;
+  #kept;
 
-  constructor({api, name, device, targets, spawn, tell}) {
-    Object.assign(this, {api, name, device, targets, spawn});
+  constructor({api, name, device, targets, spawn, tell, kept = "", keep = () => {}}) {
+    Object.assign(this, {api, name, device, targets, spawn, keep});
     this.shown = {state: "starting", worker: "", trials: 0, results: 0, task: "", text: ""};
     this.tell = (news) => tell(Object.assign(this.shown, news));
-    this.id = hex(16);
+    this.#kept = /^[0-9a-f]{32}$/.test(kept) ? kept : null;
+    this.id = this.#kept ?? hex(16);
   }
 
   /** End soon: what is in hand goes back. */
@@ -101,15 +104,19 @@ export class MeasurementWorker {
   }
 
   async #register() {
-    const answer = await this.api.call("POST", "/v1/workers", {
-      name: this.name,
-      device: this.device,
-      targets: this.targets,
-      protocol: PROTOCOL,
-      worker_id: this.id,
-    });
+    const facts = {name: this.name, device: this.device, targets: this.targets, protocol: PROTOCOL};
+    const ask = () => this.api.call("POST", "/v1/workers", {...facts, worker_id: this.id});
+    let answer;
+    try {
+      answer = await ask();
+    } catch (error) {
+      if (error.slug !== "forbidden" || this.id !== this.#kept) throw error;
+      this.id = hex(16); // the kept one is another token's
+      answer = await ask();
+    }
     this.heartbeat = secondsOf(answer, "heartbeat_seconds");
     this.longPoll = secondsOf(answer, "long_poll_seconds");
+    if (this.id !== this.#kept) this.keep((this.#kept = this.id));
     this.tell({worker: this.id, text: ""});
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 
 from db.storage import Storage
@@ -32,14 +33,13 @@ class Workforce:
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
         """Why nobody measures, what would help, and which workers there are; one sentence."""
+        if worker_id is not None:
+            return f"the job is for one worker alone: {self._absence(worker_id)}"
         target = self._name(target_key)
         command = f"`tilewright worker --server URL --target {target}`"
         parts = []
         for worker in self._fitting(target_key, worker_id)[:MOST_NAMED]:
-            parts.append(f"worker '{worker.name}' is {worker.health}" + _remedy(worker))
-        if worker_id is not None:
-            help_ = parts[0] if parts else f"worker '{worker_id}' is not known any more"
-            return f"the job is for one worker alone: {help_}"
+            parts.append(_standing(worker))
         others = [w for w in self.workers if w.health is Health.HEALTHY]
         names = [f"'{w.name}' ({self._best(w)})" for w in others[:MOST_NAMED]]
         if len(others) > MOST_NAMED:
@@ -47,6 +47,17 @@ class Workforce:
         known = f"workers for other targets: {', '.join(names)}" if names else "no other is alive"
         start = f"no worker for target '{target}' is alive; start one on its device with {command}"
         return "; ".join([start, *parts, known])
+
+    def _absence(self, worker_id: str) -> str:
+        """What became of the one worker that may measure, and what would help."""
+        worker = next((each for each in self.workers if each.id == worker_id), None)
+        if worker is None:
+            return f"worker '{worker_id}' is not known any more; submit the job for another"
+        said = _standing(worker)
+        named = [each for each in self.workers if each.name == worker.name and may_measure(each)]
+        if any(each.id != worker_id for each in named):
+            said += f"; another worker is called '{worker.name}' now: submit the job again for it"
+        return said
 
     def _fitting(self, target_key: str, worker_id: str | None) -> list[Presence]:
         """Those that could measure, the one heard of last first."""
@@ -86,11 +97,15 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
     )
 
 
-def _remedy(worker: Presence) -> str:
+def _standing(worker: Presence) -> str:
+    """Why a worker does not measure, and what would help."""
+    said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:
-            return f" (`tilewright workers resume {worker.name}` gives it work again)"
+            return f"{said} (`tilewright workers resume {worker.name}` gives it work again)"
         case Health.LOST | Health.GONE:
-            return " (start it again on its device)"
+            heard = datetime.fromtimestamp(worker.last_heartbeat, UTC)
+            heard_text = f"{heard:%Y-%m-%d at %H:%M} UTC"
+            return f"{said}, heard of last on {heard_text} (start it again on its device)"
         case _:
-            return ""
+            return said

@@ -44,7 +44,7 @@ pytestmark = [
 def node(service: Service, folder: Path) -> list[str]:
     (folder / "token").write_text(service.token)
     script = [str(FOLDER / "node.mjs"), "--server", service.url, "--name", "device"]
-    return ["node", *script, "--token-file", str(folder / "token")]
+    return ["node", *script, "--token-file", str(folder / "token"), "--spool", str(folder)]
 
 
 def chromium(service: Service, folder: Path) -> list[str]:

@@ -180,6 +180,30 @@ def test_a_job_without_a_worker_holds_up_nobody(
     assert (woken.state, woken.reason) == (JobState.QUEUED, None)
 
 
+def test_a_job_that_waits_for_one_worker_is_told_anew_what_became_of_it(
+    jobs: JobStore, model_digest: str, clock: Any, events: EventStore
+) -> None:
+    bound = jobs.create(model_digest, "w1", target_key="host", worker_id="w1", waits="w1 is lost")
+    free = jobs.create(model_digest, "pi", target_key="pi", waits="nobody runs pi")
+    before = jobs.get(bound.id)
+    clock.advance(5)
+
+    def nobody(target_key: str, worker_id: str | None) -> bool:
+        return False
+
+    def namesake(target_key: str, worker_id: str | None) -> str:
+        return f"another {worker_id} has come"
+
+    for _ in range(2):
+        assert jobs.match(nobody, namesake, only_wake=True) == 0
+    told = jobs.get(bound.id)
+    assert (told.state, told.reason) == (JobState.WAITING, "another w1 has come")
+    assert told.progressed_at == before.progressed_at, "it waits no longer than before"
+    said = [event.data.get("reason") for event in events.since(bound.id)]
+    assert said == ["w1 is lost", "another w1 has come"]
+    assert jobs.get(free.id).reason == "nobody runs pi"
+
+
 def test_a_job_whose_last_worker_is_gone_waits_with_its_trials(
     jobs: JobStore, model_digest: str, leases: LeaseStore
 ) -> None:

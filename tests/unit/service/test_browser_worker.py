@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,10 +77,9 @@ def worker(server: Any, storage: Storage, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "token").write_text(secret)
     assert NODE is not None
     command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url, "--name", "node"]
+    command += ["--token-file", str(tmp_path / "token"), "--spool", str(tmp_path / "spool")]
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--token-file", str(tmp_path / "token")], stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             yield
             process.terminate()
@@ -125,6 +127,113 @@ def test_whole_programs_are_checked_raced_and_profiled(
     other = module_of(target, "void other(void);\nvoid other(void) {}", tmp_path)
     with pytest.raises(DeviceError, match="the module has no function"):
         device.check(replace(model, link=lambda: other), 1, SEED, {})
+
+
+@contextmanager
+def registered(
+    server: Any, token: str, spool: Path, platform: str = ""
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The id of a worker in Node that lives meanwhile, as on another system if that is named."""
+    assert NODE is not None
+    command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url, "--spool", str(spool)]
+    if platform:
+        there = f'Object.defineProperty(process, "platform", {{value: "{platform}"}})'
+        command[1:1] = ["--import", f"data:text/javascript,{there}"]
+    environment = {"TILEWRIGHT_TOKEN": token, "TMPDIR": str(spool.parent)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert " registered as " in line, line + process.stderr.read()
+            yield line.split()[-1], process
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+@pytest.mark.parametrize("platform", ["", "another"])
+def test_it_is_the_same_worker_when_it_starts_again(
+    server: Any, storage: Storage, platform: str
+) -> None:
+    # a socket's path is short
+    with tempfile.TemporaryDirectory() as folder:
+        spool = Path(folder, "spool")
+        secret, _ = storage.tokens.create("one", [Scope.MEASURE])
+        with registered(server, secret, spool, platform) as (first, process):
+            process.kill()  # says good-bye to nobody
+        with registered(server, secret, spool, platform) as (again, process):
+            assert again == first
+            with registered(server, secret, spool, platform) as (beside, _):
+                assert beside != first
+            process.terminate()
+            assert process.wait(30) == 0
+        other, _ = storage.tokens.create("another", [Scope.MEASURE])
+        with registered(server, other, spool, platform) as (theirs, _):
+            assert theirs not in (first, beside), "another token's id is not taken"
+        with registered(server, other, spool, platform) as (again, _):
+            assert again == theirs
+        for path in spool.rglob("id"):
+            path.write_text("../../admin")
+        with registered(server, other, spool, platform) as (new, _):
+            assert new not in (first, beside, theirs)
+        assert len(storage.workers.list()) == 4
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+def test_a_worker_whose_folder_cannot_be_written_works(
+    server: Any, storage: Storage, tmp_path: Path
+) -> None:
+    secret, _ = storage.tokens.create("one", [Scope.MEASURE])
+    (tmp_path / "file").write_text("no folder")
+    assert NODE is not None
+    command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url]
+    command += ["--spool", str(tmp_path / "file")]
+    environment = {"TILEWRIGHT_TOKEN": secret}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        assert "the worker's id cannot be kept: ENOTDIR" in process.stderr.readline()
+        assert " registered as " in process.stderr.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+IDENTITY = """
+import {identity} from "FOLDER/identity.mjs";
+
+const taken = new Set();
+const locks = {
+  async request(name, {ifAvailable}, use) {
+    if (taken.has(name)) return use(null);
+    taken.add(name);
+    await use({name});
+    taken.delete(name);
+  },
+};
+const items = new Map();
+const storage = () => ({
+  getItem: (key) => items.get(key) ?? null,
+  setItem: (key, value) => items.set(key, value),
+});
+const forbidden = () => { throw new Error("the user forbids it"); };
+const first = await identity(locks, storage);
+first.keep("an id");
+const beside = await identity(locks, storage);
+taken.clear(); // the pages are gone
+const next = await identity(locks, storage);
+taken.clear();
+const none = await identity(locks, forbidden);
+const broken = await identity({request: async () => forbidden()}, storage);
+console.log(JSON.stringify([first.kept, beside, next.kept, none, broken]));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+def test_a_page_is_the_worker_that_the_last_one_was(tmp_path: Path) -> None:
+    script = tmp_path / "identity.mjs"
+    script.write_text(IDENTITY.replace("FOLDER", FOLDER.as_uri()))
+    assert NODE is not None
+    said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
+    assert json.loads(said.stdout) == ["", {}, "an id", {}, {}]
 
 
 LOST = """

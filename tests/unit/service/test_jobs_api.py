@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -247,6 +248,31 @@ def test_a_job_without_a_worker_is_told_what_would_help(
     assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
     client.delete(f"/v1/workers/{worker['id']}")
     assert "worker 'pi' is gone" in client.get(f"/v1/jobs/{job['id']}").json()["reason"]
+
+
+def test_a_job_for_a_worker_that_is_gone_says_since_when_and_whether_its_name_lives(
+    client: TestClient, storage: Storage
+) -> None:
+    body = {"name": "phone", "targets": ["cortex-a72"], "protocol": PROTOCOL}
+    worker = client.post("/v1/workers", json=body).json()["worker"]
+    job = submit(client, target="phone")
+    assert (job["worker_id"], job["state"]) == (worker["id"], "queued")
+    client.delete(f"/v1/workers/{worker['id']}")
+    path = f"/v1/jobs/{job['id']}"
+    heard = datetime.fromtimestamp(storage.workers.list()[0].last_heartbeat, UTC)
+    gone = (
+        "the job is for one worker alone: worker 'phone' is gone, heard of last on "
+        f"{heard:%Y-%m-%d at %H:%M} UTC (start it again on its device)"
+    )
+    assert client.get(path).json()["reason"] == gone
+    other = client.post("/v1/workers", json={**body, "targets": ["x86-64-v3"]}).json()["worker"]
+    namesake = f"{gone}; another worker is called 'phone' now: submit the job again for it"
+    assert client.get(path).json()["reason"] == namesake
+    client.delete(f"/v1/workers/{other['id']}")
+    assert client.get(path).json()["reason"] == gone
+    back = client.post("/v1/workers", json={**body, "worker_id": worker["id"]})
+    assert back.status_code == 201
+    assert client.get(path).json()["state"] == "queued"
 
 
 def test_a_paused_job_that_is_resumed_without_a_worker_waits(
