@@ -31,7 +31,9 @@ from compiler.errors import CompilerError
 from compiler.frontend.catalogue import catalogue
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
-from tests.conformance.suite import Case, Form, cases, computed, given
+from tests.conformance.suite import Case, Form, computed, given
+from tests.conformance.suite import cases as cases_of_onnx
+from tests.shared import made_once, run_folder
 
 LIST = Path(__file__).with_name("not_passing.toml")
 SHARDS = 24
@@ -52,6 +54,12 @@ SECONDS_A_CASE = 60
 """A compile and a run; the slowest takes about one on an idle machine."""
 
 AT_LEAST = {Form.PLAIN: 1200, Form.CONSTANT: 1280}
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, Case]:
+    """The suite. onnx computes expected outputs by loops in Python, which takes seconds."""
+    return made_once(run_folder(tmp_path_factory, worker_id), "onnx-cases", cases_of_onnx)
 
 
 @cache
@@ -108,10 +116,10 @@ def native(case: Case, form: Form) -> bool:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("form", Form)
-def test_the_cases(form: Form, shard: int) -> None:
+def test_the_cases(cases: dict[str, Case], form: Form, shard: int) -> None:
     wrong: list[str] = []
     expected, constant = listed(form), folded(form)
-    for case in list(cases().values())[shard::SHARDS]:
+    for case in list(cases.values())[shard::SHARDS]:
         try:
             with time_limit(SECONDS_A_CASE), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -129,11 +137,11 @@ def test_the_cases(form: Form, shard: int) -> None:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_the_references(shard: int) -> None:
+def test_the_references(cases: dict[str, Case], shard: int) -> None:
     """The operators' NumPy references, against which candidates are verified, pass as much."""
     wrong: list[str] = []
     stepwise = tomllib.loads(LIST.read_text())["stepwise"]["cases"]
-    for case in list(cases().values())[shard::SHARDS]:
+    for case in list(cases.values())[shard::SHARDS]:
         if case.name in listed(Form.CONSTANT) or case.name in stepwise:
             continue
         for inputs, outputs in case.data_sets:
@@ -173,18 +181,16 @@ def with_shapes(model: ModelProto, feeds: dict[str, Any]) -> ModelProto:
 
 
 @pytest.mark.parametrize("form", Form)
-def test_the_list_names_cases_of_the_suite(form: Form) -> None:
-    names = set(cases())
+def test_the_list_names_cases_of_the_suite(cases: dict[str, Case], form: Form) -> None:
+    names = set(cases)
     assert not (set(listed(form)) | folded(form)) - names
     assert not set(listed(form)) & folded(form)
     assert len(names) - len(listed(form)) >= AT_LEAST[form]
 
 
-def test_every_operator_of_the_catalogue_passes_a_case() -> None:
+def test_every_operator_of_the_catalogue_passes_a_case(cases: dict[str, Case]) -> None:
     """But for those that the suite has no case of."""
-    passing = {
-        op for c in cases().values() if c.name not in listed(Form.PLAIN) for op in c.operators
-    }
+    passing = {op for c in cases.values() if c.name not in listed(Form.PLAIN) for op in c.operators}
     domains = ("ai.onnx", "ai.onnx.ml")
     known = {entry.op_type for entry in catalogue() if entry.domain in domains}
     without = {"GlobalLpPool", "SimplifiedLayerNormalization", *ML_WITHOUT_CASES, *OF_SEQUENCES}
@@ -216,7 +222,7 @@ def test_what_folds_is_not_counted_as_computed() -> None:
     assert computed(compiler.compile_model(model).program) == [False, True, True]
 
 
-def test_operators_without_a_rule_are_refused_by_name() -> None:
-    case = cases()["test_bernoulli"]
+def test_operators_without_a_rule_are_refused_by_name(cases: dict[str, Case]) -> None:
+    case = cases["test_bernoulli"]
     with pytest.raises(CompilerError, match="Bernoulli"):
         onnx_backend.prepare(given(case, Form.CONSTANT, case.data_sets[0][0])[0])

@@ -222,7 +222,9 @@ def test_defaults_for_bytes_do_not_spill(problem: str, name: str) -> None:
 @pytest.mark.parametrize("problem", BYTES)
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_every_target_compiles_products_of_bytes(family: Family, problem: str) -> None:
-    for target in family.targets:
+    """Cores whose instructions are the same get the same loops: one of them compiles those."""
+    cores = {(target.features, target.vector_bits): target for target in family.targets}
+    for target in cores.values():
         workload = PROBLEMS[problem](target.vector_bits // 32)
         assert build_kernel(workload, schedule_space(workload, target).default(), target).object
 
