@@ -120,6 +120,17 @@ class Target:
         feature, _ = self.family.scalars_ahead
         return not feature or self.has(feature)
 
+    def joined(self, vectors: int) -> int:
+        """How many neighbouring ones of so many vectors an instruction works on together."""
+        feature, bits = self.family.joined
+        most = bits // self.vector_bits if self.has(feature) else 0
+        return most if most > 0 and vectors % most == 0 else 1
+
+    @property
+    def multiplies_scalars(self) -> bool:
+        """Whether an instruction multiplies a vector by a scalar that takes no vector register."""
+        return self.has(self.family.scalar_factors)
+
     def factor_registers(self, rows: int, vectors: int) -> int:
         """Registers of a step of a register tile beside its sums and the row of a panel.
 
@@ -127,6 +138,8 @@ class Target:
         next rows ahead; a product that no instruction adds takes the scalar's place once its last
         vector is multiplied.
         """
+        if self.multiplies_scalars:
+            return 0
         if self.broadcasts:
             return 1
         _, ahead = self.family.scalars_ahead

@@ -365,6 +365,12 @@ class Family:
             one of them is.
         narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
             these to uint8, all with saturation; None where there are none.
+        joined: the feature whose instructions work on several vectors together, and on how many
+            bits at most: neighbouring vectors of a tile share scalars, addresses and branches.
+        scalar_factors: the feature that multiplies vectors by scalars in registers of their own;
+            "": none does.
+        nearest: the feature that rounds a vector of floats to the nearest integers as it converts
+            it, and whose extrema take a number before NaN; "": no instruction does.
         widening: the multiplication of int16 in int32; None where that is no faster than to widen
             them first.
     """
@@ -412,6 +418,9 @@ class Family:
     extrema_of_nan: bool = False
     narrows: tuple[str, str, str] | None = None
     widening: WideningProduct | None = None
+    joined: tuple[str, int] = ("", 0)
+    scalar_factors: str = ""
+    nearest: str = ""
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

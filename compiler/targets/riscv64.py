@@ -111,5 +111,8 @@ FAMILY = Family(
         fma=re.compile(r"^v?fn?m(add|sub|acc|sac)|^vwmacc"),
     ),
     pointer_reach=2047,
+    joined=("v", 1024),
+    nearest="v",
+    scalar_factors="v",
     elf_machine=243,
 )

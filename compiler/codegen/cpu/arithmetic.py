@@ -12,8 +12,7 @@ from typing import assert_never
 
 import numpy as np
 
-from compiler.codegen.cpu import halves
-from compiler.codegen.cpu.rounding import rounded
+from compiler.codegen.cpu import halves, rounding
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.loops import semantics
@@ -71,7 +70,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
                 _note_limits(emitter, operation, result, *values)
             return result
         case Operation.MAX | Operation.MIN:
-            result = _extremum(emitter, operation, *values)
+            limited = rounding.limited(emitter, operation, *values)
+            result = limited or _extremum(emitter, operation, *values)
             _note_limits(emitter, operation, result, *values)
             return result
         case Operation.NEG if dtype.is_float:
@@ -88,7 +88,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
                 return values[0]
             rounds = operation not in (Operation.ABS, Operation.SQRT)
             if rounds and not emitter.target.rounds:
-                return rounded(emitter, operation, values[0], apply)
+                return rounding.rounded(emitter, operation, values[0], apply)
             name = "fabs" if operation is Operation.ABS else operation.value
             result = emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
             if operation is Operation.RINT:
@@ -101,7 +101,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.EXPONENT | Operation.MANTISSA:
             return _float_parts(emitter, operation, values[0])
         case Operation.LT | Operation.LE | Operation.EQ | Operation.NE:
-            return _compare(emitter, operation, *values)
+            result = _compare(emitter, operation, *values)
+            if operation is Operation.LT:
+                rounding.note_above(emitter, result, *values)
+            return result
         case Operation.AND | Operation.OR | Operation.XOR:
             result = emitter.emit(dtype, lanes, f"{operation.value} {text} %s, %s", *values)
             masks = [int(v.const) for v in values if v.const is not None]
@@ -114,14 +117,17 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.SELECT:
             condition = type_text(DType.BOOL, lanes)
             template = f"select {condition} %s, {text} %s, {text} %s"
-            return emitter.emit(dtype, lanes, template, *values)
+            result = emitter.emit(dtype, lanes, template, *values)
+            rounding.note_floor(emitter, result, *values)
+            return result
     assert_never(operation)
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """That a constant was added to rounded bytes."""
+    """That a constant was added to rounded bytes, or to a rounded float."""
     if a.const is not None:
         a, b = b, a
+    rounding.note_shifted(emitter, result, a, b)
     if b.const is not None and a.name in emitter.bytes:
         source, added = emitter.bytes[a.name]
         emitter.bytes[result.name] = source, added + int(b.const)
@@ -171,6 +177,9 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     if source is to:
         return value
     lanes, text = value.lanes, type_text(to, value.lanes)
+    wide = emitter.wide.get(value.name)
+    if wide is not None and to.bytes >= 4:
+        return cast(emitter, wide, to)
     if value.const is not None:
         exact = np.asarray(value.const, semantics.compute_type(source))
         return emitter.const(semantics.cast(exact, to).item(), to, lanes)
@@ -226,6 +235,11 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
     assert source is not None
     exact = emitter.rounded.get(value.name)
     limits = np.iinfo(to.numpy)
+    whole = rounding.nearest(emitter, value, int(limits.min), int(limits.max))
+    if whole is not None:
+        result = cast(emitter, whole, to)
+        emitter.wide[result.name] = whole
+        return result
     low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
     # A comparison with NaN is false: it becomes the lower limit.
     for predicate, limit in (("ogt", low), ("olt", high)):

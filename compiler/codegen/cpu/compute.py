@@ -36,6 +36,7 @@ from compiler.codegen.cpu.resolve import (
 from compiler.codegen.cpu.ssa import Value
 from compiler.codegen.cpu.tile_registers import tile_registers
 from compiler.codegen.cpu.transpose import transpose
+from compiler.codegen.cpu.vectors import lane_mask
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
@@ -246,7 +247,7 @@ class ComputeLowering:
         items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)
 
         def accumulate(current: Partial, point: Point) -> Partial:
-            mask = memory.lane_mask(emitter, lanes, points.active(point))
+            mask = lane_mask(emitter, lanes, points.active(point))
             values = tuple(
                 emitter.emit(
                     v.dtype, lanes, f"select {mask.type} %s, {v.type} %s, {v.type} %s", mask, v,

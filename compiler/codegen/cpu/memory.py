@@ -17,23 +17,14 @@ from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.quads import QUAD, pairs, quads
 from compiler.codegen.cpu.resolve import LINE, Access, holds_groups
+from compiler.codegen.cpu.runs import in_runs, pieces, run_of
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
-from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
+from compiler.codegen.cpu.ssa import Emitter, Value, suffix, type_text
+from compiler.codegen.cpu.vectors import check_mask, lane_mask, scalar_load, vector_load
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Operation, Space
 from compiler.sizes import always_less, is_open
-
-
-def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
-    """A mask with the first `active` lanes set; a constant unless they are a size."""
-    if is_open(active):
-        numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
-        count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
-        text = f"icmp sgt {count.type} %s, <{numbers}>"
-        return emitter.emit(DType.BOOL, lanes, text, count)
-    bits = ", ".join(f"i1 {'true' if i < active else 'false'}" for i in range(lanes))
-    return Value(f"<{bits}>", DType.BOOL, lanes)
 
 
 class Loader:
@@ -112,20 +103,22 @@ class Loader:
             value = _separate_groups(emitter, access, base, offset, active, depth, tag)
         elif not access.is_vector and offset in self._quads:
             value = self._lane(offset, base, stored)
+        elif access.is_vector and (run := run_of(emitter, access, active)):
+            value = in_runs(emitter, access, base, offset, active, run, stored, depth, tag)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
-            value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
+            value = scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
         elif access.contiguous:
             where = emitter.offset(base, offset, depth)
             # A packed element may lie anywhere, any other one at a multiple of its size.
             least = 1 if access.packed > 1 else stored.bytes
             align = max(least, gcd(LINE, offset, access.alignment))
-            value = _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
+            value = vector_load(emitter, where, stored, lanes, active, align, depth, tag)
             second = None if self._is_written else self._beside(offset)
             if second is not None:  # known from now on: the load of it is met again
                 where = emitter.offset(base, second, depth)
                 align = max(least, gcd(LINE, second, access.alignment))
-                _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
+                vector_load(emitter, where, stored, lanes, active, align, depth, tag)
         else:
             permuted, is_known = None, not any(map(is_open, access.lane_offsets))
             if is_known:
@@ -159,7 +152,7 @@ class Loader:
         depth, tag = _placement(self._context, self._budget, self._access, first)
         where = emitter.offset(base, first, depth)
         align = max(self._access.tensor.dtype.bytes, gcd(LINE, first, self._access.alignment))
-        return _vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
+        return vector_load(emitter, where, dtype, QUAD, QUAD, align, depth, tag)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
         """Lanes of a table of bytes by an instruction; None where there is none, or it is another.
@@ -183,7 +176,7 @@ class Loader:
             return None
         depth, tag, offset = emitter.depth, "", access.offset(point)
         parts = [
-            _vector_load(
+            vector_load(
                 emitter, emitter.offset(base, offset + number * found.bytes, depth),
                 DType.UINT8, found.bytes, found.bytes, 1, depth, tag,
             )
@@ -231,13 +224,6 @@ def _placement(
     return (base.depth if budget.allows(base, offset) else emitter.depth), ""
 
 
-def _scalar_load(
-    emitter: Emitter, where: Value, dtype: DType, depth: int, tag: str, align: int
-) -> Value:
-    text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
-    return emitter.emit(dtype, 1, text, where, depth=depth)
-
-
 def _single_elements(
     emitter: Emitter, access: Access, base: Value, offset: int, depth: int, tag: str
 ) -> Value:
@@ -248,7 +234,7 @@ def _single_elements(
     parts = []
     for number in range(access.present):
         where = emitter.offset(base, offset + number * access.apart, depth)
-        parts.append(_scalar_load(emitter, where, raw, depth, tag, size))
+        parts.append(scalar_load(emitter, where, raw, depth, tag, size))
         bits = cast(emitter, parts[-1], whole)
         place = emitter.const(1 << (8 * size * number), whole)
         bits = apply(emitter, Operation.MUL, bits, place)
@@ -273,37 +259,6 @@ def _separate_groups(
         text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
         value = emitter.emit(value.dtype, value.lanes, text, value, item)
     return value
-
-
-def _vector_load(
-    emitter: Emitter,
-    where: Value,
-    dtype: DType,
-    lanes: int,
-    active: int,
-    align: int,
-    depth: int,
-    tag: str,
-) -> Value:
-    vector = type_text(dtype, lanes)
-    align = gcd(align, lanes * dtype.bytes)
-    if active == lanes:
-        text = f"load {vector}, ptr %s, align {align}{tag}"
-        return emitter.emit(dtype, lanes, text, where, depth=depth)
-    _check_mask(emitter, dtype, active)
-    name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
-    emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
-    text = (
-        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, <{lanes} x i1> %s,"
-        f" {vector} zeroinitializer){tag}"
-    )
-    mask = lane_mask(emitter, lanes, active)
-    return emitter.emit(dtype, lanes, text, where, mask, depth=depth)
-
-
-def _check_mask(emitter: Emitter, dtype: DType, active: int) -> None:
-    if is_open(active) and not emitter.target.masks(dtype):
-        raise ScheduleError(f"target '{emitter.target.name}' does not mask {dtype} at run time")
 
 
 def _interleaved_load(
@@ -332,7 +287,7 @@ def _interleaved_load(
         where = emitter.offset(base, at, depth)
         align = max(size, gcd(LINE, at, access.alignment))
         used = min(active, lanes) if count == 1 else count * lanes
-        part = _vector_load(emitter, where, raw, count * lanes, used, align, depth, tag)
+        part = vector_load(emitter, where, raw, count * lanes, used, align, depth, tag)
         wide = emitter.shuffle(part, None, [i if i < part.lanes else None for i in range(width)])
         inside = range(first, first + part.lanes)
         order = [width + i - first if i in inside else i for i in range(width)]
@@ -364,7 +319,7 @@ def _permuted_load(
     if not always_less(start + span - 1, access.tensor.bytes):
         return None
     where = emitter.offset(base, start, depth)
-    whole = _vector_load(emitter, where, dtype, lanes, lanes, span, depth, tag)
+    whole = vector_load(emitter, where, dtype, lanes, lanes, span, depth, tag)
     return emitter.shuffle(whole, None, picks)
 
 
@@ -397,7 +352,7 @@ def _strided_load(
     for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
         where = emitter.offset(base, offset + first * size, depth)
         align = gcd(LINE, offset + first * size, access.alignment)
-        part = _vector_load(emitter, where, dtype, lanes, lanes, align, depth, tag)
+        part = vector_load(emitter, where, dtype, lanes, lanes, align, depth, tag)
         inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
         here = 0 if joined is None else lanes
         picks |= {lane: here + lane * stride - first for lane in inside}
@@ -420,7 +375,7 @@ def _gather(
 ) -> Value:
     value = Value("poison", dtype, lanes)
     for lane, where in enumerate(pointers):
-        item = _scalar_load(emitter, where, dtype, depth, tag, align)
+        item = scalar_load(emitter, where, dtype, depth, tag, align)
         text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
         value = emitter.emit(dtype, lanes, text, value, item)
     return value
@@ -442,13 +397,19 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {dtype.bytes}")
     elif not access.is_vector:
         raise ScheduleError(f"lanes are stored to one element of '{tensor.name}'")
+    elif run := run_of(emitter, access, active):
+        for behind, piece in pieces(emitter, access, run, active, value):
+            where = emitter.offset(access.base, offset + behind, depth)
+            align = max(dtype.bytes, gcd(LINE, offset + behind, access.alignment))
+            align = min(align, run * dtype.bytes)
+            emitter.effect(f"store {piece.type} {piece.name}, ptr {where.name}, align {align}")
     elif not access.contiguous:
         for lane in range(active):
             where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
             item = extract_lane(emitter, value, lane)
             emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
     elif is_open(active) or active < value.lanes:
-        _check_mask(emitter, dtype, active)
+        check_mask(emitter, dtype, active)
         where = emitter.offset(access.base, offset, depth)
         name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
         emitter.declarations.add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -58,11 +58,15 @@ class Access:
     number of each row."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes lie side by side, in order."""
+    run: int = field(init=False, default=0)
+    """How many lanes lie side by side at a time, where those are vectors of a few lanes at equal
+    places; else 0."""
 
     def __post_init__(self) -> None:
         size = self.tensor.dtype.bytes * self.packed
         side_by_side = range(0, size * len(self.lane_offsets), size)
         object.__setattr__(self, "contiguous", self.lane_offsets == tuple(side_by_side))
+        object.__setattr__(self, "run", _run(self.lane_offsets, size))
 
     def offset(self, point: Point) -> int:
         total = self.constant
@@ -126,6 +130,17 @@ class RegisterAccess:
                 for runtime, constant, unrolled in self.indices
             ],
         )
+
+
+def _run(lane_offsets: Sequence[int], size: int) -> int:
+    """How many lanes of so many bytes lie side by side in each of several equal parts; 0 if they
+    are one part, or parts of fewer than four."""
+    lanes = len(lane_offsets)
+    run = next((i for i in range(1, lanes) if lane_offsets[i] != lane_offsets[i - 1] + size), lanes)
+    if not 4 <= run < lanes or lanes % run:
+        return 0
+    parts = (lane_offsets[first : first + run] for first in range(0, lanes, run))
+    return run if all(p == (*range(p[0], p[0] + size * run, size),) for p in parts) else 0
 
 
 Accesses = Mapping[Load, Access | RegisterAccess]

@@ -1,4 +1,5 @@
-"""Rounding floats to integers where a target has no instruction for it.
+"""Rounding floats to integers: where a target has no instruction for it, and where converting to
+integers is the instruction.
 
 A float of n fraction bits that is 2**n or more is an integer; below, adding 2**n rounds what is
 behind the point away, half to even, and subtracting it again is exact.
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from compiler.codegen.cpu.ssa import Emitter, Value, suffix
 from compiler.dtypes import DType
 from compiler.loops.expr import Operation
+
+_FARTHEST = 1 << 16
+"""Of integers that are added: float32 holds the sums of all that is in range of 16 bits."""
 
 _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
@@ -42,3 +46,76 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
     else:
         beyond, corrected = do(Operation.LT, nearest, x), do(Operation.ADD, nearest, one)
     return signed(do(Operation.SELECT, beyond, corrected, nearest))
+
+
+def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
+    """That `result` is a rounded float and an integer that is known."""
+    source, number = emitter.rounded.get(x.name), added.const
+    if source is None or number is None or not abs(number) <= _FARTHEST:
+        return
+    if number == int(number):
+        emitter.shifted[result.name] = source, int(number)
+
+
+def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
+    """That `result` says whether a rounded float is above a number that is known."""
+    if number.const is not None and x.name in emitter.rounded:
+        emitter.above[result.name] = x.name, number.const
+
+
+def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
+    """That `result` is a rounded float where that is above a whole number, else the number."""
+    limit = number.const
+    if limit is None or emitter.above.get(above.name) != (x.name, limit):
+        return
+    if abs(limit) <= _FARTHEST and limit == int(limit):
+        emitter.floors[result.name] = emitter.rounded[x.name], int(limit)
+
+
+def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
+    """The smaller one of a rounded float with a floor and a whole number, by `_nearest`; None where
+    that does not do, or this is something else."""
+    if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
+        return None
+    source, low = emitter.floors[x.name]
+    if not low <= limit.const <= _FARTHEST or limit.const != int(limit.const):
+        return None
+    whole = _nearest(emitter, source, low, int(limit.const))
+    if whole is None:
+        return None
+    text = f"sitofp {whole.type} %s to {x.type}"
+    return emitter.emit(x.dtype, x.lanes, text, whole)
+
+
+def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
+    """A rounded float, or one and a whole number, as int32 between two limits, of which NaN gives
+    the lower one; None where `_nearest` does not do, or `x` is something else.
+
+    `min(max(rint(source) + added, low), high)` is `min(max(rint(source), low - added), high -
+    added) + added`.
+    """
+    source, added = emitter.shifted.get(x.name, (emitter.rounded.get(x.name), 0))
+    whole = source and _nearest(emitter, source, low - added, high - added)
+    if whole is None or added == 0:
+        return whole
+    number = emitter.const(added, DType.INT32, whole.lanes)
+    return emitter.emit(DType.INT32, whole.lanes, f"add {whole.type} %s, %s", whole, number)
+
+
+def _nearest(emitter: Emitter, source: Value, low: int, high: int) -> Value | None:
+    """A vector of float32, rounded and limited, as int32; NaN gives the lower limit.
+
+    The limits come first, which are whole numbers, so that rounding does not leave them; then one
+    instruction rounds and converts. None where the target has none.
+    """
+    feature, lanes = emitter.target.family.nearest, source.lanes
+    if not emitter.target.has(feature):
+        return None
+    if lanes == 1 or source.dtype is not DType.FLOAT32:
+        return None
+    kind = suffix(DType.FLOAT32, lanes)
+    for name, limit in (("maxnum", low), ("minnum", high)):
+        bound = emitter.const(float(limit), DType.FLOAT32, lanes)
+        source = emitter.call(DType.FLOAT32, lanes, f"llvm.{name}.{kind}", source, bound)
+    function = f"llvm.lrint.{suffix(DType.INT32, lanes)}.{kind}"
+    return emitter.call(DType.INT32, lanes, function, source)

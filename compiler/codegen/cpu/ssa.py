@@ -120,6 +120,14 @@ class Emitter:
         """Scalars that are lanes of a vector."""
         self.rounded: dict[str, Value] = {}
         """Floats that were rounded to integers, by name -> what they were."""
+        self.shifted: dict[str, tuple[Value, int]] = {}
+        """Such floats that an integer was added to, by name -> what they were, and the integer."""
+        self.above: dict[str, tuple[str, float]] = {}
+        """Comparisons by name -> the rounded float that is compared, and the number it is above."""
+        self.floors: dict[str, tuple[Value, int]] = {}
+        """Rounded floats, or a limit that they are not above: by name -> what they were, and it."""
+        self.wide: dict[str, Value] = {}
+        """Narrow integers by name -> the same numbers as int32."""
         self.limits: dict[str, tuple[float, float]] = {}
         """Floats by name -> between what they are, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}

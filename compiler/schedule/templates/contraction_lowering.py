@@ -169,7 +169,7 @@ def _stage(
         body,
         Combiner.SUM,
         reduce=tuple(reduce),
-        unroll=(*points, Tile(found.lanes, lanes)),
+        unroll=(*points, Tile(found.lanes, lanes * _joined(found, target, vectors))),
         vector=found.lanes,
         partial=() if found.depth else _partial(found, target, tile, vectors, unroll),
         skip_padding=static_taps,
@@ -181,6 +181,18 @@ def _stage(
     peel = static_taps and needs_static_taps(found)
     loops = loops_around(found, schedule.text("order"), tile, vectors * lanes, peel)
     return parallel_stage(name, loops, compute)
+
+
+def _joined(found: Contraction, target: Target, vectors: int) -> int:
+    """How many neighbouring vectors of a tile are one to its instructions.
+
+    Sums of 32 bits, whose factors are as long; where the last ones are whole or half vectors, for a
+    mask would take a register.
+    """
+    extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
+    if found.problem.reduction.dtype.bytes != 4 or found.group > 1:
+        return 1
+    return target.joined(vectors) if not is_open(extent) and extent % half == 0 else 1
 
 
 def asked_ahead(

@@ -426,6 +426,8 @@ def _default_unroll(
     takes every register, for then LLVM, which loads ahead, spills in the innermost loop.
     """
     size, sums = (tile, vectors), tile * vectors
+    if target.multiplies_scalars and found.group == 1:
+        return unrolls[-1]
     if sums < ENOUGH_ACCUMULATORS and not found.window:
         return next((u for u in unrolls if int(u) * sums >= ENOUGH_ACCUMULATORS), unrolls[-1])
     block = 0 if found.window or found.group > 1 else found.channel_block
@@ -476,7 +478,7 @@ def _tile_score(
     """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
-    registers = target.vector_registers - target.factor_registers(tile, vectors) + 1
+    registers = target.vector_registers - max(0, target.factor_registers(tile, vectors) - 1)
     wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)
     latency = min(1.0, tile * vectors / wanted)
     scalars = found.scalar_loads(target, tile, vectors)

@@ -51,6 +51,10 @@ _CROWDED_ROWS = 0.8
 one row meets the weights of one row of taps, one of several rows those of all: with 16 registers
 seven outputs of a row took 0.88 to 1.01 of the time of four rows of two (3x3)."""
 
+_SPILLED_PIXELS = 0.6
+"""Worth of a tile that LLVM spills in its innermost loop: 43 instructions for twelve multiply-adds
+of a RISC-V with eight registers, 27 for the nine of a tile that it does not."""
+
 _UNROLLED_TAPS = 25
 """Windows up to this many elements may be unrolled whole."""
 
@@ -289,6 +293,12 @@ def _is_crowded(found: WindowReduction, target: Target) -> bool:
     return bool(weights) and min(weights, 9) + _ENOUGH_POINTS > target.vector_registers
 
 
+def _holds_pixels(target: Target, points: int) -> bool:
+    """Whether LLVM spills: for each weight of a row of taps it multiplies the pixels of all points,
+    which wait in registers for the next weight where no multiply-add reads memory."""
+    return target.multiplies_scalars and 2 * points + 1 > target.vector_registers
+
+
 def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> Schedule:
     values = {knob.name: knob.values for knob in knobs}
     tile_extent = found.tile.extent if found.tile else 1
@@ -309,6 +319,8 @@ def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> S
             score = useful * min(1.0, int(tile) * int(rows) / 12)
             if int(rows) > 1 and int(tile) * int(rows) + weights >= target.vector_registers:
                 score *= _CROWDED_ROWS
+            if weights and taps == "row" and _holds_pixels(target, int(tile)):
+                score *= _SPILLED_PIXELS
             valid = _lowers(found, target, choice) and _fits(found, target, choice)
             score += 10.0 if valid else 0.0
             if best is None or score > best[0]:

@@ -1,0 +1,143 @@
+"""Vectors that instructions work on together (RISC-V's groups of registers), and their rounding.
+
+Their meaning is checked on this machine, which is made to join its vectors; what RISC-V makes of
+them in its assembly.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.build import lower_workload
+from compiler.codegen.statistics import inner_loops
+from compiler.dtypes import DType
+from compiler.loops.layout import blocked
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import untuned_schedule
+from compiler.target import Target, resolve_target
+from compiler.targets import family_of
+from compiler.workload import Workload
+from tests.graphs import Maker, run_graph
+from tests.kernels import as_workload, run_workload, width
+from tests.unit.codegen.checks import agree
+from tests.unit.codegen.rounded import bytes_nest
+from tests.unit.schedule.problems import conv, matmul
+
+RISCV = resolve_target("riscv64")
+BITS = 256
+
+
+def pointwise(filters: int, block: int, channels: int = 16, *, narrow: bool = False) -> Workload:
+    """A 1x1 convolution, rounded between two numbers or to bytes, of 3x5 pixels."""
+    make = Maker()
+    y = make(
+        "conv", make.input("x", 1, channels, 3, 5), make.input("w", filters, channels, 1, 1),
+        make.input("b", filters), strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1,
+    )  # fmt: skip
+    shifted = make("add", make("round", y), make.constant("zero", 3.0))
+    y = made = make("cast", shifted, to="uint8")
+    if not narrow:
+        y = make("sub", make("cast", made, to="float32"), make.constant("less", 3.0))
+    layout = blocked(4, 1, block)
+    halo = ((0, 0), (0, 0), (1, 1), (1, 1))
+    return as_workload(make.graph(y), ("w", "b"), {y: (layout, halo)})
+
+
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """This machine with vectors of 256 bits, two of them together."""
+    target = width(BITS)
+    feature = next(f[1:] for f in target.features if f.startswith("+"))
+    family = replace(family_of(target.arch), joined=(feature, 2 * BITS), nearest=feature)
+    monkeypatch.setattr("compiler.target.family_of", lambda arch: family)
+    return target
+
+
+def tile(workload: Workload, target: Target, rows: int) -> Schedule:
+    default = untuned_schedule(workload, target)
+    choices = {**dict(default.choices), "tile": rows, "vectors": 2, "unroll": 2}
+    return Schedule.of(default.algorithm, **choices)
+
+
+@pytest.mark.parametrize(
+    ("filters", "block", "narrow", "joined"),
+    [
+        (32, 8, False, True),  # whole vectors, in two blocks each
+        (32, 8, True, True),
+        (24, 8, False, True),  # the last one is one of the two
+        (12, 4, False, True),  # one and a half, in three blocks
+        (12, 4, True, True),
+        (18, 2, False, False),  # the last ones need a mask
+    ],
+)
+def test_joined_vectors_compute_what_others_do(
+    filters: int, block: int, narrow: bool, joined: bool, joining: Target
+) -> None:
+    workload = pointwise(filters, block, narrow=narrow)
+    schedule = tile(workload, joining, 3)
+    lanes = joining.lanes(DType.FLOAT32)
+    text = lower_workload(workload, schedule, joining).text
+    assert (f"@llvm.fma.v{2 * lanes}f32" in text) == joined
+    random = np.random.default_rng(filters)
+    arrays = [
+        random.integers(-4, 5, workload.graph.types[name].shape).astype(np.float32)
+        for name in workload.graph.inputs
+    ]
+    inputs = dict(zip(workload.graph.inputs, arrays, strict=True))
+    (expected,) = run_graph(workload.graph, inputs)
+    got = run_workload(workload, schedule, joining, arrays, random, 1)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("zero", [0, -128])
+def test_rounding_to_bytes_saturates(zero: int, joining: Target) -> None:
+    """Also what is no number, halves, and what no integer holds."""
+    special = [np.nan, np.inf, -np.inf, 3e9, -3e9, 254.5, 255.5, -0.0, -0.5, 0.5, 1.5, 2.5]
+    some = np.array(special * 16, np.float32)[: 8 * 24]
+    agree(bytes_nest(some.size, 2, 8, zero), BITS, some)
+
+
+def test_riscv_joins_two_vectors_of_a_tile() -> None:
+    """Half as many scalars, addresses and branches for a multiply-add, and none for rounding that
+    would need a mask, whose register holds sums."""
+    workload = pointwise(64, 16, 64)
+    schedule = untuned_schedule(workload, RISCV)
+    assert (schedule.integer("tile"), schedule.integer("vectors")) == (3, 2)
+    assembly = lower_workload(workload, schedule, RISCV).assembly(RISCV)
+    loop = max(inner_loops(assembly, RISCV), key=lambda loop: loop.fmas)
+    assert loop.fmas == 3 * schedule.integer("unroll")
+    assert not loop.spills
+    assert len(loop.instructions) <= 2.9 * loop.fmas  # 15.5 for 6 of one vector, before
+    assert re.search(r"\tvfcvt\.x\.f\.v\t", assembly)
+    assert not re.search(r"\tvmf|v0\.t|vfsgnj|vfabs", assembly)
+
+
+def test_what_is_not_joined() -> None:
+    """Vectors that no other has beside it, and targets whose vectors are as long as it gets."""
+    assert [RISCV.joined(vectors) for vectors in (1, 2, 3, 4)] == [1, 2, 1, 2]
+    assert resolve_target("riscv64-zvl256b").joined(2) == 2
+    assert resolve_target("neoverse-n1").joined(2) == resolve_target("x86-64-v4").joined(4) == 1
+    scalar = resolve_target("rv64gc")
+    assert scalar.joined(16) == scalar.factor_registers(4, 2) == 1
+
+
+def test_sums_of_riscv_take_all_registers() -> None:
+    """A scalar has one of its own, so that seven rows, or three of two vectors, and a panel are
+    eight."""
+    assert RISCV.factor_registers(7, 1) == 0
+    assert untuned_schedule(matmul(7, 16, 64), RISCV).integer("tile") == 7
+    wide = untuned_schedule(matmul(49, 960, 160), RISCV)
+    assert (wide.integer("tile"), wide.integer("vectors")) == (3, 2)
+
+
+def test_tiles_of_a_window_are_not_spilled() -> None:
+    """RISC-V holds sums, a weight, and the pixels of all points of a row."""
+    workload = conv(16, channels=64, filters=64, group=64)
+    schedule = untuned_schedule(workload, RISCV)
+    assert schedule.integer("tile") == 3
+    loops = inner_loops(lower_workload(workload, schedule, RISCV).assembly(RISCV), RISCV)
+    assert not any(loop.spills for loop in loops)
