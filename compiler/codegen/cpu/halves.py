@@ -30,13 +30,29 @@ def has_instructions(emitter: Emitter, dtype: DType) -> bool:
     return feature is not None and (not feature or emitter.target.has(feature))
 
 
+def bits(emitter: Emitter, value: Value) -> Value:
+    """A 16-bit float as it lies, as uint16."""
+    return emitter.bits.get(value.name) or _reinterpreted(emitter, value, DType.UINT16)
+
+
+def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
+    """The 16-bit float of these bits.
+
+    Without instructions for the type they are kept as what they are: LLVM calls a library for a
+    vector of bfloat16 that one block makes and another one reads.
+    """
+    value = _reinterpreted(emitter, whole, dtype)
+    if not has_instructions(emitter, dtype):
+        emitter.bits[value.name] = whole
+    return value
+
+
 def widened(emitter: Emitter, value: Value) -> Value:
     """A 16-bit float as float32, exactly."""
-    whole = _cast(emitter, "zext", _reinterpreted(emitter, value, DType.UINT16), DType.UINT32)
-    bits = _Bits(emitter, whole)
+    number = _Bits(emitter, _cast(emitter, "zext", bits(emitter, value), DType.UINT32))
     if value.dtype is DType.BFLOAT16:
-        return bits("shl", 16).number
-    magnitude = bits("and", 0x7FFF)
+        return number("shl", 16).number
+    magnitude = number("and", 0x7FFF)
     wide = magnitude("shl", 13)
     normal = wide("add", _REBIAS)
     small = _cast(emitter, "uitofp", magnitude.value, DType.FLOAT32)
@@ -44,13 +60,13 @@ def widened(emitter: Emitter, value: Value) -> Value:
     small = emitter.emit(DType.FLOAT32, value.lanes, f"fmul {small.type} %s, %s", small, smallest)
     found = magnitude.choose("ult", 0x400, _Bits.of(emitter, small), normal)
     found = magnitude.choose("ult", 0x7C00, found, wide("or", _INFINITY))
-    return found("or", bits("and", 0x8000)("shl", 16)).number
+    return found("or", number("and", 0x8000)("shl", 16)).number
 
 
 def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
     """A float32 in 16 bits, rounded half to even."""
-    bits = _Bits.of(emitter, value)
-    magnitude, sign = bits("and", ~_SIGN), bits("and", _SIGN)("lshr", 16)
+    given = _Bits.of(emitter, value)
+    magnitude, sign = given("and", ~_SIGN), given("and", _SIGN)("lshr", 16)
     if to is DType.BFLOAT16:
         cut = magnitude("lshr", 16)
         rounded = magnitude("add", 0x7FFF)("add", cut("and", 1))("lshr", 16)
@@ -68,7 +84,7 @@ def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
         found = magnitude.choose("ult", _HALF_NORMAL, small, normal)
         found = magnitude.choose("ult", _HALF_INFINITY, found, special)
     whole = _cast(emitter, "trunc", found("or", sign).value, DType.UINT16)
-    return _reinterpreted(emitter, whole, to)
+    return of_bits(emitter, whole, to)
 
 
 class _Bits:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
+from compiler.codegen.cpu import halves
 from compiler.codegen.cpu.access import static_part
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
@@ -19,7 +20,7 @@ from compiler.codegen.cpu.quads import QUAD, pairs, quads
 from compiler.codegen.cpu.resolve import LINE, Access, holds_groups
 from compiler.codegen.cpu.runs import in_runs, pieces, run_of
 from compiler.codegen.cpu.shuffles import interleaved, looked_up
-from compiler.codegen.cpu.ssa import Emitter, Value, suffix, type_text
+from compiler.codegen.cpu.ssa import Emitter, Value, suffix
 from compiler.codegen.cpu.vectors import check_mask, lane_mask, scalar_load, vector_load
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -438,8 +439,7 @@ def _stored_dtype(dtype: DType) -> DType:
 def _from_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
     stored = _stored_dtype(dtype)
     if stored is DType.UINT16 and dtype is not stored:
-        text = f"bitcast {value.type} %s to {type_text(dtype, value.lanes)}"
-        return emitter.emit(dtype, value.lanes, text, value, depth=value.depth)
+        return halves.of_bits(emitter, value, dtype)
     return cast(emitter, value, dtype) if dtype is not stored else value
 
 
@@ -448,6 +448,5 @@ def _to_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
         raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
     stored = _stored_dtype(dtype)
     if stored is DType.UINT16 and dtype is not stored:
-        text = f"bitcast {value.type} %s to {type_text(stored, value.lanes)}"
-        return emitter.emit(stored, value.lanes, text, value)
+        return halves.bits(emitter, value)
     return cast(emitter, value, stored) if dtype is not stored else value

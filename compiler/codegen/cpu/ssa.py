@@ -132,6 +132,8 @@ class Emitter:
         """Floats by name -> between what they are, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}
         """Bytes by name -> the float whose nearest unsigned byte they are, and what was added."""
+        self.bits: dict[str, Value] = {}
+        """16-bit floats by name -> the uint16 that they are, for types without instructions."""
         self.parts: dict[str, tuple[Value, ...]] = {}
         """Groups by name -> their elements, where these are loaded one by one."""
 
@@ -217,6 +219,12 @@ class Emitter:
 
     def _splat(self, value: Value, lanes: int) -> Value:
         assert value.dtype is not None
+        if value.name in self.bits:
+            whole = self.splat(self.bits[value.name], lanes)
+            text = f"bitcast {whole.type} %s to {type_text(value.dtype, lanes)}"
+            found = self.emit(value.dtype, lanes, text, whole)
+            self.bits[found.name] = whole
+            return found
         first = self.emit(
             value.dtype,
             lanes,

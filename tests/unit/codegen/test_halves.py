@@ -11,7 +11,9 @@ import pytest
 from compiler.codegen import apart
 from compiler.codegen.backend import backend_of
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Expr
+from compiler.loops.expr import Cast, Const, Expr, Operation, Role, Tensor, op
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.target import known_targets, resolve_target
 from tests.kernels import HOST, run_nest_code
 from tests.unit.codegen.test_arithmetic import elementwise
@@ -88,3 +90,31 @@ def test_every_target_converts_halves(name: str, dtype: DType) -> None:
     for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
         nest, _, _ = elementwise(lanes, 3 * lanes + 1, [dtype, DType.INT32], make, vector=vector)
         assert apart.emit_object(backend_of(target).lower(nest, target).text, target)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_numbers_of_outer_loops_are_chosen_inside(name: str, dtype: DType) -> None:
+    """LLVM calls a library for a vector of bfloat16 that one block makes and another one reads."""
+    target = known_targets()[name]
+    lanes = target.lanes(DType.FLOAT32)
+    x, a = Tensor("x", (3 * lanes,), DType.INT32), Tensor("a", (2,), dtype)
+    i = Axis("i", 3 * lanes)
+    y = Tensor("y", (i.extent,), dtype, role=Role.OUTPUT)
+
+    def below(bound: int, first: Expr, second: Expr) -> Expr:
+        limit = Const(bound, DType.INT32)
+        return op(Operation.SELECT, op(Operation.LT, x[i], limit), first, second)
+
+    magnitude = op(Operation.ABS, a[1])
+    value = below(-9, op(Operation.NEG, a[0]), below(0, a[0], below(9, a[1], magnitude)))
+    compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
+    nest = LoopNest("f", (x, a, y), (), (Stage("main", (For(i, lanes, (compute,)),)),))
+    text = backend_of(target).lower(nest, target).text
+    assert apart.emit_object(text, target)
+    if target.runs_on(HOST):
+        given = np.array([1.5, -2.0], np.float32).astype(TYPES[dtype])
+        numbers = np.arange(-lanes, 2 * lanes, dtype=np.int32) * 4
+        (found,) = run_nest_code(nest, target, numbers, given.view(dtype.numpy))
+        expected = np.select([numbers < -9, numbers < 0, numbers < 9], [-1.5, 1.5, -2.0], 2.0)
+        np.testing.assert_array_equal(found.view(TYPES[dtype]).astype(np.float64), expected)
