@@ -426,7 +426,9 @@ def _default_unroll(
     takes every register, for then LLVM, which loads ahead, spills in the innermost loop.
     """
     size, sums = (tile, vectors), tile * vectors
-    if target.multiplies_scalars and found.group == 1:
+    if target.family.scalar_factors and found.group == 1:
+        # Scalars are loaded by an offset, so that unrolled steps need neither addresses nor
+        # registers more: with vectors or without, that is 8 to 17 % of a tile's instructions.
         return unrolls[-1]
     if sums < ENOUGH_ACCUMULATORS and not found.window:
         return next((u for u in unrolls if int(u) * sums >= ENOUGH_ACCUMULATORS), unrolls[-1])

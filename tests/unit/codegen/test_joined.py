@@ -17,7 +17,7 @@ from compiler.codegen.statistics import inner_loops
 from compiler.dtypes import DType
 from compiler.loops.layout import blocked
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedule
+from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.target import Target, resolve_target
 from compiler.targets import family_of
 from compiler.workload import Workload
@@ -141,3 +141,16 @@ def test_tiles_of_a_window_are_not_spilled() -> None:
     assert schedule.integer("tile") == 3
     loops = inner_loops(lower_workload(workload, schedule, RISCV).assembly(RISCV), RISCV)
     assert not any(loop.spills for loop in loops)
+
+
+@pytest.mark.parametrize("name", ["rv64gc", "sifive-u74"])
+def test_riscv_without_vectors_unrolls(name: str) -> None:
+    """1.7 instructions for a multiply-add of steps one by one."""
+    target, workload = resolve_target(name), matmul(64, 256, 256)
+    spaces = schedule_space(workload, target).subspaces
+    schedule = next(s.default for s in spaces if s.default.algorithm == "gemm")
+    assert schedule.integer("unroll") == 8
+    assembly = lower_workload(workload, schedule, target).assembly(target)
+    loop = max(inner_loops(assembly, target), key=lambda loop: loop.fmas)
+    assert len(loop.instructions) <= 1.6 * loop.fmas
+    assert "(sp)" not in "".join(loop.instructions)
