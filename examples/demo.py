@@ -342,6 +342,7 @@ def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
         tuned.job.numerics,
         round_ratio(served, reference),
         served.largest_error,
+        round_ratio(served, results["untuned"]) if "tuned" in results else None,
     )
 
 

@@ -110,6 +110,7 @@ def verdict(
     numerics: str,
     ratio: float | None,
     error: float | None,
+    again: float | None = None,
 ) -> str:
     """What tuning brought, which numerics ran, and how far the answer is from ONNX Runtime's.
 
@@ -120,13 +121,16 @@ def verdict(
         numerics: the job's.
         ratio: the served program's time over ONNX Runtime's.
         error: the largest difference from ONNX Runtime, over the largest output.
+        again: the tuned program's time over the untuned one's in the demo's race, if they were
+            in it.
     """
     compared = None if found is None else found["comparison"]
     if compared is None:
         brought = "in this time tuning found no schedule that is faster than the untuned ones"
     else:
         low, high = 1.0 - compared["high"], 1.0 - compared["low"]
-        between = f"({low:.1%} to {high:.1%}, by the job's own race)"
+        here = "" if again is None else f"; {1.0 - again:.1%} in this one"
+        between = f"({low:.1%} to {high:.1%} by the job's own race{here})"
         brought = (
             f"tuning took {1.0 - compared['ratio']:.1%} off the untuned time {between}"
             if differs(found)

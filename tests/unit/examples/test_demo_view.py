@@ -92,6 +92,8 @@ def test_the_verdict_says_gain_numerics_and_distance() -> None:
         assert part in text
     for part in ("Winograd", "2e-06 of the largest"):
         assert part in text
+    text = verdict("net", end_to_end("tuned", 0.959), "fast", 0.8, 2.3e-6, 1.02)
+    assert "own race; -2.0% in this one" in text
     for numerics in Numerics:
         assert f"'{numerics}'" in verdict("net", None, numerics, None, None)
 
