@@ -14,7 +14,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.semantics import to_memory
 from compiler.passes.narrow import FACTORS, moved
 from compiler.workload import Boundary, Workload
-from tests.differential.workloads import Case, Random, pick
+from tests.differential.drawing import Case, Random, pick
 
 FAMILIES = (
     *("convolution", "winograd", "depthwise", "matmul", "pool", "normalisation", "attention"),

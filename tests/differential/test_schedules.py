@@ -24,7 +24,8 @@ from compiler.schedule.templates.winograd_analysis import analyse
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tests.differential import halves
-from tests.differential.workloads import FAMILIES, Case, Random
+from tests.differential.drawing import Case, Random
+from tests.differential.workloads import FAMILIES
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
 

@@ -7,98 +7,24 @@ Inputs of linear workloads are small integers. Their sums of products are exact 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from compiler.passes.layout_options import channels_last
-from compiler.workload import Halo, Workload
+from compiler.workload import Halo
+from tests.differential.byte_workloads import byte_convolution, byte_depthwise, byte_matmul
+from tests.differential.drawing import (
+    Case,
+    Places,
+    Random,
+    case,
+    epilogue,
+    extent,
+    named,
+    pick,
+    placed,
+)
 from tests.graphs import Maker
-from tests.kernels import as_workload
-
-Array = np.ndarray[Any, Any]
-Random = np.random.Generator
-Places = dict[str, tuple[Layout, Halo]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A workload, the arrays of its inputs, and whether its result is exact in float32."""
-
-    workload: Workload
-    arrays: tuple[Array, ...]
-    exact: bool
-
-
-def pick(random: Random, *values: Any) -> Any:
-    return values[int(random.integers(len(values)))]
-
-
-def extent(random: Random, low: int, high: int) -> int:
-    """Odd sizes as likely as round ones."""
-    return int(random.integers(low, high + 1))
-
-
-def case(
-    make: Maker,
-    output: str,
-    random: Random,
-    weights: tuple[str, ...] = (),
-    places: Places | None = None,
-    *,
-    exact: bool = True,
-) -> Case:
-    graph = make.graph(output)
-    arrays = []
-    for name in graph.inputs:
-        kind = graph.types[name]
-        if kind.dtype is DType.BOOL:
-            array = random.integers(0, 2, kind.shape)
-        elif exact or not kind.dtype.is_float:
-            array = random.integers(-4, 5, kind.shape)
-        else:
-            array = random.standard_normal(kind.shape)
-        arrays.append(array.astype(kind.dtype.numpy))
-    return Case(as_workload(graph, weights, places), tuple(arrays), exact)
-
-
-def epilogue(make: Maker, value: str, random: Random, places: Places) -> tuple[str, list[str]]:
-    """Up to two elementwise operators behind an anchor; exact ones. Returns weights it added."""
-    shape, weights = make.types[value].shape, []
-    place = places.get("out", (ROW_MAJOR, ()))
-    if random.integers(3) == 0:
-        other = make.input("residual", *shape)
-        places["residual"] = (place[0], ())
-        value = make("add", value, other)
-    if random.integers(3) == 0:
-        per_channel = (shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 2 else shape[-1:]
-        weights.append(make.input("scale", *per_channel))
-        value = make("mul", value, "scale")
-    if random.integers(2):
-        value = make(pick(random, "relu", "neg", "abs"), value)
-    return value, weights
-
-
-def placed(
-    random: Random, lanes: int, channels: int, rank: int, pads: tuple[int, ...]
-) -> tuple[Layout, Halo]:
-    """In some layout that channels allow, with a halo of at least the padding or none."""
-    layouts = [ROW_MAJOR, channels_last(rank)]
-    if channels % lanes == 0:
-        layouts += [blocked(rank, 1, lanes)] * 4
-    if channels % (lanes // 2) == 0:
-        layouts.append(blocked(rank, 1, lanes // 2))
-    layout = pick(random, *layouts)
-    halo: Halo = ()
-    if random.integers(3):
-        more = int(random.integers(2))
-        rest = rank - 2
-        halo = ((0, 0), (0, 0), *((pads[d] + more, pads[d + rest] + more) for d in range(rest)))
-    return layout, halo
 
 
 def convolution(random: Random, lanes: int) -> Case:
@@ -150,7 +76,7 @@ def winograd(random: Random, lanes: int) -> Case:
     places: Places = {"x": (layout, around), "out": (written, halo)}
     value = make("conv", x, w, make.input("b", filters), **attrs)
     value, weights = epilogue(make, value, random, places)
-    return case(make, value, random, ("w", "b", *weights), _named(places, value))
+    return case(make, value, random, ("w", "b", *weights), named(places, value))
 
 
 def depthwise(random: Random, lanes: int) -> Case:
@@ -188,11 +114,7 @@ def _convolve(
     places = {"x": placed(random, lanes, inner, rank, pads)}
     places["out"] = placed(random, lanes, outer, rank, (1,) * len(pads))
     value, more = epilogue(make, value, random, places)
-    return case(make, value, random, ("w", "b", *more), _named(places, value))
-
-
-def _named(places: Places, output: str) -> Places:
-    return {output if name == "out" else name: place for name, place in places.items()}
+    return case(make, value, random, ("w", "b", *more), named(places, value))
 
 
 def matmul(random: Random, lanes: int) -> Case:
@@ -222,88 +144,6 @@ def matmul(random: Random, lanes: int) -> Case:
     return case(make, value, random, weights)
 
 
-BYTES = (DType.UINT8, DType.INT8)
-
-
-def byte_matmul(random: Random, lanes: int) -> Case:
-    """Bytes of either sign, added up in int32; depths that fill no whole groups."""
-    make = Maker()
-    m, n, k = pick(random, 1, extent(random, 2, 40)), extent(random, 1, 70), extent(random, 1, 70)
-    batch = pick(random, (), (), (3,))
-    constant = bool(random.integers(4))
-    a = make.input("a", *batch, m, k, dtype=pick(random, *BYTES))
-    b = make.input("b", *(() if constant else batch), k, n, dtype=pick(random, *BYTES))
-    operands = [a, b]
-    if random.integers(2):
-        operands.append(make.input("bias", n, dtype=DType.INT32))
-    value = _requantised(make, make("matmul", *operands, accumulator="int32"), random)
-    return _whole_range(make, value, random, ("b", "bias") if constant else ("bias",), {})
-
-
-def byte_convolution(random: Random, lanes: int) -> Case:
-    rank, group = pick(random, 2, 2, 1), pick(random, 1, 1, 2)
-    channels = group * pick(random, lanes, 2 * lanes, 4, extent(random, 1, 21))
-    odd = extent(random, 1, 40) if group == 1 else lanes  # groups are whole vectors of filters
-    filters = group * pick(random, lanes, 2 * lanes, odd)
-    kernel = tuple(pick(random, 1, 2, 3) for _ in range(rank))
-    return _convolve_bytes(random, lanes, channels, filters, kernel, group)
-
-
-def byte_depthwise(random: Random, lanes: int) -> Case:
-    """Windows of whole groups of four taps, and of less and more."""
-    channels = pick(random, lanes, 2 * lanes, extent(random, 2, 21))
-    kernel = pick(random, (3, 3), (5, 5), (3,), (1, 4), (2, 6), (3, 1))
-    return _convolve_bytes(random, lanes, channels, channels, kernel, channels)
-
-
-def _convolve_bytes(
-    random: Random, lanes: int, channels: int, filters: int, kernel: tuple[int, ...], group: int
-) -> Case:
-    make, rank = Maker(), len(kernel)
-    strides = tuple(pick(random, 1, 1, 2) for _ in range(rank))
-    pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
-    size = tuple(extent(random, 5, 14) for _ in range(rank))
-    x = make.input("x", pick(random, 1, 2), channels, *size, dtype=pick(random, *BYTES))
-    w = make.input("w", filters, channels // group, *kernel, dtype=pick(random, *BYTES))
-    value = make(
-        "conv", x, w, make.input("b", filters, dtype=DType.INT32),
-        strides=strides, pads=pads, dilations=(1,) * rank, group=group, accumulator="int32",
-    )  # fmt: skip
-    value = _requantised(make, value, random)
-    weights = ["w", "b"]
-    if make.types[value].dtype in BYTES and random.integers(2):
-        weights.append(make.input("table", 256, dtype=pick(random, *BYTES)))
-        value = make("lookup", value, "table")
-    inner = channels // group if group < channels else channels
-    outer = filters // group if group < channels else filters
-    places = {"x": placed(random, lanes, inner, rank + 2, pads)}
-    places["out"] = placed(random, lanes, outer, rank + 2, (1,) * len(pads))
-    return _whole_range(make, value, random, tuple(weights), _named(places, value))
-
-
-def _requantised(make: Maker, value: str, random: Random) -> str:
-    """Sometimes int32 as it is, sometimes scaled by a power of two, rounded and saturated."""
-    if random.integers(3) == 0:
-        return value
-    scale = make.constant("scale", 2.0 ** -int(random.integers(4, 12)))
-    value = make("round", make("mul", make("cast", value, to="float32"), scale))
-    return make("cast", value, to=pick(random, "uint8", "int8"))
-
-
-def _whole_range(
-    make: Maker, output: str, random: Random, weights: tuple[str, ...], places: Places
-) -> Case:
-    """A case whose bytes may have any value; sums in int32 are exact."""
-    graph = make.graph(output)
-    arrays = []
-    for name in graph.inputs:
-        kind = graph.types[name]
-        limits = np.iinfo(kind.dtype.numpy)
-        low, high = max(limits.min, -(1 << 20)), min(limits.max, 1 << 20)
-        arrays.append(random.integers(low, high + 1, kind.shape).astype(kind.dtype.numpy))
-    return Case(as_workload(graph, weights, places), tuple(arrays), exact=True)
-
-
 def pool(random: Random, lanes: int) -> Case:
     make = Maker()
     channels = lanes * pick(random, 1, 2) if random.integers(2) else extent(random, 1, 20)
@@ -321,7 +161,7 @@ def pool(random: Random, lanes: int) -> Case:
     value = make(kind, x, **attrs)
     places = {"x": placed(random, lanes, channels, 4, pads)}
     places["out"] = placed(random, lanes, channels, 4, (1,) * 4)
-    return case(make, value, random, (), _named(places, value), exact=kind == "max_pool")
+    return case(make, value, random, (), named(places, value), exact=kind == "max_pool")
 
 
 def normalisation(random: Random, lanes: int) -> Case:

@@ -1,4 +1,4 @@
-/* One lease, from the claim to its result. */
+/* One lease, from the claim until there is a result. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,6 @@ enum {
     MOST_EVENT_BYTES = 64 << 20,
 };
 #define START_SECONDS 60.0
-#define LAST_REPORT_SECONDS 10.0
 
 /* A request on its way. */
 typedef struct {
@@ -34,27 +33,6 @@ typedef struct {
     char request_id[201];
     tw_text result; /* of a run: what the sandbox said */
 } task;
-
-static void fail(tw_worker *worker, const char *cause, const char *why) {
-    json_document document = {0};
-    const json *answer = NULL;
-    tw_refusal refusal;
-    tw_error error;
-    tw_text body = {0};
-    char path[128];
-    tw_say("given back: %s", why);
-    tw_text_format(&body, "{\"worker_id\":\"%s\",\"cause\":\"%s\",\"error\":", worker->id, cause);
-    tw_text_string(&body, why, strlen(why));
-    tw_text_add(&body, "}", 1);
-    snprintf(path, sizeof path, "/v1/leases/%s/failure", worker->lease);
-    tw_told told = tw_ask(worker, "POST", path, &body, 0, &document, &answer, &refusal, &error);
-    if (told == CALL_REFUSED && refusal.ends_worker)
-        tw_end(worker, 1, "the service refuses this worker: %s", error.text);
-    else if (told != CALL_DONE)
-        tw_say("%s", error.text); /* the lease runs out by itself */
-    tw_text_free(&body);
-    json_free(&document);
-}
 
 /* Whether a name can be part of a path and of a log. */
 static bool is_name(const char *text, size_t most) {
@@ -293,65 +271,6 @@ static bool do_batch(task *self, int threads, tw_text *text, tw_error *error) {
     return measured;
 }
 
-/* Whether there is time for a result: a worker that is to end has some seconds. */
-static bool in_time(void *given) {
-    const tw_worker *worker = given;
-    return !worker->report_until || http_now() < worker->report_until;
-}
-
-/* Whether a result is still sent. The first signal to end leaves it some seconds; a second one
- * none. */
-static bool goes_out(tw_worker *worker) {
-    if (worker->ends) return false;
-    if (!http_stop) return in_time(worker);
-    if (worker->report_until) return false;
-    tw_say("the worker ends; before that it reports what it has measured");
-    worker->report_until = http_now() + LAST_REPORT_SECONDS;
-    http_stop = 0;
-    return true;
-}
-
-/* Send a result until the service takes or refuses it. */
-static void report(task *self, const tw_text *result) {
-    tw_worker *worker = self->worker;
-    char key[33], path[128];
-    double pause = 0;
-    tw_text body = {0};
-    tw_draw_name(key); /* sent twice, it is saved once */
-    tw_text_format(&body, "{\"worker_id\":\"%s\",\"result_key\":\"%s\",\"result\":", worker->id,
-                   key);
-    tw_text_add(&body, result->data, result->length);
-    tw_text_add(&body, "}", 1);
-    snprintf(path, sizeof path, "/v1/leases/%s/result", worker->lease);
-    worker->server.goes_on = in_time, worker->server.self = worker;
-    for (bool going = true; going && goes_out(worker);) {
-        json_document document = {0};
-        const json *answer = NULL;
-        tw_refusal refusal;
-        tw_error error;
-        tw_told told = tw_ask(worker, "POST", path, &body, 0, &document, &answer, &refusal, &error);
-        going = told == CALL_AGAIN || told == CALL_STOPPED;
-        if (told == CALL_DONE) {
-            worker->results++;
-            tw_say("measured %s", self->request_id);
-            worker->lease[0] = 0;
-        } else if (told == CALL_REFUSED && refusal.ends_worker) {
-            tw_end(worker, 1, "the service refuses this worker: %s", error.text);
-        } else if (told == CALL_REFUSED && refusal.worker_unknown) {
-            tw_register(worker);
-            going = !worker->lost;
-        } else if (told != CALL_STOPPED) {
-            tw_say("result of %s: %s", self->request_id, error.text);
-        }
-        json_free(&document);
-        if (going && told == CALL_AGAIN) tw_pause(&pause);
-        if (going && told == CALL_AGAIN && in_time(worker)) tw_beat(worker);
-    }
-    worker->server.goes_on = NULL;
-    if (worker->report_until) http_stop = 1;
-    tw_text_free(&body);
-}
-
 /* Have the service spell a request out for a device without NumPy, if that is needed. */
 static bool spell_out(task *self, bool is_run, tw_error *error) {
     tw_worker *worker = self->worker;
@@ -459,9 +378,9 @@ bool tw_work(tw_worker *worker, const json *lease) {
     bool done = do_work(&self, &text, &cause, &error);
     worker->server.goes_on = NULL;
     if (done && !worker->lost)
-        report(&self, &text);
+        tw_report(worker, self.request_id, &text);
     else if (!done && !over(worker))
-        fail(worker, cause, error.text);
+        tw_give_back(worker, cause, error.text);
     for (size_t i = 0; i < self.count; i++)
         if (self.blobs[i].data) munmap((void *)(uintptr_t)self.blobs[i].data, self.blobs[i].size);
     if (!over(worker)) worker->lease[0] = 0; /* else it is given back at the worker's end */

@@ -116,6 +116,13 @@ bool tw_is_signed(const tw_worker *worker, const char *request_id, const json *p
 /* An interval that an answer holds, within reason; false where it has none. */
 bool tw_seconds(const json *answer, const char *name, double *found);
 
+/* report.c */
+
+/* Send the result of the lease in hand until the service takes or refuses it. */
+void tw_report(tw_worker *worker, const char *request_id, const tw_text *result);
+/* Give the lease in hand back: whose fault it is, "worker" or "service", and what happened. */
+void tw_give_back(tw_worker *worker, const char *cause, const char *why);
+
 /* lease.c */
 
 /* Do what a lease asks, and report it; false for one that makes no sense. */

@@ -10,7 +10,8 @@ from compiler.intervals import Box, SizeSplit, boxes, holds, intervals, leaves, 
 from compiler.ranges import parse_range
 from compiler.sizes import check_values, dimensions, open_size, open_sizes
 from compiler.workload import Workload
-from tests.differential.workloads import Maker, as_workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
 
 BORDERS = (1, 2, 15, 16, 17, 127, 128, 129)
 

@@ -34,7 +34,8 @@ from service.jobs.record_lines import (
 )
 from service.settings import Settings
 from service.signing import SigningKey, signing_key
-from tests.differential.workloads import Maker, as_workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
 from tests.unit.service.test_confirmation import TARGET, model
 from tuner.measure.measurement import (
     Measurement,

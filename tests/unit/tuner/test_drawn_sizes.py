@@ -13,7 +13,8 @@ from compiler.ranges import parse_range, parse_shares
 from compiler.sizes import check_values, open_size
 from compiler.target import resolve_target
 from compiler.workload import Workload
-from tests.differential.workloads import Maker, as_workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
 from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of

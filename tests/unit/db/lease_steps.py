@@ -1,0 +1,31 @@
+"""Steps of a request through the queue, for its tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from db.stores.leases import (
+    Completion,
+    Lease,
+    LeaseStore,
+    NewRequest,
+    RequestState,
+)
+
+
+def request(name: str, **facts: Any) -> NewRequest:
+    payload = {"request_id": name, "candidates": [1, 2]}
+    return NewRequest(name, **{"target_key": "t", "payload": payload, "job_id": "j", **facts})
+
+
+def take(leases: LeaseStore, worker: str = "w", limit: int = 1) -> Lease:
+    (lease,) = leases.claim(worker, ["t"], limit=limit, lease_seconds=10)
+    return lease
+
+
+def done(leases: LeaseStore, lease: Lease, key: str = "key", **result: Any) -> Completion:
+    return leases.complete(lease.lease_id, lease.worker_id, key, result)
+
+
+def state(leases: LeaseStore, name: str) -> RequestState:
+    return leases.status([name])[name].state

@@ -1,0 +1,65 @@
+"""What tests of the remote runner send, and who works on it."""
+
+from __future__ import annotations
+
+from db.storage import Storage
+from db.stores.leases import Cause
+from service.jobs.remote_runner import (
+    RemoteRunner,
+)
+from tests.measured import honest
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import RecordKey
+from tuner.measure.wire import Candidate, Case, MeasureRequest, digest_bytes
+
+TARGET = "t" * 64
+
+
+REFERENCE = b"expected"
+
+
+def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
+    library = f"library {name}".encode()
+    request = MeasureRequest(
+        request_id=name,
+        key=RecordKey("w" * 64, TARGET),
+        candidates=(Candidate(f"{name}-trial", {"algorithm": "a", "choices": {}}, "d" * 64, {}),),
+        library_digest=digest_bytes(library),
+        cases=(Case((), digest_bytes(REFERENCE)),),
+        tolerance=1e-4,
+    )
+    return request, {request.library_digest: library, request.cases[0].reference_digest: REFERENCE}
+
+
+def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:
+    return RemoteRunner(storage, job, TARGET, interrupt or CancelToken())
+
+
+def send(remote: RemoteRunner, *names: str) -> set[str]:
+    """The tuner submits, and looks what is there already."""
+    for name in names:
+        remote.submit(*make(name))
+    return {result.request_id for result in remote.poll(0.0)}
+
+
+def work(storage: Storage, lose: bool = False) -> list[str]:
+    """A worker takes everything and reports it, or is lost."""
+    worker = storage.workers.register("w", [TARGET], {})
+    leases = storage.leases.claim(worker.id, [TARGET], limit=10, lease_seconds=60)
+    for lease in leases:
+        if lose:
+            storage.leases.fail(lease.lease_id, worker.id, Cause.KILLED, "it broke")
+            continue
+        request = MeasureRequest.from_json(lease.payload)
+        result = honest(request, worker.id)
+        storage.leases.complete(lease.lease_id, worker.id, lease.request_id, result.to_json())
+    return [lease.request_id for lease in leases]
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
