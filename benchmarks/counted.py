@@ -4,12 +4,14 @@ Models run on emulated machines, ours compiled for their targets, beside ONNX Ru
 for AArch64 on the same processor; one thread, the same inputs. Times of an emulator mean nothing,
 and instructions are not time; but they repeat within 0.01 %, and say how much work code makes of a
 model. What it needs (qemu, Pythons, wheels) is fetched once into the cache of the tests of devices.
-Results go to benchmarks/results/counted.json and .md, one model after the other.
+Results go to benchmarks/results/counted.json and .md, one model after the other. With `--keep`,
+rows of an earlier run that are not counted again stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -74,7 +76,8 @@ class Count:
     """Instructions of one inference.
 
     `multiply_adds`, `loads` and `stores` are parts of `all`. `error` is against ONNX Runtime on the
-    same machine, over the largest output; None where that does not run there.
+    same machine, over the largest output; None where that does not run there. `commit` is that of
+    the code that was counted.
     """
 
     model: str
@@ -85,27 +88,40 @@ class Count:
     loads: int
     stores: int
     error: float | None = None
+    commit: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Count models, write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counted", description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    machines_of = {machine.name: machine for machine in (NEOVERSE_N1, RISCV64)}
+    parser.add_argument("--machines", nargs="+", choices=machines_of, default=list(machines_of))
     parser.add_argument("--name", default=NAME, help="of the result files")
+    parser.add_argument("--keep", action="store_true", help="rows of an earlier run")
     options = parser.parse_args(arguments)
-    origin, counts = Origin.of(options), list[Count]()
+    origin = Origin.of(options)
+    counts = kept(options.name, options.models, options.machines) if options.keep else []
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         plugin = _plugin(folder)
         machines = {}
-        for machine in (NEOVERSE_N1, RISCV64):
+        for machine in map(machines_of.__getitem__, options.machines):
             (folder / machine.name).mkdir()
             machines[machine] = emulate(machine, folder / machine.name)
         for model in options.models:
             for machine, emulated in machines.items():
-                counts += count(model, machine, emulated, plugin)
+                found = count(model, machine, emulated, plugin)
+                counts += [replace(each, commit=origin.commit) for each in found]
             write(origin, counts, options.name)
             print(markdown_table(*table([c for c in counts if c.model == model]), text=3))
+
+
+def kept(name: str, models: Sequence[str], machines: Sequence[str]) -> list[Count]:
+    """Rows of an earlier run but those of these models on these machines."""
+    stored = json.loads(RESULTS_FOLDER.joinpath(f"{name}.json").read_text())
+    rows = [Count(**{"commit": stored["commit"], **row}) for row in stored["rows"]]
+    return [row for row in rows if row.model not in models or row.machine not in machines]
 
 
 def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> list[Count]:
@@ -182,7 +198,7 @@ def _fetch_peer(folder: Path) -> None:
 
 def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
     """NAME.json and NAME.md."""
-    rows = [asdict(each) for each in counts]
+    rows = [asdict(each) for each in sorted(counts, key=_place)]
     RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
     lines = [
         "# Instructions of an inference, counted under qemu",
@@ -212,22 +228,30 @@ def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
         "stores",
         "ratio",
         "error",
+        "commit",
     ]
     rows = []
-    for each in counts:
+    for each in sorted(counts, key=_place):
         beside = [c for c in counts if c.model == each.model]
         engine = PEER if each.machine == NEOVERSE_N1.name else "ours"
-        first = next(c for c in beside if (c.engine, c.machine) == (engine, NEOVERSE_N1.name))
+        first = [c for c in beside if (c.engine, c.machine) == (engine, NEOVERSE_N1.name)]
         numbers = (each.all, each.multiply_adds, each.loads, each.stores)
         rows.append(
             [
                 *(each.model, each.machine, each.engine),
                 *(f"{number / 1e6:.1f}" for number in numbers),
-                f"{each.all / first.all:.3f}",
+                f"{each.all / first[0].all:.3f}" if first else "",
                 "" if each.error is None else f"{each.error:.1e}",
+                each.commit[:10],
             ]
         )
     return header, rows
+
+
+def _place(count: Count) -> tuple[int, bool, bool]:
+    """Models in their order, AArch64 first, and there ONNX Runtime."""
+    known = MODELS.index(count.model) if count.model in MODELS else len(MODELS)
+    return known, count.machine != NEOVERSE_N1.name, count.engine != PEER
 
 
 if __name__ == "__main__":
