@@ -374,6 +374,13 @@ def _scan_stack(code: bytes) -> StackScan:
     return StackScan([match.start() for match in _STACK.finditer(code)], loops)
 
 
+_WITHOUT_FMA = (
+    *("k8", "k8-sse3", "athlon64", "amdfam10", "barcelona", "btver1", "btver2", "bdver1", "x86-64"),
+    *("nocona", "core2", "penryn", "bonnell", "silvermont", "goldmont", "goldmont-plus", "tremont"),
+    *("nehalem", "westmere", "sandybridge", "ivybridge", "x86-64-v2"),
+)
+"""LLVM's names of CPUs that multiply and add in two instructions, and of the baselines."""
+
 FAMILY = Family(
     name="x86_64",
     machines=("amd64",),
@@ -383,8 +390,7 @@ FAMILY = Family(
     linux_features=_LINUX_FEATURES,
     core=_COMMON,
     cores={
-        "x86-64": _BEFORE_FMA,
-        "x86-64-v2": _BEFORE_FMA,
+        **dict.fromkeys(_WITHOUT_FMA, _BEFORE_FMA),
         "x86-64-v3": _BEFORE_AVX512,
         "haswell": _HASWELL,
         "broadwell": _HASWELL,

@@ -47,8 +47,9 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     dtype = values[-1].dtype
     assert dtype is not None
     if dtype.bytes == 2 and not _computes(emitter, dtype):
-        narrow = _on_bits if operation in _BITWISE else _in_float32
-        return narrow(emitter, operation, values)
+        if operation in _BITWISE:
+            return halves.on_bits(emitter, operation, values)
+        return _in_float32(emitter, operation, values)
     text = type_text(dtype, lanes)
     match operation:
         case Operation.FMA:
@@ -158,23 +159,6 @@ def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value
 def _computes(emitter: Emitter, dtype: DType) -> bool:
     """Whether LLVM computes in a type without calls into a C library."""
     return not dtype.is_float or halves.has_instructions(emitter, dtype)
-
-
-def _on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
-    """What needs no arithmetic of 16-bit floats, on their bits."""
-    dtype = values[-1].dtype
-    assert dtype is not None
-    *chosen, last = (halves.bits(emitter, v) if v.dtype is dtype else v for v in values)
-    match operation:
-        case Operation.SELECT:
-            found = apply(emitter, operation, *chosen, last)
-        case Operation.NEG:
-            sign = emitter.const(0x8000, DType.UINT16, last.lanes)
-            found = apply(emitter, Operation.XOR, last, sign)
-        case _:
-            rest = emitter.const(0x7FFF, DType.UINT16, last.lanes)
-            found = apply(emitter, Operation.AND, last, rest)
-    return halves.of_bits(emitter, found, dtype)
 
 
 def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:

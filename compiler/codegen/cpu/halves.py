@@ -6,8 +6,11 @@ kept, and a NaN stays one. After Giesen, "Half to float done quic" (2012).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from compiler.dtypes import DType
+from compiler.loops.expr import Operation
 
 _INFINITY = 0x7F800000
 _SIGN = 0x80000000
@@ -85,6 +88,22 @@ def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
         found = magnitude.choose("ult", _HALF_INFINITY, found, special)
     whole = _cast(emitter, "trunc", found("or", sign).value, DType.UINT16)
     return of_bits(emitter, whole, to)
+
+
+def on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
+    """SELECT, NEG or ABS of 16-bit floats, which is no arithmetic."""
+    dtype, lanes = values[-1].dtype, values[-1].lanes
+    assert dtype is not None
+    operands = [bits(emitter, value) for value in values if value.dtype is dtype]
+    text = type_text(DType.UINT16, lanes)
+    if operation is Operation.SELECT:
+        template = f"select {values[0].type} %s, {text} %s, {text} %s"
+        found = emitter.emit(DType.UINT16, lanes, template, values[0], *operands)
+    else:
+        name, mask = ("xor", 0x8000) if operation is Operation.NEG else ("and", 0x7FFF)
+        constant = emitter.const(mask, DType.UINT16, lanes)
+        found = emitter.emit(DType.UINT16, lanes, f"{name} {text} %s, %s", *operands, constant)
+    return of_bits(emitter, found, dtype)
 
 
 class _Bits:

@@ -14,7 +14,7 @@ from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tests.unit.schedule.problems import conv, matmul
+from tests.unit.schedule.problems import PROBLEMS, conv, matmul
 
 V2, V3, NARROW = map(resolve_target, ("x86-64-v2", "x86-64-v3", "x86-64-v3:128"))
 
@@ -36,6 +36,15 @@ def test_scalars_that_are_loaded_ahead_have_registers(
     """Without AVX a scalar is loaded, then spread; without FMA a product has a register."""
     assert V2.factor_registers(rows, vectors) == registers
     assert V3.factor_registers(rows, vectors) == NARROW.factor_registers(rows, vectors) == 1
+
+
+@pytest.mark.parametrize("problem", ["3x3", "1x1", "depthwise", "matmul", "bytes", "softmax"])
+def test_what_every_x86_has_is_used_as_with_sse4(problem: str) -> None:
+    """Registers and products are the same: what SSE4 adds takes no part in a choice."""
+    workload = PROBLEMS[problem](4)
+    chosen = (schedule_space(workload, target) for target in (resolve_target("x86-64-v1"), V2))
+    first, second = ([(sub.knobs, sub.default) for sub in space.subspaces] for space in chosen)
+    assert first == second
 
 
 @pytest.mark.parametrize(

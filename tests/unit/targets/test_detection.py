@@ -146,6 +146,18 @@ def test_a_hypervisor_that_hides_features(device: Device) -> None:
         best_target(replace(device("", "x86_64", hidden), system="Darwin"))
 
 
+@pytest.mark.parametrize(("name", "rounds"), [("core2", False), ("penryn", True)])
+def test_a_host_without_sse4_as_llvm_states_it(name: str, rounds: bool) -> None:
+    """It has the core of a baseline without fused multiply-adds, not that of a new CPU."""
+    family = family_of("x86_64")
+    assert family is not None and family.detect is not None
+    features = {"sse2": True, "sse3": True, "ssse3": True, "sse4.1": rounds, "avx": False}
+    found = family.detect("x86_64-unknown-linux-gnu", name, features)
+    assert (found.vector_bits, found.vector_registers, found.fma) == (128, 16, False)
+    assert found.rounds is rounds and found.core == resolve_target("x86-64-v1").core
+    assert found.core != family.core.narrowed(128)
+
+
 def test_vectors_of_unknown_length_are_taken_for_short_ones(device: Device) -> None:
     """Linux does not print how long the vectors of a RISC-V are, and shorter ones compute half."""
     unknown = device("riscv-with-vectors", "riscv64")
