@@ -6,12 +6,15 @@ notifier. A page asks the very functions that answer REST requests, with the tok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -74,10 +77,18 @@ def create_dashboard(service: FastAPI) -> FastAPI:
     app.state = service.state
     app.add_middleware(_Guarded)
     errors.install(app, _refused)
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes.extend(_routes())
     app.mount("/static", StaticFiles(directory=STATIC))
     return app
+
+
+@cache
+def _routes() -> Sequence[BaseRoute]:
+    """Those of all pages, worked out once for every application of this process."""
+    whole = APIRouter()
+    for router in ROUTERS:
+        whole.include_router(router)
+    return whole.routes
 
 
 def _refused(request: Request, problem: ApiProblem) -> Response:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from db.storage import Storage
@@ -77,9 +75,9 @@ def owner(settings: Settings, storage: Storage) -> str:
 def anonymous(settings: Settings, storage: Storage) -> Iterator[TestClient]:
     """A client without a token."""
     app = create_app(settings, storage)
-    app.openapi_schema = copy.deepcopy(described())
+    app.openapi_schema = described()
     with TestClient(app, raise_server_exceptions=False) as client:
-        client.event_hooks = {"request": [], "response": [partial(check_described, app)]}
+        client.event_hooks = {"request": [], "response": [check_described]}
         yield client
 
 
@@ -96,15 +94,23 @@ def described() -> dict[str, Any]:
     return create_app(Settings()).openapi()
 
 
-def check_described(app: FastAPI, answer: Any) -> None:
+def check_described(answer: Any) -> None:
     """Whatever a test asks for: the description says that it may be answered so."""
     method, path = answer.request.method.lower(), answer.request.url.path
-    for described, operations in app.openapi()["paths"].items():
-        pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(described))
-        if re.fullmatch(pattern, path) and method in operations:
+    for pattern, described, operations in paths():
+        if method in operations and pattern.fullmatch(path):
             known = operations[method]["responses"]
             assert str(answer.status_code) in known, f"{method} {described}: {answer.status_code}"
             return
+
+
+@cache
+def paths() -> list[tuple[re.Pattern[str], str, dict[str, Any]]]:
+    """The described paths, each with a pattern of those that it stands for."""
+    return [
+        (re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), path, operations)
+        for path, operations in described()["paths"].items()
+    ]
 
 
 def with_scopes(storage: Storage, *scopes: Scope) -> dict[str, str]:
