@@ -29,6 +29,8 @@ from tests.unit.schedule.problems import conv, matmul
 
 RISCV = resolve_target("riscv64")
 BITS = 256
+SPECIAL = [np.nan, np.inf, -np.inf, 3e9, -3e9, 254.5, 255.5, -0.0, -0.5, 0.5, 1.5, 2.5]
+"""Halves, limits, and what no integer holds."""
 
 
 def pointwise(filters: int, block: int, channels: int = 16, *, narrow: bool = False) -> Workload:
@@ -96,8 +98,7 @@ def test_joined_vectors_compute_what_others_do(
 @pytest.mark.parametrize("zero", [0, -128])
 def test_rounding_to_bytes_saturates(zero: int, joining: Target) -> None:
     """Also what is no number, halves, and what no integer holds."""
-    special = [np.nan, np.inf, -np.inf, 3e9, -3e9, 254.5, 255.5, -0.0, -0.5, 0.5, 1.5, 2.5]
-    some = np.array(special * 16, np.float32)[: 8 * 24]
+    some = np.array(SPECIAL * 16, np.float32)
     agree(bytes_nest(some.size, 2, 8, zero), BITS, some)
 
 
