@@ -9,6 +9,8 @@ model = torch.compile(model, backend="tilewright", options=options)
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +80,8 @@ class BackgroundTuner:
             atexit.register(process.terminate)  # nobody waits for it any more
             said = process.communicate()[1]
             atexit.unregister(process.terminate)
+            if process.returncode == -signal.SIGTERM:
+                return None  # this process ends
             if process.returncode:
                 log.warning("a model was not tuned", error=said.strip()[-400:])
                 return None
@@ -96,8 +100,9 @@ class BackgroundTuner:
                 storage.close()
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
-        """What tunes the model of a file as the options have it."""
-        words = [sys.executable, "-m", "service.cli", "tune", str(path)]
+        """What tunes the model of a file, alone in its folder, as the options have it."""
+        words = [sys.executable, "-m", "service.tuning_child", str(os.getpid()), str(path.parent)]
+        words += ["tune", str(path)]
         words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
         words += ["--threads", str(options.threads), "--numerics", options.numerics]
         words += ["--precision", str(options.precision)]

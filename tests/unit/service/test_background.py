@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,5 +91,18 @@ def test_the_command_has_the_options(tmp_path: Path) -> None:
         threads=2, dims={"rows": range(1, 9), "batch": 4}, precision="bfloat16"
     )
     words = " ".join(tuner.command(Path("m.onnx"), options))
+    assert f"service.tuning_child {os.getpid()} . tune m.onnx" in words
     assert "tune m.onnx --seconds 7 --trials 3 --threads 2 --numerics fast" in words
     assert words.endswith("--precision bfloat16 --dim rows=1..8 --dim batch=4")
+
+
+def test_tuning_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/model.onnx").write_bytes(b"")
+    child = "import sys, time; sys.modules['service.cli'] = sys; sys.run = lambda _: time.sleep(60)"
+    child += "; from service.tuning_child import main; main(sys.argv[1:])"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    words = [sys.executable, "-c", child, str(gone.pid), str(tmp_path / "made")]
+    assert subprocess.run(words, timeout=30, check=False).returncode == -signal.SIGTERM
+    assert not (tmp_path / "made").exists()
