@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ComparedKernel:
     """One workload of a side. `seconds` is one run of it, None where nothing measured it; `macs`
-    are the multiply-adds of its definition."""
+    are the multiply-adds of its definition. `runs` is how often a run of the model runs it, which
+    with open sizes is not its count alone."""
 
     key: str
     name: str
@@ -25,6 +27,7 @@ class ComparedKernel:
     seconds: float | None
     schedule: Mapping[str, Any] | None
     macs: float | None = None
+    runs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,7 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
             finite(task.best_seconds) or finite(task.default_seconds),
             _schedule(task.facts.get("schedule")),
             finite(task.facts.get("macs")),
+            runs_of(task),
         )
         for task in tasks
     }
@@ -217,6 +221,12 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
         "workloads": len(known),
     }
     return ComparedSide(f"job {job.id}", facts, known, total if whole else None)
+
+
+def runs_of(task: TaskView) -> float:
+    """How often an inference runs a task, at the sizes that it counts at."""
+    runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
+    return runs if math.isfinite(runs) and runs > 0.0 else 0.0
 
 
 def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> ComparedSide:
@@ -245,7 +255,8 @@ def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Compar
 
 
 def _cost(kernel: ComparedKernel) -> float:
-    return (kernel.seconds or 0.0) * (kernel.count or 1)
+    runs = (kernel.count or 1) if kernel.runs is None else kernel.runs
+    return (kernel.seconds or 0.0) * runs
 
 
 def _weight(pair: Pair) -> tuple[float, float]:

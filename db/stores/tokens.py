@@ -75,8 +75,8 @@ class TokenStore:
         """(secret, token). The secret is shown once and not kept.
 
         A secret that is given (the embedded mode has one in a file) makes this idempotent: the
-        token of that secret gets this name, these scopes and this lifetime. One that was revoked
-        stays so.
+        token of that secret gets this name, these scopes and this lifetime from now on. One that
+        was revoked stays so.
         The quotas bound the jobs of the token that are open or running; without, the
         service's settings do.
         """
@@ -85,7 +85,6 @@ class TokenStore:
         values = {
             "name": name,
             "scopes": sorted(scope.value for scope in scopes),
-            "created_at": now,
             "expires_at": None if lifetime_seconds is None else now + lifetime_seconds,
             "max_open_jobs": max_open_jobs,
             "max_running_jobs": max_running_jobs,
@@ -93,7 +92,7 @@ class TokenStore:
         with writing(self._engine) as connection:
             row = connection.execute(
                 upsert(connection, _tokens)
-                .values(id=secrets.token_hex(8), digest=_digest(secret), **values)
+                .values(id=secrets.token_hex(8), digest=_digest(secret), created_at=now, **values)
                 .on_conflict_do_update(index_elements=[_tokens.c.digest], set_=values)
                 .returning(_tokens)
             ).one()

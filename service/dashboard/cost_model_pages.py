@@ -23,6 +23,16 @@ router = APIRouter(route_class=PageRoute)
 WIDTH, HEIGHT = 640.0, 160.0
 MOST_SCORES = 6
 
+HELD_OUT = "tasks"
+"""Not a score: of how many tasks that a model was not taught the scores are means."""
+
+MEANINGS = {
+    "pairwise": "share of pairs of candidates that it puts in order",
+    "top1": "the fastest time over that of its first pick",
+    "top5": "the fastest time over the fastest of its first five picks",
+    "recall30": "share of the fastest 30 that are among its first 30 picks",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreLine:
@@ -33,6 +43,7 @@ class ScoreLine:
     path: str
     chance: float | None
     colour: int
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,8 @@ class TargetModels:
     @classmethod
     def of(cls, target: str, models: Sequence[CostModelView]) -> TargetModels:
         ordered = sorted(models, key=lambda model: model.version)
-        names = dict.fromkeys(name for model in models for name in sorted(model.scores))
+        told = (name for model in models for name in sorted(model.scores))
+        names = dict.fromkeys(name for name in told if name != HELD_OUT)
         lines = (_line(name, n, ordered) for n, name in enumerate(list(names)[:MOST_SCORES]))
         return cls(target, tuple(reversed(ordered)), tuple(line for line in lines if line.points))
 
@@ -64,7 +76,8 @@ def _line(name: str, colour: int, models: Sequence[CostModelView]) -> ScoreLine:
     ]
     chance = finite(models[-1].chance.get(name))
     level = None if chance is None else HEIGHT * (1.0 - min(1.0, max(0.0, chance)))
-    return ScoreLine(name, tuple(points), "".join(parts), level, colour)
+    meaning = MEANINGS.get(name, name)
+    return ScoreLine(name, tuple(points), "".join(parts), level, colour, meaning)
 
 
 @router.get("/cost-models")
@@ -82,5 +95,6 @@ def cost_models(
         targets=[TargetModels.of(names.get(k, k[:12]), v) for k, v in by_target.items()],
         width=WIDTH,
         height=HEIGHT,
+        held_out=HELD_OUT,
         next=next_link(request, response),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from service.api.schemas.jobs import CurveView, JobView, TaskView
 from service.dashboard.figures import ratio
+from service.difference import runs_of
 from service.units import finite
 from service.wording import result_lines
 
@@ -142,9 +143,7 @@ def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
 def _cost(task: TaskView, seconds: float | None) -> float:
     """Seconds of all its runs in one inference; with the other time if this one is not known."""
     known = seconds or task.best_seconds or task.default_seconds or 0.0
-    # how often an inference runs it: with open sizes not its count alone
-    runs = task.weight / max(1, task.facts.get("flops", 0))
-    cost = known * runs
+    cost = known * runs_of(task)
     return cost if math.isfinite(cost) and cost > 0.0 else 0.0
 
 

@@ -127,12 +127,14 @@ def record(request: Request, record_id: str, storage: StorageDep, token: Reader)
     found = routes.shown_record(record_id, storage)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])
+    worker = storage.workers.presences([found.worker]).get(found.worker)
     return page(
         request,
         "record.html",
         stored=found,
         may_change=token.allows(Scope.ADMIN),
         target=names.get(found.record.target_key, found.record.target_key[:12]),
+        worker="" if worker is None else worker.name,
         backing=Backing(found.backing).sentence,
         measurement=json.dumps(found.record.measurement, indent=2),
         confirmation=found.confirmation and json.dumps(found.confirmation, indent=2),

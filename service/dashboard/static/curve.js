@@ -28,8 +28,10 @@
       { of: ([, , , best]) => ms(best), label: "best so far", colour: "--accent", width: 3, stepped: true },
     ];
     if (frame.target) found.push({ of: () => frame.target, label: "target", colour: "--good", dash: [2, 4] });
+    // the race was at the end: its ratios are of the untuned time that was known then
+    const raced = points.findLast(([, , untuned]) => untuned !== null)?.[2] ?? null;
     for (const [share, end] of (frame.race ?? []).map((share, n) => [share, ["from", "to"][n]]))
-      found.push({ of: ([, , untuned]) => (untuned === null ? null : ms(untuned * share)), label: `race, ${end}`, colour: "--accent", width: 0 });
+      found.push({ of: () => (raced === null ? null : ms(raced * share)), label: `race, ${end}`, colour: "--accent", width: 0 });
     // before every task was measured once there is nothing to draw
     const known = points.filter(([, , untuned, best]) => untuned !== null || best !== null);
     const rows = known.map((point) => found.map((line) => line.of(point))).sort((a, b) => a[0] - b[0]);

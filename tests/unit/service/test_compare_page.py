@@ -22,8 +22,13 @@ def browser(anonymous: TestClient, owner: str) -> TestClient:
     return anonymous
 
 
-def tuned(storage: Storage, tasks: dict[str, tuple[str, float]], **options: Any) -> str:
-    """A job whose tasks have these names and best times."""
+FLOPS = 1000.0
+
+
+def tuned(
+    storage: Storage, tasks: dict[str, tuple[str, float]], runs: float = 2.0, **options: Any
+) -> str:
+    """A job whose tasks have these names and best times, and are run so often."""
     model = storage.models.add(b"model", HOSTILE)
     job = storage.jobs.create(model.digest, "host", options=options)
     claimed = storage.jobs.claim("tuner", 60.0)
@@ -35,9 +40,12 @@ def tuned(storage: Storage, tasks: dict[str, tuple[str, float]], **options: Any)
                 digit * 64,
                 name,
                 2,
-                1.0,
+                runs * FLOPS,
                 best_seconds=seconds,
-                facts={"schedule": {**SCHEDULE, "choices": {"tile_m": int(1e6 * seconds)}}},
+                facts={
+                    "schedule": {**SCHEDULE, "choices": {"tile_m": int(1e6 * seconds)}},
+                    "flops": FLOPS,
+                },
             )
             for digit, (name, seconds) in tasks.items()
         ],
@@ -70,6 +78,15 @@ def test_two_precisions_of_a_model(browser: TestClient, storage: Storage) -> Non
     assert f"/dashboard/jobs/{b}/tasks/{'4' * 64}" in links
     few = words(browser, f"{path}&rows=1")
     assert "Show more of 4 kernels" in few and "only in A" not in few
+
+
+def test_kernels_of_open_sizes_count_at_their_share_of_the_runs(
+    browser: TestClient, storage: Storage
+) -> None:
+    a, b = (tuned(storage, {"1": ("conv", t)}, runs=0.25) for t in (4e-3, 2e-3))
+    text = words(browser, f"/dashboard/compare?a={a}&b={b}")
+    assert "A run of A 1.000 ms A run of B 0.500 ms" in text
+    assert "conv 2 4,000.0 2,000.0 0.500 500.0" in text
 
 
 def test_what_there_is_to_choose_from(browser: TestClient, storage: Storage) -> None:

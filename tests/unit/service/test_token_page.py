@@ -70,6 +70,15 @@ def test_tokens_are_rotated_and_revoked(browser: TestClient, storage: Storage) -
     assert browser.post("/dashboard/tokens/none/revoke", headers=ORIGIN).status_code == 404
 
 
+def test_nobody_revokes_with_one_click(browser: TestClient, storage: Storage) -> None:
+    token = storage.tokens.create("ci", [Scope.READ])[1]
+    page = opened(browser, "/dashboard/tokens")
+    ids = [each.get("id") for each in page.named("div") if "popover" in each]
+    asks = [each.get("popovertarget") for each in page.named("button") if "aria-label" in each]
+    assert ids == [f"revoke-{token.id}"] and ids[0] in asks
+    assert page.text.count("Whoever has the token ci") == 1
+
+
 def test_who_rotates_the_own_token_stays_and_nobody_revokes_it(
     anonymous: TestClient, storage: Storage
 ) -> None:
@@ -115,12 +124,13 @@ def test_scores_of_cost_models_are_lines_over_versions(
             rows=10,
             tasks=2,
             trials=100,
-            scores={"rank": score, HOSTILE: 0.3},
-            chance={"rank": 0.5},
+            scores={"rank": score, HOSTILE: 0.3, "tasks": 7},
+            chance={"rank": 0.5, "tasks": 7},
         )
     seen = opened(browser, "/dashboard/cost-models")
     assert target.name in seen.text and HOSTILE in seen.text and "0.750" in seen.text
-    assert len(seen.named("circle")) == 5, "an infinite score is no point"
+    assert len(seen.named("circle")) == 5, "an infinite score is no point, nor a count a score"
+    assert seen.text.count("72100") == 3 and "7.0" not in seen.text, "on how many it was scored"
 
 
 def line(flops: float, size: float, seconds: float | None, bound: float | None) -> TaskLine:
@@ -129,7 +139,7 @@ def line(flops: float, size: float, seconds: float | None, bound: float | None) 
         workload_key="k", name=HOSTILE, count=1, weight=1.0, status="tuned",
         default_seconds=None, best_seconds=seconds, trials=1, facts=facts,
     )  # fmt: skip
-    return TaskLine(task, 0.5, 0.5, None, 0)
+    return TaskLine(task, 0.5, None, 0, namesake=False)
 
 
 def test_kernels_lie_under_their_roofs() -> None:
