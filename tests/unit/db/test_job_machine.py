@@ -23,6 +23,7 @@ from db.migrate import upgrade
 from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.events import EventStore
+from db.stores.job_claims import ALONE_SECONDS, SHARED_ATTEMPTS
 from db.stores.jobs import JobClaim, JobProgress, JobStore
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.models import ModelStore
@@ -63,6 +64,11 @@ class Known:
 
     def lost(self, now: float) -> bool:
         return self.held and (self.deadline <= now or self.moved <= now - STALL)
+
+    def overdue(self, now: float) -> bool:
+        """Whether tuners take nothing beside other jobs, so that one has room for it alone."""
+        since = self.deadline if self.held else self.moved
+        return self.free(now) and self.attempts >= SHARED_ATTEMPTS and since <= now - ALONE_SECONDS
 
     def step(self, state: JobState, now: float) -> None:
         assert state in TRANSITIONS[self.state]
@@ -128,11 +134,18 @@ class Jobs(RuleBasedStateMachine):
             stall_seconds=STALL,
             shared=shared,
         )
+        if shared and any(job.overdue(now) for job in self.jobs):
+            assert taken is None
+            return
         while True:
             running = dict.fromkeys(OWNERS, 0)
             for job in self.jobs:
                 running[job.owner] += job.held and not job.lost(now)
-            free = [j for j in self.jobs if j.free(now) and not (shared and j.attempts >= 2)]
+            free = [
+                j
+                for j in self.jobs
+                if j.free(now) and not (shared and j.attempts >= SHARED_ATTEMPTS)
+            ]
             turn = min(free, key=lambda j: (running[j.owner], -j.priority, j.age), default=None)
             if turn is None or turn.attempts < MOST:
                 break
