@@ -15,6 +15,7 @@ from compiler.loops.expr import Cast, Const, Expr, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.target import known_targets, resolve_target
+from compiler.targets import families
 from tests.kernels import HOST, run_nest_code
 from tests.unit.codegen.test_arithmetic import elementwise
 
@@ -93,7 +94,7 @@ def test_every_target_converts_halves(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("name", sorted(known_targets()))
+@pytest.mark.parametrize("name", [name for family in families() for name in family.baselines])
 def test_numbers_of_outer_loops_are_chosen_inside(name: str, dtype: DType) -> None:
     """LLVM calls a library for a vector of bfloat16 that one block makes and another one reads."""
     target = known_targets()[name]
