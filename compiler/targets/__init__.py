@@ -340,8 +340,7 @@ class Family:
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
         pointer_bytes: of an address.
-        rounding: the feature whose instructions round floats to integers ("": every target has
-            them); None where there are none.
+        rounding: the feature whose instructions round floats to integers; None: there are none.
         scalable: features whose registers are as long as the device makes them -> the least bits
             that they promise; 0: those of the target's vectors. Every device has 128.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
@@ -373,6 +372,7 @@ class Family:
             it, and whose extrema take a number before NaN; "": no instruction does.
         widening: the multiplication of int16 in int32; None where that is no faster than to widen
             them first.
+        splits_pairs: whether an instruction makes a vector of every second element of two others.
     """
 
     name: str
@@ -421,6 +421,7 @@ class Family:
     joined: tuple[str, int] = ("", 0)
     scalar_factors: str = ""
     nearest: str = ""
+    splits_pairs: bool = False
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

@@ -277,6 +277,7 @@ FAMILY = Family(
     dot=_DOT,
     widening=WideningProduct(intrinsic="llvm.aarch64.neon.smull.v4i32", lanes=4),
     matrix=_MATRIX,
+    splits_pairs=True,
     fused={DType.FLOAT16: "fullfp16"},
     conversions={DType.FLOAT16: "", DType.BFLOAT16: "bf16"},
     syntax=_SYNTAX,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from tests.unit.codegen.test_dot import (
     narrow,
     packed_product,
 )
+from tests.unit.codegen.test_waiting import depthwise
 from tests.unit.schedule.problems import block_matmul, matmul
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
@@ -244,6 +246,25 @@ def test_two_levels_of_strassen(tmp_path: Path) -> None:
     (found,) = run_cases([Case(nest, target, tuple(buffers[:-1]))], "neoverse-n1", tmp_path)
     run_nest(nest, buffers)
     np.testing.assert_array_equal(found, buffers[-1].reshape(-1))
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_windows_of_every_element_and_of_every_second_one(planar: bool, tmp_path: Path) -> None:
+    """Nothing beyond an input is read, and what waits is stored where it belongs."""
+    random, cases, expected = np.random.default_rng(0), [], []
+    for name, stride in product(("neoverse-n1", "cortex-a53"), (1, 2)):
+        target = resolve_target(name)
+        workload = depthwise(stride, planar=planar, size=10)
+        schedule = Schedule.of("window", order="greedy", taps="all", tile=5, rows=1 + (not planar))
+        nest = lower_schedule(workload, schedule, target).nest
+        buffers = [
+            pack_tensor(t, random.integers(-4, 5, t.shape).astype(np.float32)) for t in nest.buffers
+        ]
+        cases.append(Case(nest, target, tuple(buffers[:-1])))
+        run_nest(nest, buffers)
+        expected.append(buffers[-1].reshape(-1))
+    for found, wanted in zip(run_cases(cases, "max", tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 SSE2 = "qemu64,-pni,-ssse3,-sse4.1,-sse4.2,-sse4a,-popcnt,-cx16,-lahf_lm"

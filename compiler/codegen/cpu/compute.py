@@ -12,6 +12,8 @@ from operator import itemgetter
 
 from compiler.codegen.cpu import memory
 from compiler.codegen.cpu.access import Padding
+from compiler.codegen.cpu.ahead import loads_ahead
+from compiler.codegen.cpu.alternate import Place, second_halves
 from compiler.codegen.cpu.combining import Partial, same_lanes
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.dot_instructions import multiply_add
@@ -24,6 +26,7 @@ from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.prefetch import prefetch
+from compiler.codegen.cpu.quads import vector_pairs
 from compiler.codegen.cpu.resolve import (
     Access,
     Accesses,
@@ -34,6 +37,7 @@ from compiler.codegen.cpu.resolve import (
     resolve_target,
 )
 from compiler.codegen.cpu.ssa import Value
+from compiler.codegen.cpu.stores import are_apart, may_wait
 from compiler.codegen.cpu.tile_registers import tile_registers
 from compiler.codegen.cpu.transpose import transpose
 from compiler.codegen.cpu.vectors import lane_mask
@@ -189,8 +193,8 @@ class ComputeLowering:
                 self.registers.multiply(accesses, points)
                 return values
             current = self._by_key(values, keys)
-            order = [*filter(bounds_check(accesses), points)]
-            order = self._ordered(order, accesses, spatial)
+            order = [*filter(bounds_check(accesses.values()), points)]
+            order = self._ordered(order, accesses, spatial, points)
             if compute.prefetch:
                 prefetch(self.context, compute, accesses, order)
 
@@ -201,12 +205,14 @@ class ComputeLowering:
                 self.matrix.multiply(self.budget, current, order, key_of, accesses, points)
                 return [value for key in keys for value in current[key]]
             accumulate = self._accumulator(combiner, accesses, points)
-            for point in order:
+            ahead = loads_ahead(self.context, self.budget, accesses, points, order)
+            for number, point in enumerate(order):
+                ahead(number)
                 current[key_of(point)] = accumulate(current[key_of(point)], point)
         return [value for key in keys for value in current[key]]
 
     def _ordered(
-        self, points: list[Point], accesses: Accesses, spatial: Sequence[int]
+        self, points: list[Point], accesses: Accesses, spatial: Sequence[int], every: Points
     ) -> list[Point]:
         match self.compute.body:
             case Op(operation=Operation.MUL, args=args) if self.compute.combiner is Combiner.SUM:
@@ -216,7 +222,14 @@ class ComputeLowering:
                         points = constant_points(points, access, spatial)
         if self.compute.order is Order.GREEDY:
             in_memory = [a for a in accesses.values() if isinstance(a, Access)]
-            return greedy_points(points, in_memory, self.emitter.depth)
+
+            def beside(access: Access, is_alone: bool) -> dict[Place, Place]:
+                pairs = vector_pairs(self.emitter, access, every) if is_alone else {}
+                found: dict[Place, Place] = {(j,): (i,) for i, j in pairs.items()}
+                splits = self.emitter.target.family.splits_pairs
+                return found | (second_halves(points, access) if splits else {})
+
+            return greedy_points(points, in_memory, self.emitter.depth, beside)
         return points
 
     def _accumulator(
@@ -333,7 +346,7 @@ class ComputeLowering:
         result: dict[Point, Partial] = {}
         with self._points(compute.unroll) as points:
             accesses = resolve(self.context, compute.body, points, self.padding)
-            in_bounds = bounds_check(accesses)
+            in_bounds = bounds_check(accesses.values())
             items = items_evaluator(self.context, self.budget, compute.body, accesses, points)
             for point in points:
                 if not in_bounds(point):
@@ -351,12 +364,18 @@ class ComputeLowering:
             prepared = [self._prepare(store, points) for store in self.compute.stores]
             held = ByteStores(self.context, self.compute.stores)
             # Sums leave no registers for what several of their stores read.
-            apart = self.compute.combiner is None and _are_apart(self.compute.stores)
+            apart = self.compute.combiner is None and are_apart(self.compute.stores)
+            waiting: dict[Point, list[Value]] = {}
+            if self.compute.combiner is not None and may_wait(self.context, self.compute.stores):
+                ((value_of, _),) = prepared
+                waiting = {point: [value_of(point, results[point])] for point in points}
             for point in points:
                 # What is read for several stores is read once where none of them writes it.
-                known = [value_of(point, results[point]) for value_of, _ in prepared if apart]
+                known = waiting.get(point) or [
+                    value_of(point, results[point]) for value_of, _ in prepared if apart
+                ]
                 for number, (value_of, target) in enumerate(prepared):
-                    value = known[number] if apart else value_of(point, results[point])
+                    value = known[number] if known else value_of(point, results[point])
                     if isinstance(target, RegisterAccess):
                         self.context.registers[target.key(point)] = value
                     elif not held.hold(target, value, point, points.active(point)):
@@ -416,36 +435,6 @@ class ComputeLowering:
         joined = self.reduces_lanes and tiles is self.spatial
         vector = None if joined else self.compute.vector
         return Points(self.context, tiles, vector, self.compute.dot, self.compute.group)
-
-
-def _are_apart(stores: Sequence[Store]) -> bool:
-    """Whether no store of several reads, at the same point, what another one writes."""
-    written = [store.target for store in stores]
-    read = [
-        {
-            node
-            for node in walk(store.value)
-            if isinstance(node, Load) and node not in written[i : i + 1]
-        }
-        for i, store in enumerate(stores)
-    ]
-    return len(stores) > 1 and all(
-        _is_elsewhere(load, target)
-        for i, found in enumerate(read)
-        for load in found
-        for j, target in enumerate(written)
-        if i != j
-    )
-
-
-def _is_elsewhere(load: Load, target: Load) -> bool:
-    """Whether a load reads another element than a target is, wherever both are."""
-    if load.tensor.name != target.tensor.name:
-        return True
-    if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:
-        return False
-    gaps = (a - b for a, b in zip(load.index, target.index, strict=True))
-    return any(not gap.terms and not is_open(gap.constant) and gap.constant != 0 for gap in gaps)
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:

@@ -13,6 +13,7 @@ from math import gcd
 
 from compiler.codegen.cpu import halves
 from compiler.codegen.cpu.access import static_part
+from compiler.codegen.cpu.alternate import starts
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
@@ -42,6 +43,8 @@ class Loader:
         self._known: dict[tuple[int, ...], Value] = {}
         self._quads, self._next_quads = quads(context.emitter, budget, access, points)
         self._beside = pairs(context.emitter, budget, access, points)
+        splits = context.emitter.target.family.splits_pairs and not points.is_ragged
+        self._starts = starts([*points], access) if splits else {}
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""
@@ -125,7 +128,10 @@ class Loader:
             if is_known:
                 permuted = _permuted_load(emitter, access, base, offset, lanes, stored, depth, tag)
             if permuted is None and is_known:
-                permuted = _strided_load(emitter, access, base, offset, active, stored, depth, tag)
+                start = self._starts.get(offset) if active == lanes else None
+                permuted = _strided_load(
+                    emitter, access, base, offset, active, stored, depth, tag, start
+                )
             if permuted is None:
                 pointers = [
                     emitter.offset(base, offset + access.lane_offsets[lane], depth)
@@ -333,11 +339,13 @@ def _strided_load(
     dtype: DType,
     depth: int,
     tag: str,
+    start: int | None,
 ) -> Value | None:
     """Lanes a few elements apart: the vectors that hold them, joined by constant permutations.
 
     At most half as many vectors as lanes; beyond that, one load a lane is as good. The last vector
-    ends at the last lane, so that nothing beyond what is asked for is read.
+    ends at the last lane, so that nothing beyond what is asked for is read. Two vectors from
+    `start` on hold lanes that are two elements apart.
     """
     lanes, size = len(access.lane_offsets), dtype.bytes
     stride = access.lane_offsets[1] // size if lanes > 1 else 0
@@ -348,6 +356,14 @@ def _strided_load(
     span = (active - 1) * stride + 1
     if span < lanes:
         return None
+    if start is not None:
+        halves = []
+        for at in (start, start + lanes * size):
+            where, align = emitter.offset(base, at, depth), gcd(LINE, at, access.alignment)
+            halves.append(vector_load(emitter, where, dtype, lanes, lanes, align, depth, tag))
+        first = (offset - start) // size
+        low, high = halves
+        return emitter.shuffle(low, high, range(first, first + 2 * lanes, 2))
     joined: Value | None = None
     picks: dict[int, int] = {}
     for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):

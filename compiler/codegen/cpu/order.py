@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from compiler.codegen.cpu.alternate import Place
 from compiler.codegen.cpu.points import Point
 from compiler.codegen.cpu.resolve import Access
 from compiler.loops.expr import Space
+from compiler.target import Target
+
+
+def waits(target: Target) -> bool:
+    """Whether the core runs instructions in the order in which they stand, so that each waits for
+    those before it. Only AArch64's cores are known to gain by another order."""
+    return not target.core.reorder_buffer and target.lane_factors > 1
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
@@ -26,11 +34,18 @@ def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int])
     )
 
 
-def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -> list[Point]:
+def greedy_points(
+    points: list[Point],
+    accesses: Iterable[Access],
+    depth: int,
+    beside: Callable[[Access, bool], Mapping[Place, Place]],
+) -> list[Point]:
     """Fewest new loads first; ties in program order.
 
     This gives an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
-    convolution. Loads that move out of the loop do not count.
+    convolution. Loads that move out of the loop do not count. `beside` says of places of an access,
+    which may be the only one here, with which others they are loaded: both are then used, else the
+    second ones of a whole tile would wait in registers.
     """
     inner = [
         access
@@ -43,8 +58,10 @@ def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -
         return points
     users: dict[tuple[int, ...], list[int]] = {}
     needs: list[list[tuple[int, ...]]] = []
+    firsts = [beside(access, len(inner) == 1) for access in inner]
     for number, point in enumerate(points):
-        keys = [(i, *access.place(point)) for i, access in enumerate(inner)]
+        places = [access.place(point) for access in inner]
+        keys = [(i, *firsts[i].get(place, place)) for i, place in enumerate(places)]
         needs.append(keys)
         for key in keys:
             users.setdefault(key, []).append(number)

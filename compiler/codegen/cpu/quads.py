@@ -81,17 +81,7 @@ def pairs(
     A tile of three vectors reads the first one of its next step with the last one of this step,
     where a register is left for it. Which factors wait in registers is known when loads begin.
     """
-    target = emitter.target
-    takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
-    known = access.base is not None and not any(is_open(stride) for _, stride in access.unrolled)
-    if not (takes_pairs and known) or is_open(access.constant) or points.is_ragged:
-        return lambda offset: None
-    if access.repeated or access.guards or access.indirect_strides or access.packed > 1:
-        return lambda offset: None
-    if points.lanes != target.lanes(access.tensor.dtype) or is_open(points.lanes_in_use):
-        return lambda offset: None
-    size = points.lanes * access.tensor.dtype.bytes
-    paired = side_by_side([access.offset(point) for point in points], size)
+    paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)
     vectors = len({access.offset(point) for point in [*points][:sums]})
     taken = sums + vectors + SPARE
@@ -101,6 +91,22 @@ def pairs(
         return paired.get(offset) if is_room and budget.accumulators else None
 
     return beside
+
+
+def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
+    """The offsets of vectors of a tile that one instruction may load with another: the first ->
+    the second."""
+    target = emitter.target
+    takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
+    known = access.base is not None and not any(is_open(stride) for _, stride in access.unrolled)
+    if not (takes_pairs and known) or is_open(access.constant) or points.is_ragged:
+        return {}
+    if access.repeated or access.guards or access.indirect_strides or access.packed > 1:
+        return {}
+    if points.lanes != target.lanes(access.tensor.dtype) or is_open(points.lanes_in_use):
+        return {}
+    size = points.lanes * access.tensor.dtype.bytes
+    return side_by_side([access.offset(point) for point in points], size)
 
 
 def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:

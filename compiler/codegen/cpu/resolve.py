@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -273,9 +273,9 @@ def _static_guard(
     return terms, form.constant, guard.extent
 
 
-def bounds_check(accesses: Accesses) -> Callable[[Point], bool]:
-    """Whether every load of the expression is in bounds at a point."""
-    guards = [g for a in accesses.values() if isinstance(a, Access) for g in a.guards]
+def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
+    """Whether every one of these loads is in bounds at a point."""
+    guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 
     def in_bounds(point: Point) -> bool:
         for terms, constant, extent in guards:

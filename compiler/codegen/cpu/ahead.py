@@ -1,0 +1,89 @@
+"""Loads some multiply-adds ahead of their use, for cores that run instructions in order.
+
+    x0 = load; sum += x0 * w          x0 = load; x1 = load; sum += x0 * w
+    x1 = load; sum += x1 * w    ->    x2 = load; sum += x1 * w
+    x2 = load; sum += x2 * w          sum += x2 * w
+
+Such a core waits for a load where its value is used. LLVM takes a register again as soon as it is
+free, so that its scheduler cannot move loads ahead afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.codegen.cpu.context import Context, RegisterBudget
+from compiler.codegen.cpu.memory import Loader
+from compiler.codegen.cpu.order import waits
+from compiler.codegen.cpu.points import Point, Points
+from compiler.codegen.cpu.quads import PAIR, quads
+from compiler.codegen.cpu.resolve import Access, Accesses
+from compiler.loops.expr import Space
+
+_DISTANCES = (12, 8, 6, 4, 2)
+"""Multiply-adds between a load and its use; the latency of a load is three to five cycles."""
+
+_OTHERS = 3
+"""Registers for what the sums meet at last: a bias and two limits."""
+
+
+def loads_ahead(
+    context: Context,
+    budget: RegisterBudget,
+    accesses: Accesses,
+    points: Points,
+    order: Sequence[Point],
+) -> Callable[[int], None]:
+    """What to call before a point is computed, with its number in the order."""
+    emitter = context.emitter
+    found = [
+        access
+        for access in accesses.values()
+        if isinstance(access, Access)
+        and access.tensor.space is Space.MEMORY
+        and access.base is not None
+        and not access.indirect_strides
+    ]
+    if not waits(emitter.target) or not found:
+        return lambda number: None
+    held: list[list[tuple[int, ...]]] = [[] for _ in order]
+    outer: set[tuple[int, ...]] = set()
+    for i, access in enumerate(found):
+        together, _ = quads(emitter, budget, access, points)
+        is_inner = access.base is not None and access.base.depth >= emitter.depth
+        for number, point in enumerate(order):
+            place, *others = access.place(point)
+            key = (i, together.get(place, place), *others)
+            if is_inner:
+                held[number].append(key)
+            else:
+                outer.add(key)
+    room = budget.registers - budget.accumulators - len(outer) - _OTHERS
+    if any(access.is_vector and not access.contiguous for access in found):
+        room -= PAIR  # the vectors that are permuted
+    distance = next((d for d in _DISTANCES if _most_held(held, d) <= room), 0)
+    if not distance:
+        return lambda number: None
+    loaders = [Loader(context, budget, access, points) for access in found]
+
+    def ahead(number: int) -> None:
+        first = 0 if number == 0 else number + distance
+        for point in order[first : number + distance + 1]:
+            for loader in loaders:
+                loader(point)
+
+    return ahead
+
+
+def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
+    """The most loaded values that wait at once, if each is loaded so many points ahead."""
+    last = {key: number for number, keys in enumerate(held) for key in keys}
+    live: set[tuple[int, ...]] = set()
+    most = 0
+    for number in range(-distance, len(held)):
+        if number + distance < len(held):
+            live.update(held[number + distance])
+        most = max(most, len(live))
+        if number >= 0:
+            live -= {key for key in held[number] if last[key] == number}
+    return most

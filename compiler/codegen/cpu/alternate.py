@@ -1,0 +1,63 @@
+"""Vectors of every second element, two of which lie in the same memory.
+
+Elements 0 2 4 6 and 1 3 5 7 are two loads of 0 1 2 3 and 4 5 6 7, or one instruction that loads
+both vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.codegen.cpu.points import Point
+from compiler.codegen.cpu.resolve import Access, bounds_check
+from compiler.sizes import is_open
+
+Place = tuple[int, ...]
+"""That of an element: its offset in bytes, and what else differs between points."""
+
+
+def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]:
+    """The place of a vector whose elements lie between those of another one -> the place of that.
+
+    Each vector is one of two at most. Those at points that are out of bounds do not count.
+    """
+    places = _places(points, access)
+    size = access.tensor.dtype.bytes
+    found: dict[Place, Place] = {}
+    for first, *rest in sorted(places):
+        second = (first + size, *rest)
+        if second in places and (first, *rest) not in found:
+            found[second] = (first, *rest)
+    return found
+
+
+def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
+    """The offset of a vector of every second element -> where memory begins that is twice as long,
+    holds all of it, and lies between elements that the tile reads.
+
+    Both halves of that memory then give the same lanes: 0 2 | 0 2 or 1 3 | 1 3. Memory that ends
+    with the vector's last element gives 0 2 | 1 3, which takes one instruction more.
+    """
+    size = access.tensor.dtype.bytes
+    offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()
+    seconds = {place[0] for place in second_halves(points, access)} if offsets else set()
+    found: dict[int, int] = {}
+    for offset in offsets:
+        if offset in seconds or (offset - size in offsets and offset + size not in offsets):
+            found[offset] = offset - size
+        elif offset + size in offsets:
+            found[offset] = offset
+    return found
+
+
+def _places(points: Sequence[Point], access: Access) -> set[Place]:
+    """The places of an access whose lanes are two elements apart; none of any other one."""
+    step, lanes = 2 * access.tensor.dtype.bytes, len(access.lane_offsets)
+    if lanes < 2 or access.packed > 1 or access.indirect_strides:
+        return set()
+    if access.lane_offsets != tuple(range(0, step * lanes, step)):
+        return set()
+    if is_open(access.constant) or any(is_open(stride) for _, stride in access.unrolled):
+        return set()
+    in_bounds = bounds_check([access])
+    return {access.place(point) for point in points if in_bounds(point)}

@@ -1,0 +1,55 @@
+"""What the stores of a compute read and write, and in which order they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.codegen.cpu.context import Context
+from compiler.codegen.cpu.order import waits
+from compiler.loops.expr import Load, Space, walk
+from compiler.loops.nest import Store
+from compiler.sizes import is_open
+
+
+def may_wait(context: Context, stores: Sequence[Store]) -> bool:
+    """Whether all sums of a tile become results before the first of them is stored.
+
+    Where a core runs instructions in order, each result then stays in the register of its sum, so
+    that the steps of one run while others wait. If it were stored at once, all of them would take
+    turns in one register. Results of several stores would not find registers.
+    """
+    if not waits(context.emitter.target) or len(stores) != 1:
+        return False
+    (store,) = stores
+    read = {node.tensor.name for node in walk(store.value) if isinstance(node, Load)}
+    return store.target.tensor.name not in read
+
+
+def are_apart(stores: Sequence[Store]) -> bool:
+    """Whether no store of several reads, at the same point, what another one writes."""
+    written = [store.target for store in stores]
+    read = [
+        {
+            node
+            for node in walk(store.value)
+            if isinstance(node, Load) and node not in written[i : i + 1]
+        }
+        for i, store in enumerate(stores)
+    ]
+    return len(stores) > 1 and all(
+        _is_elsewhere(load, target)
+        for i, found in enumerate(read)
+        for load in found
+        for j, target in enumerate(written)
+        if i != j
+    )
+
+
+def _is_elsewhere(load: Load, target: Load) -> bool:
+    """Whether a load reads another element than a target is, wherever both are."""
+    if load.tensor.name != target.tensor.name:
+        return True
+    if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:
+        return False
+    gaps = (a - b for a, b in zip(load.index, target.index, strict=True))
+    return any(not gap.terms and not is_open(gap.constant) and gap.constant != 0 for gap in gaps)
