@@ -82,9 +82,10 @@ def unpack_tensor(tensor: Tensor, buffer: Array) -> Array:
 
 
 def physical_offsets(tensor: Tensor, index: Sequence[Array] | Array) -> Array:
-    """Elements from the start of the buffer, for an array of positions in each logical axis."""
+    """Elements from the start of the buffer, for an array of positions in each logical axis; the
+    arrays are broadcast."""
     steps, _ = strides(tensor.shape, tensor.layout, tensor.halo)
-    total = np.zeros(np.shape(index[0]) if len(index) else (), np.int64)
+    total = np.zeros((), np.int64)
     for factor, step in zip(tensor.layout.resolved(len(tensor.shape)), steps, strict=True):
         part = (index[factor.dim] + tensor.halo_of(factor.dim)[0]) // factor.div
         total = total + (part if factor.mod is None else part % factor.mod) * step
@@ -246,12 +247,13 @@ class _Execution:
         index = self._position(load, values, accumulators)
         for dim, position in enumerate(index):
             low, high = load.tensor.halo_of(dim)
-            if np.any(position < -low) or np.any(position >= load.tensor.shape[dim] + high):
+            most = load.tensor.shape[dim] + high
+            if position.size and (position.min() < -low or position.max() >= most):
                 raise ValueError(
                     f"'{load.tensor.name}' is accessed out of bounds in dimension {dim}: "
                     f"{np.min(position)}..{np.max(position)} of {load.tensor.shape[dim]}"
                 )
-        return physical_offsets(load.tensor, np.broadcast_arrays(*index) if index else [])
+        return physical_offsets(load.tensor, index)
 
 
 def _points(
