@@ -69,9 +69,13 @@ def _running(client: Client, folder: Path, asked: argparse.Namespace, processes:
     model = folder / "squeezenet.onnx"
     model.write_bytes(light_model("squeezenet").SerializeToString())
     digest = client.upload(model).digest
-    request = JobRequest(model=digest, target="x86-64-v3", trials=asked.trials, seconds=3600.0)
+    request = JobRequest(
+        model=digest, target="x86-64-v3", trials=asked.trials, seconds=3600.0, stop_gain=0.0
+    )
     job = client.submit(request).id
-    while client.job(job).progress.trials_done < asked.after:
+    while (found := client.job(job)).progress.trials_done < asked.after:
+        if found.final:  # it would be waited for for ever
+            raise RuntimeError(f"the job ended after {found.progress.trials_done} trials")
         processes.check()
         time.sleep(0.5)
     return job
