@@ -34,7 +34,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("docs"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--trials", type=int, default=600)
-    parser.add_argument("--after", type=int, default=300, help="trials that are done by then")
+    parser.add_argument("--after", type=int, default=200, help="trials that are done by then")
     return parser.parse_args(arguments)
 
 
