@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from compiler.codegen.cpu.points import Point
 from compiler.codegen.cpu.resolve import Access, bounds_check
 from compiler.sizes import is_open
+from compiler.target import Target
 
 Place = tuple[int, ...]
 """That of an element: its offset in bytes, and what else differs between points."""
+
+
+def splits(target: Target) -> bool:
+    """Whether that is so. Vectors that LLVM makes of SVE's registers are permuted otherwise."""
+    return target.family.splits_pairs and target.lane_factors > 1
 
 
 def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]:

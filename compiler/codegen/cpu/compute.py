@@ -13,7 +13,7 @@ from operator import itemgetter
 from compiler.codegen.cpu import memory
 from compiler.codegen.cpu.access import Padding
 from compiler.codegen.cpu.ahead import loads_ahead
-from compiler.codegen.cpu.alternate import Place, second_halves
+from compiler.codegen.cpu.alternate import Place, second_halves, splits
 from compiler.codegen.cpu.combining import Partial, same_lanes
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.dot_instructions import multiply_add
@@ -226,8 +226,8 @@ class ComputeLowering:
             def beside(access: Access, is_alone: bool) -> dict[Place, Place]:
                 pairs = vector_pairs(self.emitter, access, every) if is_alone else {}
                 found: dict[Place, Place] = {(j,): (i,) for i, j in pairs.items()}
-                splits = self.emitter.target.family.splits_pairs
-                return found | (second_halves(points, access) if splits else {})
+                halves = second_halves(points, access) if splits(self.emitter.target) else {}
+                return found | halves
 
             return greedy_points(points, in_memory, self.emitter.depth, beside)
         return points

@@ -13,7 +13,7 @@ from math import gcd
 
 from compiler.codegen.cpu import halves
 from compiler.codegen.cpu.access import static_part
-from compiler.codegen.cpu.alternate import starts
+from compiler.codegen.cpu.alternate import splits, starts
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.points import Point, Points
@@ -43,8 +43,8 @@ class Loader:
         self._known: dict[tuple[int, ...], Value] = {}
         self._quads, self._next_quads = quads(context.emitter, budget, access, points)
         self._beside = pairs(context.emitter, budget, access, points)
-        splits = context.emitter.target.family.splits_pairs and not points.is_ragged
-        self._starts = starts([*points], access) if splits else {}
+        is_split = splits(context.emitter.target) and not points.is_ragged
+        self._starts = starts([*points], access) if is_split else {}
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
         """The element, or lanes; callable as a step of an expression."""

@@ -53,6 +53,12 @@ def test_every_second_element_takes_one_shuffle(core: str, tile: int) -> None:
     assert 2 * count(loop, "ld2") + count(loop, "uzp") == 3 * (2 * tile + 1)
 
 
+def test_vectors_of_sve_are_read_as_before() -> None:
+    """LLVM permutes them in more instructions: 479 were counted where 444 did."""
+    loop = main_loop("neoverse-v1-sve256", depthwise(2, planar=True), 7, 1)
+    assert len(loop.instructions) <= 450
+
+
 def test_pairs_of_columns_are_used_at_once() -> None:
     """With a stride of two, the second column of a pair would wait for another tap."""
     assert not main_loop("neoverse-n1", depthwise(2, planar=False), 7, 2).spills
