@@ -136,6 +136,8 @@ def _scatter(
 ) -> str:
     """Put elements at positions along a dimension, or reckon them into what is there."""
     reduction = _REDUCTIONS.get(how or reduce)
+    if t.dtype(node) is torch.bool:
+        reduction = _OF_TRUTHS.get(reduction or "", reduction)
     if reduction is None or not include_self:
         raise NotTranslatedError(f"by {how or reduce}, or without what is there")
     shape, places = t.shape(x), t.shape(index)
@@ -162,6 +164,8 @@ _REDUCTIONS = {
     "amax": "max",
     "amin": "min",
 }
+_OF_TRUTHS = {"add": "max", "mul": "min"}
+"""True + True is True."""
 
 
 def _scatter_add(
@@ -207,6 +211,8 @@ def _index_put(
     updates = _turned(t, updates, order)
     places = t.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
     how = "add" if accumulate else "none"
+    if t.dtype(node) is torch.bool:
+        how = _OF_TRUTHS.get(how, how)
     found = t.op(
         "ScatterND", _turned(t, t.value(x), [*where, *rest]), places, updates, reduction=how
     )

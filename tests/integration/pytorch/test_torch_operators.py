@@ -25,6 +25,8 @@ MASK = X > 0.5
 WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
 SLOPES = torch.tensor([0.1, 0.2, 0.3])
 NONE = torch.zeros(0, 3)
+TRUTHS = torch.tensor([[True, True, False], [True, False, True], [False, True, False]])
+PLACES = torch.tensor([[1, 1, 0], [1, 2, 2], [1, 0, 0]])
 ENDS = torch.tensor([0.0, -0.0, 1.0, -0.5, math.inf, -math.inf, math.nan])
 
 
@@ -56,6 +58,12 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "logic": lambda: (MASK & (N > 0), MASK | ~MASK, MASK ^ (X > 1), N & 3, N | 4, N ^ 5),
     "truths": lambda: (MASK + (X > 1), MASK * (X > 1), torch.maximum(MASK, X > 1)),
     "unary": lambda: (X.exp(), X.sin(), X.abs().sqrt(), X.floor(), X.sign(), -X, N.abs()),
+    "truths at positions": lambda: (
+        TRUTHS.scatter_add(0, PLACES, TRUTHS),
+        TRUTHS.scatter(0, PLACES, TRUTHS, reduce="multiply"),
+        TRUTHS[0].index_put((PLACES[0],), TRUTHS[1], accumulate=True),
+        TRUTHS[0].index_add(0, PLACES[0], TRUTHS[1]),
+    ),
     "rounding": lambda: (N.round(), (X * 3).round()),
     "powers": lambda: (X**2, X**3, X.abs() ** 0.5, (X.abs() + 1).rsqrt(), 2.0**X),
     "activations": lambda: (
