@@ -134,9 +134,9 @@ class Target:
     def factor_registers(self, rows: int, vectors: int) -> int:
         """Registers of a step of a register tile beside its sums and the row of a panel.
 
-        One holds a scalar for all lanes. Where a load does not spread it, LLVM loads those of the
-        next rows ahead; a product that no instruction adds takes the scalar's place once its last
-        vector is multiplied.
+        One holds a scalar for all lanes, but where instructions take it from elsewhere. Where a
+        load does not spread it, LLVM loads those of the next rows ahead; a product that no
+        instruction adds takes the scalar's place once its last vector is multiplied.
         """
         if self.multiplies_scalars:
             return 0

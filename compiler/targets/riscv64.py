@@ -27,7 +27,9 @@ def _scalar(name: str, cpu: str, *features: str) -> Target:
 _GROUP_BITS = 512
 """Of the registers that an instruction works on together (V's LMUL): it is one instruction for two
 or four times the products, and scalars, addresses and branches are shared by as many. Eight groups
-of four hold six sums, whose products wait for each other as little as those of twelve halves."""
+of four hold seven sums and a panel. Two vectors of a tile are a group of eight: four of these hold
+three sums and a panel, with half as many instructions again. What no other vector stands beside,
+such as the last 16 of 144 channels, takes a group of four."""
 
 
 def _vector(name: str, cpu: str, register_bits: int, *features: str) -> Target:
