@@ -31,6 +31,7 @@ def job(state: str = "succeeded", **changes: Any) -> Job:
 
 def task(key: str, seconds: float | None, **changes: Any) -> Task:
     facts = {"schedule": changes.pop("schedule", SCHEDULE)}
+    changes = {"weight": float(changes.get("count", 1)), **changes}
     return Task.model_validate(
         task_json(key, workload_key=key * 64, best_seconds=seconds, facts=facts, **changes)
     )
