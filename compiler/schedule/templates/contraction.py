@@ -7,7 +7,8 @@ Multiplication" (2008); Georganas et al., "Anatomy of High-Performance Deep Lear
 (2018).
 
 `contraction_analysis.py` finds the roles of axes and operands, `contraction_space.py` the knobs and
-the default, `contraction_lowering.py` makes the nest.
+the default (by the scores of tiles in `contraction_score.py`), `contraction_lowering.py` makes the
+nest.
 """
 
 from __future__ import annotations

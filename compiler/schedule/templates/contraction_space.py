@@ -33,6 +33,7 @@ from compiler.schedule.templates.contraction_lowering import (
     TILES,
     loops_around,
 )
+from compiler.schedule.templates.contraction_score import matrix_score, tile_score
 from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
 from compiler.sizes import is_open
 from compiler.target import Target
@@ -72,10 +73,6 @@ _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
 
 _VALID = 10.0
 """More than any score: what is valid counts so much more than what is not."""
-
-_ADDING = 3 / 4
-"""Without AVX products are added by an instruction of its own, and a sum waits for that only: three
-cycles where a multiply-add takes four."""
 
 _FEWEST = 2
 """Rows that there may be of any number."""
@@ -268,12 +265,12 @@ def default_schedule(
             rows = extent * prod(axis.extent for axis in found.outer)
             choice["prefetch"] = default_prefetch(found, target, choice, rows)
         panel = found.panel_bytes(target, int(vectors))
-        score = _tile_score(found, target, int(tile), int(vectors), extent, whole, panel <= near)
+        score = tile_score(found, target, int(tile), int(vectors), extent, whole, panel <= near)
         if products == MATRICES:
             score *= _MATRICES_WORTH
         elif products == TILES:
             choice |= {name: _TILES_ALONE[name] for name in choice.keys() & _TILES_ALONE.keys()}
-            score = _matrix_score(found, target, int(tile), int(vectors), extent, whole)
+            score = matrix_score(found, target, int(tile), int(vectors), extent, whole)
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
             loops = [LoopSpec(Axis("part", int(split)))]
@@ -318,7 +315,7 @@ def rows_schedule(
             (t, v) for t in _MATRIX_TILES for v in (1, 2, 3) if _matrices(target, t, v) <= count
         ]
         tile, vectors = max(
-            pairs, key=lambda p: _matrix_score(found, target, p[0], p[1], p[0], whole)
+            pairs, key=lambda p: matrix_score(found, target, p[0], p[1], p[0], whole)
         )
         order = order or _order_of_rows(rows, tile, threads)
         return Schedule.of(
@@ -328,7 +325,7 @@ def rows_schedule(
 
     def score(tile: int, vectors: int) -> float:
         panel = found.panel_bytes(target, vectors)
-        worth = _tile_score(found, target, tile, vectors, tile, whole, panel <= near)
+        worth = tile_score(found, target, tile, vectors, tile, whole, panel <= near)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
     sizes = ((t, v) for t in _TILES for v in range(1, 7) if wide is None or t % 2 == 0)
@@ -444,72 +441,3 @@ def _default_unroll(
     else:
         most = 2 if found.window else 4
     return max(u for u in unrolls if int(u) <= most)
-
-
-def _matrix_score(
-    found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
-) -> float:
-    """As `_tile_score`, in registers of matrices: 1 is the peak of vectors."""
-    registers, depth, core = target.tiles, found.matrix_depth(target), target.core
-    assert registers is not None and depth is not None
-    groups = depth // found.group
-    tiles, panels = -(-extent // tile), -(-whole // vectors)
-    useful = extent * whole / (tiles * tile * panels * vectors)
-    rows = min(tile, extent)
-    cycles = max(
-        rows * vectors * registers.row_cycles,
-        registers.latency,
-        (rows + vectors * groups) / core.load_units,
-    )
-    return useful * rows * vectors * groups / cycles / core.fma_units
-
-
-def _tile_score(
-    found: Contraction,
-    target: Target,
-    tile: int,
-    vectors: int,
-    extent: int,
-    whole: int,
-    near: bool,
-) -> float:
-    """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
-
-    `near` is whether a panel stays in the first-level cache. If not, every tile loads its vectors
-    again from further away.
-    """
-    tiles, panels = -(-extent // tile), -(-whole // vectors)
-    useful = extent * whole / (tiles * tile * panels * vectors)
-    registers = target.vector_registers - max(0, target.factor_registers(tile, vectors) - 1)
-    wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)
-    latency = min(1.0, tile * vectors / wanted)
-    scalars = found.scalar_loads(target, tile, vectors)
-    loads = step_loads(target, scalars, tile, vectors, near=near) / (tile * vectors)
-    # Beside this, a tile of one vector loads about as often as it multiplies.
-    loaded = waiting(target, scalars + vectors, tile * vectors * found.operations(target))
-    return useful * latency / (1 + target.core.load_slots * loads) / loaded
-
-
-def step_loads(
-    target: Target, scalars: float, tile: int, vectors: int, *, near: bool = True
-) -> float:
-    """Loads of a step of a register tile, by what they cost beside its multiply-adds.
-
-    A number that is not spread by its load takes two. Code without instructions of three operands
-    copies a vector that is multiplied again, so that loading it costs nothing more.
-    """
-    spread = scalars if target.broadcasts else 2 * tile
-    panel = vectors if target.broadcasts else 0
-    return spread + panel if near else 0.75 * spread + panel + 0.25 * vectors
-
-
-def waiting(target: Target, loads: float, operations: int) -> float:
-    """Cycles of loads and operations together, over those of the operations.
-
-    What is nearly as long as the longest is not hidden completely: the norm is that of
-    `tuner.analysis.register_tile`.
-    """
-    core, bits = target.core, target.vector_bits
-    loading = loads / (core.load_units * min(1.0, core.load_bits / bits))
-    multiplying = operations / (core.fma_units * min(1.0, core.fma_bits / bits))
-    return float((1 + (loading / multiplying) ** 6) ** (1 / 6))

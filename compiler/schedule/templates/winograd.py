@@ -18,7 +18,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.templates import contraction_analysis
-from compiler.schedule.templates.contraction_space import step_loads, waiting
+from compiler.schedule.templates.contraction_score import step_loads, waiting
 from compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from compiler.schedule.templates.winograd_lowering import lower
 from compiler.target import Target
