@@ -179,7 +179,7 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     if source is to:
         return value
     lanes, text = value.lanes, type_text(to, value.lanes)
-    wide = emitter.wide.get(value.name)
+    wide = emitter.wide.get((value.name, source))
     if wide is not None and to.bytes >= 4:
         return cast(emitter, wide, to)
     if value.const is not None:
@@ -240,7 +240,7 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
     whole = rounding.nearest(emitter, value, int(limits.min), int(limits.max))
     if whole is not None:
         result = cast(emitter, whole, to)
-        emitter.wide[result.name] = whole
+        emitter.wide[result.name, to] = whole
         return result
     low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
     # A comparison with NaN is false: it becomes the lower limit.

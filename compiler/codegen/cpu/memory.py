@@ -26,7 +26,7 @@ from compiler.codegen.cpu.vectors import check_mask, lane_mask, scalar_load, vec
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Operation, Space
-from compiler.sizes import always_less, is_open
+from compiler.sizes import always_less, is_open, known_divisor
 
 
 class Loader:
@@ -417,7 +417,8 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
     elif run := run_of(emitter, access, active):
         for behind, piece in pieces(emitter, access, run, active, value):
             where = emitter.offset(access.base, offset + behind, depth)
-            align = max(dtype.bytes, gcd(LINE, offset + behind, access.alignment))
+            place = known_divisor(offset + behind)
+            align = max(dtype.bytes, gcd(LINE, place, access.alignment))
             align = min(align, run * dtype.bytes)
             emitter.effect(f"store {piece.type} {piece.name}, ptr {where.name}, align {align}")
     elif not access.contiguous:

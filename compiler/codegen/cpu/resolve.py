@@ -136,11 +136,11 @@ def _run(lane_offsets: Sequence[int], size: int) -> int:
     """How many lanes of so many bytes lie side by side in each of several equal parts; 0 if they
     are one part, or parts of fewer than four."""
     lanes = len(lane_offsets)
-    run = next((i for i in range(1, lanes) if lane_offsets[i] != lane_offsets[i - 1] + size), lanes)
+    breaks = [i for i in range(1, lanes) if lane_offsets[i] != lane_offsets[i - 1] + size]
+    run = breaks[0] if breaks else lanes
     if not 4 <= run < lanes or lanes % run:
         return 0
-    parts = (lane_offsets[first : first + run] for first in range(0, lanes, run))
-    return run if all(p == (*range(p[0], p[0] + size * run, size),) for p in parts) else 0
+    return 0 if any(i % run for i in breaks) else run
 
 
 Accesses = Mapping[Load, Access | RegisterAccess]

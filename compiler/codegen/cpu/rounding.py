@@ -74,7 +74,10 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
     """The smaller one of a rounded float with a floor and a whole number, by `_nearest`; None where
-    that does not do, or this is something else."""
+    that does not do, or this is something else.
+
+    A zero is +0, also one of a negative number: this is what a byte was (`loops/narrowing.py`).
+    """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
         return None
     source, low = emitter.floors[x.name]

@@ -14,7 +14,7 @@ from compiler.codegen.cpu.resolve import LINE, Access
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.codegen.cpu.vectors import vector_load
 from compiler.dtypes import DType
-from compiler.sizes import is_open
+from compiler.sizes import is_open, known_divisor
 
 _FEWEST = 4
 """Lanes of a piece."""
@@ -49,7 +49,7 @@ def in_runs(
     def load(behind: int, count: int = run) -> Value:
         place = offset + behind
         where = emitter.offset(base, place, depth)
-        align = max(dtype.bytes, gcd(LINE, place, access.alignment))
+        align = max(dtype.bytes, gcd(LINE, known_divisor(place), access.alignment))
         return vector_load(emitter, where, dtype, count, count, align, depth, tag)
 
     if access.contiguous and _is_inside(access, offset, active):

@@ -126,8 +126,9 @@ class Emitter:
         """Comparisons by name -> the rounded float that is compared, and the number it is above."""
         self.floors: dict[str, tuple[Value, int]] = {}
         """Rounded floats, or a limit that they are not above: by name -> what they were, and it."""
-        self.wide: dict[str, Value] = {}
-        """Narrow integers by name -> the same numbers as int32."""
+        self.wide: dict[tuple[str, DType], Value] = {}
+        """Narrow integers by name and type -> the same numbers as int32. A uint8 that is read as an
+        int8 keeps its name, but is another number."""
         self.limits: dict[str, tuple[float, float]] = {}
         """Floats by name -> between what they are, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}

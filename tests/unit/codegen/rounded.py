@@ -20,6 +20,17 @@ def bytes_nest(count: int, together: int, lanes: int, zero: int = -128) -> LoopN
     return kernel((x, y), For(i, together * lanes, (compute,)))
 
 
+def read_as_nest(count: int, lanes: int, first: DType, second: DType) -> LoopNest:
+    """y[i] = float32(second(first(rint(x[i])))): integers of one size, read with the other sign."""
+    i = Axis("i", count)
+    x = Tensor("x", (count,), DType.FLOAT32)
+    y = Tensor("y", (count,), DType.FLOAT32, role=Role.OUTPUT)
+    whole = Cast(Cast(op(Operation.RINT, x[i]), first), second)
+    value = Cast(whole, DType.FLOAT32)
+    compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
+    return kernel((x, y), For(i, lanes, (compute,)))
+
+
 def limits_nest(count: int, lanes: int) -> LoopNest:
     """y[i] = min(max(x[i], -1), 6)."""
     i = Axis("i", count)

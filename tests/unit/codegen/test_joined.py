@@ -18,13 +18,15 @@ from compiler.dtypes import DType
 from compiler.loops.layout import blocked
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedule
+from compiler.sizes import Dimension
 from compiler.target import Target, resolve_target
 from compiler.targets import family_of
 from compiler.workload import Workload
-from tests.graphs import Maker, run_graph
-from tests.kernels import as_workload, run_workload, width
+from tests.graphs import Maker, random_inputs, run_graph
+from tests.kernels import WorkloadCode, as_workload, run_workload, width
 from tests.unit.codegen.checks import agree
-from tests.unit.codegen.rounded import bytes_nest
+from tests.unit.codegen.rounded import bytes_nest, read_as_nest
+from tests.unit.schedule.open_nests import open_workload
 from tests.unit.schedule.problems import conv, matmul
 
 RISCV = resolve_target("riscv64")
@@ -100,6 +102,46 @@ def test_rounding_to_bytes_saturates(zero: int, joining: Target) -> None:
     """Also what is no number, halves, and what no integer holds."""
     some = np.array(SPECIAL * 16, np.float32)
     agree(bytes_nest(some.size, 2, 8, zero), BITS, some)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (DType.UINT8, DType.INT8),
+        (DType.INT8, DType.UINT8),
+        (DType.INT16, DType.UINT16),
+        (DType.UINT16, DType.UINT8),
+    ],
+)
+def test_integers_read_with_the_other_sign(first: DType, second: DType, joining: Target) -> None:
+    """They are other numbers, though they lie in the same registers."""
+    some = np.array([*SPECIAL, 200, -100, 40000, -300] * 8, np.float32)
+    agree(read_as_nest(some.size, 8, first, second), BITS, some)
+
+
+def test_blocks_that_lie_a_size_apart(joining: Target) -> None:
+    """The channels of two blocks of an image of any height and width are one vector."""
+
+    def build(make: Maker, height: int, width: int) -> str:
+        x, w = make.input("x", 1, 16, height, width), make.input("w", 32, 16, 1, 1)
+        return make(
+            "conv", x, w, name="y", strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1,
+        )  # fmt: skip
+
+    image = Dimension("h", 1, 9), Dimension("w", 1, 9)
+    places = {"y": (blocked(4, 1, 8), ())}
+    workload = open_workload(build, *image, places=places)
+    schedule = tile(workload, joining, 2)
+    lanes = joining.lanes(DType.FLOAT32)
+    assert f"@llvm.fma.v{2 * lanes}f32" in lower_workload(workload, schedule, joining).text
+    random = np.random.default_rng(0)
+    with WorkloadCode(workload, schedule, joining) as code:
+        for height, width in [(1, 1), (3, 5), (9, 2)]:
+            sizes = {"h": height, "w": width}
+            arrays = random_inputs(workload.at(sizes).graph, height)
+            (expected,) = run_graph(workload.at(sizes).graph, arrays)
+            got = code.run([*arrays.values()], random, sizes)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_riscv_joins_two_vectors_of_a_tile() -> None:
