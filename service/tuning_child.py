@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit status."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the command and exit with its status."""
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
     watch.start()
-    from service.cli import run  # takes long enough for the parent to end
+    from service.cli import main as tilewright  # takes long enough for the parent to end
 
-    return run(words)
+    tilewright(words)
 
 
 def _watch(parent: int, folder: Path) -> None:
@@ -36,4 +36,4 @@ def _watch(parent: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -96,10 +96,20 @@ def test_the_command_has_the_options(tmp_path: Path) -> None:
     assert words.endswith("--precision bfloat16 --dim rows=1..8 --dim batch=4")
 
 
+def test_the_tuning_process_is_settled_as_the_command_is() -> None:
+    child = "import gc, service.cli; service.cli.run = lambda _: gc.get_threshold()[0] - YOUNG"
+    child = f"from compiler.process import YOUNG_OBJECTS as YOUNG; {child}"
+    child += "; import sys; from service.tuning_child import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", child, str(os.getpid()), "folder", "tune", "m.onnx"]
+    assert subprocess.run(words, timeout=60, check=False).returncode == 0
+
+
 def test_tuning_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made/model.onnx").write_bytes(b"")
-    child = "import sys, time; sys.modules['service.cli'] = sys; sys.run = lambda _: time.sleep(60)"
+    child = (
+        "import sys, time; sys.modules['service.cli'] = sys; sys.main = lambda _: time.sleep(60)"
+    )
     child += "; from service.tuning_child import main; main(sys.argv[1:])"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
