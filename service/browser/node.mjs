@@ -23,16 +23,17 @@ const {values} = parseArgs({
     server: {type: "string", default: "http://127.0.0.1:8080"},
     "token-file": {type: "string"},
     name: {type: "string", default: `${hostname()}-node`},
-    spool: {type: "string", default: process.env.TILEWRIGHT_SPOOL || join(process.env.XDG_STATE_HOME || join(homedir(), ".local/state"), "tilewright")},
+    spool: {type: "string", default: process.env.TILEWRIGHT_SPOOL ?? ""},
   },
 });
 const digest = (text) => createHash("sha256").update(text).digest("hex");
 
 /** Listen at an address; whether nobody else does. The system drops it with the process. */
 const listens = (path) =>
-  new Promise((resolve) => {
+  new Promise((resolve, reject) => {
     const server = createServer((socket) => socket.destroy());
-    server.on("error", () => resolve(false)).listen(path, () => resolve(true));
+    server.on("error", (error) => (error.code === "EADDRINUSE" ? resolve(false) : reject(error)));
+    server.listen(path, () => resolve(true));
     server.unref();
   });
 
@@ -55,34 +56,41 @@ async function takes(folder) {
   return listens(path);
 }
 
-/** The id of an earlier life, and how to keep one: {kept, keep}. */
-async function identity() {
-  const base = join(values.spool, digest(values.server).slice(0, 16));
+/** The first folder that no living worker has. Throws if there is none. */
+async function ownFolder() {
+  const state = () => process.env.XDG_STATE_HOME || join(homedir(), ".local/state");
+  const base = join(values.spool || join(state(), "tilewright"), digest(values.server).slice(0, 16));
   for (let number = 0; number < MOST_WORKERS; number++) {
     const folder = join(base, `node-${number}`);
-    const file = join(folder, "id");
-    try {
-      mkdirSync(folder, {recursive: true, mode: 0o700});
-      if (!(await takes(folder))) continue;
-    } catch (error) {
-      log(`the worker's id cannot be kept: ${error.message}`);
-      return {};
-    }
-    const keep = (id) => {
-      try {
-        writeFileSync(`${file}.new`, id);
-        renameSync(`${file}.new`, file);
-      } catch (error) {
-        log(`the worker's id cannot be kept: ${error.message}`);
-      }
-    };
-    try {
-      return {kept: readFileSync(file, "utf-8").trim(), keep};
-    } catch {
-      return {keep}; // its first life
-    }
+    mkdirSync(folder, {recursive: true, mode: 0o700});
+    if (await takes(folder)) return folder;
   }
-  return {};
+  throw new Error(`${MOST_WORKERS} workers use '${base}' already`);
+}
+
+/** The id of an earlier life, and how to keep one: {kept, keep}. */
+async function identity() {
+  const cannot = (error) => log(`the worker's id cannot be kept: ${error.message}`);
+  let file;
+  try {
+    file = join(await ownFolder(), "id");
+  } catch (error) {
+    cannot(error);
+    return {};
+  }
+  const keep = (id) => {
+    try {
+      writeFileSync(`${file}.new`, id);
+      renameSync(`${file}.new`, file);
+    } catch (error) {
+      cannot(error);
+    }
+  };
+  try {
+    return {kept: readFileSync(file, "utf-8").trim(), keep};
+  } catch {
+    return {keep}; // its first life
+  }
 }
 
 function spawn() {

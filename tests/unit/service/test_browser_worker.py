@@ -180,18 +180,31 @@ def test_it_is_the_same_worker_when_it_starts_again(
 
 
 @pytest.mark.skipif(NODE is None, reason="runs in Node")
-def test_a_worker_whose_folder_cannot_be_written_works(
-    server: Any, storage: Storage, tmp_path: Path
+@pytest.mark.parametrize(
+    ("spool", "first", "why"),
+    [
+        ("file", "", "ENOTDIR"),
+        ("", 'os.homedir = () => { throw new Error("no home"); }', "no home"),
+        # another system's address lies in a folder of temporary files
+        ("spool", 'Object.defineProperty(process, "platform", {value: "other"})', "listen E"),
+    ],
+)
+def test_a_worker_that_cannot_keep_its_id_works_and_says_so(
+    server: Any, storage: Storage, tmp_path: Path, spool: str, first: str, why: str
 ) -> None:
     secret, _ = storage.tokens.create("one", [Scope.MEASURE])
     (tmp_path / "file").write_text("no folder")
     assert NODE is not None
-    command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url]
-    command += ["--spool", str(tmp_path / "file")]
-    environment = {"TILEWRIGHT_TOKEN": secret}
+    start = (
+        f'import os from "node:os"; import {{syncBuiltinESMExports}} from "node:module"; {first}'
+    )
+    command = [NODE, "--import", f"data:text/javascript,{start}; syncBuiltinESMExports()"]
+    command += [str(FOLDER / "node.mjs"), "--server", server.url]
+    command += ["--spool", str(tmp_path / spool) if spool else ""]
+    environment = {"TILEWRIGHT_TOKEN": secret, "TMPDIR": str(tmp_path / "none")}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        assert "the worker's id cannot be kept: ENOTDIR" in process.stderr.readline()
+        assert f"the worker's id cannot be kept: {why}" in process.stderr.readline()
         assert " registered as " in process.stderr.readline()
         process.terminate()
         assert process.wait(30) == 0
