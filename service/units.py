@@ -11,7 +11,11 @@ from numbers import Real
 
 def finite(value: object) -> float | None:
     """The number that a value is; None of anything else."""
-    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -80,7 +80,7 @@ def register_worker(
     )
     match_jobs(storage, only_wake=True)  # those that waited for it
     return RegistrationView(
-        worker=worker_view(worker),
+        worker=worker_view(worker, trials=storage.workers.outcomes([worker.id]).get(worker.id)),
         recognised="" if body.targets else recognised_as(body.device),
         service_key=request.app.state.signer.public,
         lease_seconds=settings.lease_seconds,

@@ -96,8 +96,11 @@ def test_kernels_in_other_types_are_alike() -> None:
 
 
 def test_absurd_times_are_not_compared() -> None:
-    """Infinities travel as text, and a task may have no time yet."""
+    """Infinities travel as text, integers have any length, and a task may have no time yet."""
     a = side_of_job(job(), [task("a", None, default_seconds=None)])
+    huge = task("b", 1e-3)
+    huge.facts.update(macs=10**400, flops=10**400)
+    assert side_of_job(job(), [huge]).kernels["b" * 64].macs is None
     (pair,) = difference(a, a).pairs
     assert pair.ratio is None and a.seconds is None
     assert difference(side_of_job(job(), []), side_of_job(job(), [])).to_json()["ratio"] is None

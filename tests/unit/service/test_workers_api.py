@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from db.stores.workers import Health, WorkerStore
 from service.api import pulse
 from service.api.schemas.workers import WorkerView
 from service.cli.view import worker_table
+from tests.unit.db.test_records import GOOD, trial
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.lease_calls import TARGET, claim, fail, queue, report
 from tuner.measure.wire import PROTOCOL
@@ -115,9 +117,13 @@ def test_a_worker_is_drained_by_its_token_or_an_admin(
     assert statuses == [200, 403, 403, 200]
 
 
-def test_a_worker_comes_back_under_its_id(client: TestClient, worker: str) -> None:
+def test_a_worker_comes_back_under_its_id(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    storage.records.add_trials([trial(1, replace(GOOD, worker=worker))])
     body = {"name": "bench-1", "protocol": PROTOCOL, "worker_id": worker}
-    assert client.post("/v1/workers", json=body).json()["worker"]["id"] == worker
+    told = client.post("/v1/workers", json=body).json()["worker"]
+    assert (told["id"], told["trials"]) == (worker, {"ok": 1})
     client.delete(f"/v1/workers/{worker}")
     assert client.get("/v1/workers", params={"alive": True}).json() == []
 
