@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 
+from compiler.codegen.cpu import halves
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.cpu.context import Context
 from compiler.codegen.cpu.ssa import Emitter, Value
@@ -256,7 +257,8 @@ def over(
                 values = body(values)
             continue
         low, high = clipped or (context.emitter.size(0), context.emitter.size(segment.count))
-        values = context.emitter.loop(
+        values = _carrying_bits(
+            context.emitter,
             low,
             high,
             values,
@@ -267,6 +269,41 @@ def over(
     if around is not None:
         context.ranges[axis] = around
     return values
+
+
+def _carrying_bits(
+    emitter: Emitter,
+    low: Value,
+    high: Value,
+    carried: Sequence[Value],
+    body: Callable[[Value, list[Value]], list[Value]],
+    *,
+    may_be_empty: bool,
+) -> list[Value]:
+    """`Emitter.loop`, which carries 16-bit floats without instructions as their bits."""
+    types = [value.dtype for value in carried]
+
+    def as_bits(values: Sequence[Value]) -> list[Value]:
+        return [halves.bits(emitter, v) if _lies_as_bits(emitter, v.dtype) else v for v in values]
+
+    def as_floats(values: Sequence[Value]) -> list[Value]:
+        return [
+            halves.of_bits(emitter, value, dtype)
+            if dtype and _lies_as_bits(emitter, dtype)
+            else value
+            for value, dtype in zip(values, types, strict=True)
+        ]
+
+    def step(counter: Value, values: list[Value]) -> list[Value]:
+        return as_bits(body(counter, as_floats(values)))
+
+    return as_floats(emitter.loop(low, high, as_bits(carried), step, may_be_empty=may_be_empty))
+
+
+def _lies_as_bits(emitter: Emitter, dtype: DType | None) -> bool:
+    if dtype is None or not dtype.is_float or dtype.bytes != 2:
+        return False
+    return not halves.has_instructions(emitter, dtype)
 
 
 def tile_body(

@@ -11,7 +11,17 @@ import pytest
 from compiler.codegen import apart
 from compiler.codegen.backend import backend_of
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Const, Expr, Operation, Role, Tensor, op
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    Operation,
+    Role,
+    Tensor,
+    op,
+)
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.target import known_targets, resolve_target
@@ -119,3 +129,27 @@ def test_numbers_of_outer_loops_are_chosen_inside(name: str, dtype: DType) -> No
         (found,) = run_nest_code(nest, target, numbers, given.view(dtype.numpy))
         expected = np.select([numbers < -9, numbers < 0, numbers < 9], [-1.5, 1.5, -2.0], 2.0)
         np.testing.assert_array_equal(found.view(TYPES[dtype]).astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", [name for family in families() for name in family.baselines])
+def test_numbers_that_a_loop_carries(name: str, dtype: DType) -> None:
+    """The largest numbers of columns, which pass from one block of LLVM to the next."""
+    target = known_targets()[name]
+    lanes = target.lanes(DType.FLOAT32)
+    i, j = Axis("i", lanes), Axis("j", 9)
+    x = Tensor("x", (j.extent, i.extent), dtype)
+    y = Tensor("y", (i.extent,), dtype, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[i], Accumulator(dtype)),), x[j, i], Combiner.MAX,
+        reduce=(Tile(j),), unroll=(Tile(i, lanes),), vector=i,
+    )  # fmt: skip
+    nest = LoopNest("f", (x, y), (), (Stage("main", (For(i, lanes, (compute,)),)),))
+    text = backend_of(target).lower(nest, target).text
+    assert apart.emit_object(text, target)
+    if target.runs_on(HOST):
+        given = np.random.default_rng(0).integers(-9, 9, x.shape).astype(TYPES[dtype])
+        (found,) = run_nest_code(nest, target, given.view(dtype.numpy))
+        np.testing.assert_array_equal(
+            found.view(TYPES[dtype]).astype(np.float64), given.astype(np.float64).max(0)
+        )
