@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from compiler.target import known_targets
@@ -51,8 +52,11 @@ def test_a_worker_gets_no_work_for_other_targets(
 
 
 def test_a_long_poll_returns_as_soon_as_there_is_work(
-    client: TestClient, storage: Storage, worker: str
+    client: TestClient, settings: Settings, storage: Storage, worker: str
 ) -> None:
+    patient = settings.model_copy(update={"long_poll_seconds": 30.0})
+    cast(FastAPI, client.app).state.settings = patient
+
     def later() -> None:
         time.sleep(0.1)
         queue(storage, "late")
