@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.api.schemas.resources import TrialView
+from db.stores.trials import TrialOutline
 from service.dashboard.interaction_figures import KnobPair, interactions, value_rank
 from service.sentences import one_sentence
 
@@ -44,13 +44,13 @@ class TaskFigures:
     """`fastest` are the trials that worked, the fastest first; `failed` is by kind of failure, with
     the text of the newest one. `pairs` are knobs that depend on each other."""
 
-    fastest: tuple[TrialView, ...]
+    fastest: tuple[TrialOutline, ...]
     failed: tuple[tuple[str, int, str], ...]
     knobs: tuple[KnobPlot, ...]
     pairs: tuple[KnobPair, ...]
 
     @classmethod
-    def of(cls, trials: Sequence[TrialView]) -> TaskFigures:
+    def of(cls, trials: Sequence[TrialOutline]) -> TaskFigures:
         """Of trials, the newest first."""
         worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
         fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
@@ -63,12 +63,12 @@ class TaskFigures:
         return cls(tuple(fastest), failed, plots, pairs)
 
 
-def _choices(trial: TrialView) -> dict[str, Any]:
+def _choices(trial: TrialOutline) -> dict[str, Any]:
     """The values of a trial's knobs; the algorithm is one."""
     return {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
 
 
-def _speed(trial: TrialView, fastest: TrialView) -> float:
+def _speed(trial: TrialOutline, fastest: TrialOutline) -> float:
     return (fastest.run_seconds or 0.0) / (trial.run_seconds or 1.0)
 
 

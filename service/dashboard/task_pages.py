@@ -20,7 +20,7 @@ from service.api.routes import jobs as routes
 from service.api.routes import resources
 from service.api.routes.task_code import TaskOfJob, code_of, predictions_of, task_of_job
 from service.dashboard.code_figures import CodeFigures
-from service.dashboard.pages import first_page, has_more, page
+from service.dashboard.pages import first_page, page
 from service.dashboard.prediction_figures import PredictionFigures
 from service.dashboard.session import PageRoute
 from service.dashboard.task_figures import HEIGHT, WIDTH, TaskFigures
@@ -95,13 +95,12 @@ def _shown(
     found = resources.list_tasks(storage, token, one, job=job_id, workload=workload)
     if not found:
         raise NotFoundError("task", workload)
-    pages, answer = first_page(request, MOST_TRIALS)
-    trials = resources.list_trials(storage, token, pages, job=job_id, workload=workload)
+    trials = storage.trials.outlines(job_id, workload, MOST_TRIALS)
     return {
         "job": job,
         "task": found[0],
         "figures": TaskFigures.of(trials),
-        "more": has_more(answer),
+        "more": trials.next is not None,
         "trials": len(trials),
         "shown": FASTEST,
         "width": WIDTH,

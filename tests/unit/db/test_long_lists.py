@@ -29,6 +29,10 @@ def trials(engine: sa.Engine, **wanted: object) -> object:
     return TrialStore(engine).list(**wanted)  # type: ignore[arg-type]
 
 
+def outlines(engine: sa.Engine) -> object:
+    return TrialStore(engine).outlines("j", "w", 10)
+
+
 def counted(engine: sa.Engine) -> object:
     return SqlRecordStore(engine).count_trials("j")
 
@@ -48,6 +52,7 @@ def workloads(engine: sa.Engine) -> object:
         (partial(trials, job_id="j", worker="w"), "trials", "job_id_serial_origin_worker"),
         (partial(trials, job_id="j", status=Status.CRASH), "trials", "job_id_status_serial"),
         (partial(trials, job_id="j", workload_key="w"), "trials", "job_id_workload_key_serial"),
+        (outlines, "trials", "job_id_workload_key_serial"),
         (
             partial(trials, workload_key="w", after=(7,)),
             "trials",
@@ -87,6 +92,24 @@ def test_trials_of_an_old_job_are_not_looked_for_among_all(engine: sa.Engine) ->
     plan = plan_of(engine, lambda: trials(engine, job_id="old"), "trials")
     assert "ix_trials_job_id" in plan and "pk_trials" not in plan, plan
     assert len(trials(engine, job_id="old", limit=9)) == 9  # type: ignore[arg-type]
+
+
+def test_outlines_are_those_of_a_task_the_newest_first(engine: sa.Engine) -> None:
+    worked = Measurement(Status.OK, samples_seconds=(2.0, 1.0))
+    crashed = Measurement(Status.CRASH, error="it fell")
+    made = [
+        Trial(f"{job}{key}{n}", RecordKey(key, "t"), Schedule.of("direct", tile=n), m, job_id=job)
+        for job, key in (("j", "w"), ("j", "x"), ("k", "w"))
+        for n, m in enumerate((worked, crashed, worked))
+    ]
+    SqlRecordStore(engine).add_trials(made)
+    found = TrialStore(engine).outlines("j", "w", 2)
+    assert found.next is not None and TrialStore(engine).outlines("j", "w", 3).next is None
+    newest, failed = found
+    assert newest.schedule == made[2].schedule.to_json()
+    assert (newest.status, newest.run_seconds, newest.phase) == ("ok", 1.0, "screen")
+    assert (failed.status, failed.run_seconds, failed.error) == ("crash", None, "it fell")
+    assert not newest.withdrawn and newest.origin == made[2].origin
 
 
 def test_trials_are_counted_without_a_look_at_them(engine: sa.Engine) -> None:
