@@ -37,7 +37,7 @@ def identifier(name: str) -> str:
     Underscores at its ends go, since C keeps names that begin with one.
     """
     made = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST].rstrip("_")
-    taken = made in _KEYWORDS or made in _HEADERS or made.lower().startswith("tw_")
+    taken = made in _KEYWORDS or made in _HEADERS or f"{made}_".lower().startswith("tw_")
     if not made or made[0].isdigit() or taken:
         return f"x_{made}".rstrip("_")
     return made

@@ -22,6 +22,7 @@ from compiler.c_library.names import comment, identifier, identifiers, quoted
         ("namespace", "x_namespace"),
         ("time", "x_time"),  # its header would hide C's
         ("tw_model", "x_tw_model"),
+        ("TW", "x_TW"),  # TW_OK is a name of the runtime
         ("__x__", "x"),
         ("", "x"),
         ("größe", "gr_e"),
