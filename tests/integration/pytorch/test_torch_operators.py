@@ -96,7 +96,10 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         X.flatten(1),
         X[0].t(),
     ),
-    "parts": lambda: (X[:, 1:], X[1, ..., -1], X[..., ::2], *X.split(2, 1), *X.unbind(1)),
+    # results that are views are PyTorch's
+    "parts": lambda: tuple(
+        part + 1 for part in (X[:, 1:], X[1, ..., -1], X[..., ::2], *X.split(2, 1), *X.unbind(1))
+    ),
     "joins": lambda: (torch.cat([X, X * 2], 1), torch.stack([X, X], -1), X.repeat(2, 1, 3)),
     "turns": lambda: (X.flip(1), X.roll(1, 2), X.roll((1, -1), (0, 1)), X.expand(5, 2, 3, 4)),
     "borders": lambda: (
