@@ -63,6 +63,10 @@ SETTINGS = {
 }
 
 
+_HEARD_SECONDS = 60.0
+"""How long liars are waited for that nobody has heard yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What happens: how many kills, with how many jobs open at a time, of how many trials each.
@@ -177,6 +181,7 @@ class Chaos:
             liar.start()
         try:
             self._kill_all(began)
+            self._hear_liars()
             self._settle()
         finally:
             for liar in self.liars:
@@ -248,6 +253,14 @@ class Chaos:
             except ClientError:
                 return  # tried again after the next kill, by the same name
             self._wanted += 1
+
+    def _hear_liars(self) -> None:
+        """Until each has lied once: on a slow machine the honest may have had all work so far."""
+        ends = time.monotonic() + _HEARD_SECONDS
+        while time.monotonic() < ends and not all(liar.told for liar in self.liars):
+            self.outcome.ended.update(self.fleet.start_missing())
+            self._feed()
+            self._pause(1.0)
 
     def _settle(self) -> None:
         """Until every job has ended and every result that was finished is with the service."""
