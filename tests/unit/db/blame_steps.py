@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
+
 from db.stores.leases import (
     LeaseStore,
     NewRequest,
     RequestState,
 )
+from db.stores.workers import WorkerStore
 
 K = 3
+
+
+def one_worker(engine: sa.Engine, clock: Any) -> WorkerStore:
+    """One that runs the target."""
+    store = WorkerStore(engine, clock, lost_after_seconds=1e9)
+    store.register("board", ["t"], {}, worker_id="w")
+    return store
 
 
 def submit(leases: LeaseStore, *names: str, **facts: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
+
 from db.stores.leases import (
     Completion,
     Lease,
@@ -11,6 +13,15 @@ from db.stores.leases import (
     NewRequest,
     RequestState,
 )
+from db.stores.workers import WorkerStore
+
+
+def three_workers(engine: sa.Engine, clock: Any) -> WorkerStore:
+    """Three that run the target."""
+    store = WorkerStore(engine, clock, lost_after_seconds=1e9)
+    for name in ("w", "w1", "w2"):
+        store.register(name, ["t"], {}, worker_id=name)
+    return store
 
 
 def request(name: str, **facts: Any) -> NewRequest:

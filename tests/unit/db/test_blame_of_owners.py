@@ -18,14 +18,12 @@ from db.stores.leases import (
     RequestState,
 )
 from db.stores.workers import Health, WorkerStore
-from tests.unit.db.blame_steps import K, claim, submit
+from tests.unit.db.blame_steps import K, claim, one_worker, submit
 
 
 @pytest.fixture
 def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
-    store = WorkerStore(engine, clock, lost_after_seconds=1e9)
-    store.register("board", ["t"], {}, worker_id="w")
-    return store
+    return one_worker(engine, clock)
 
 
 @pytest.fixture

@@ -20,16 +20,12 @@ from db.stores.leases import (
 )
 from db.stores.workers import Health, WorkerStore
 from tests.unit.db.explained import by_statistics, plan_of
-from tests.unit.db.lease_steps import done, request, state, take
+from tests.unit.db.lease_steps import done, request, state, take, three_workers
 
 
 @pytest.fixture
 def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
-    """Three that run the target."""
-    store = WorkerStore(engine, clock, lost_after_seconds=1e9)
-    for name in ("w", "w1", "w2"):
-        store.register(name, ["t"], {}, worker_id=name)
-    return store
+    return three_workers(engine, clock)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from db.storage import Storage
 from db.stores.leases import NewRequest
 from tests.measured import honest
 from tuner.measure.measurement import RecordKey
-from tuner.measure.wire import Candidate, Case, MeasureRequest
+from tuner.measure.wire import PROTOCOL, Candidate, Case, MeasureRequest
 
 TARGET = known_targets()["x86-64-v3"].key
 
@@ -30,6 +30,15 @@ def batch(name: str) -> MeasureRequest:
 
 def queue(storage: Storage, *ids: str, target: str = TARGET) -> None:
     storage.leases.submit([NewRequest(i, target, batch(i).to_json()) for i in ids])
+
+
+def registered(client: TestClient) -> str:
+    """The id of a new worker."""
+    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
+    answer = client.post("/v1/workers", json=body)
+    assert answer.status_code == 201
+    worker_id: str = answer.json()["worker"]["id"]
+    return worker_id
 
 
 def claim(client: TestClient, worker: str, limit: int = 1, wait: float = 0.0) -> list[Any]:

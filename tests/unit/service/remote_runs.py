@@ -31,6 +31,11 @@ def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
     return request, {request.library_digest: library, request.cases[0].reference_digest: REFERENCE}
 
 
+def new_job(storage: Storage) -> str:
+    model = storage.models.add(b"model", "m")
+    return storage.jobs.create(model.digest, "host").id
+
+
 def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:
     return RemoteRunner(storage, job, TARGET, interrupt or CancelToken())
 

@@ -19,17 +19,13 @@ from db.stores.tokens import Scope
 from service.api.app import create_app
 from service.settings import Settings
 from tests.measured import honest
-from tests.unit.service.lease_calls import TARGET, batch, claim, fail, queue, report
+from tests.unit.service.lease_calls import TARGET, batch, claim, fail, queue, registered, report
 from tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture
 def worker(client: TestClient) -> str:
-    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
-    answer = client.post("/v1/workers", json=body)
-    assert answer.status_code == 201
-    worker_id: str = answer.json()["worker"]["id"]
-    return worker_id
+    return registered(client)
 
 
 def test_claims_are_batched_and_never_shared(

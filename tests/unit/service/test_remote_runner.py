@@ -19,7 +19,7 @@ from service.jobs.remote_runner import (
     RemoteRunner,
 )
 from tests.measured import honest
-from tests.unit.service.remote_runs import TARGET, make, runner, send, work
+from tests.unit.service.remote_runs import TARGET, make, new_job, runner, send, work
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Status
 from tuner.measure.wire import MeasureRequest
@@ -27,8 +27,7 @@ from tuner.measure.wire import MeasureRequest
 
 @pytest.fixture
 def job(storage: Storage) -> str:
-    model = storage.models.add(b"model", "m")
-    return storage.jobs.create(model.digest, "host").id
+    return new_job(storage)
 
 
 def test_a_request_is_measured_once_and_nothing_holds_its_blobs_then(

@@ -19,15 +19,14 @@ from service.jobs.remote_runner import (
     RemoteRunner,
 )
 from tests.measured import honest
-from tests.unit.service.remote_runs import TARGET, Clock, runner, send, work
+from tests.unit.service.remote_runs import TARGET, Clock, new_job, runner, send, work
 from tuner.cancel import CancelToken
 from tuner.measure.wire import MeasureRequest
 
 
 @pytest.fixture
 def job(storage: Storage) -> str:
-    model = storage.models.add(b"model", "m")
-    return storage.jobs.create(model.digest, "host").id
+    return new_job(storage)
 
 
 def test_with_many_under_way_what_comes_together_is_taken_together(

@@ -20,17 +20,13 @@ from service.api.schemas.workers import WorkerView
 from service.cli.view import worker_table
 from tests.unit.db.test_records import GOOD, trial
 from tests.unit.service.conftest import with_scopes
-from tests.unit.service.lease_calls import TARGET, claim, fail, queue, report
+from tests.unit.service.lease_calls import TARGET, claim, fail, queue, registered, report
 from tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture
 def worker(client: TestClient) -> str:
-    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
-    answer = client.post("/v1/workers", json=body)
-    assert answer.status_code == 201
-    worker_id: str = answer.json()["worker"]["id"]
-    return worker_id
+    return registered(client)
 
 
 def test_where_there_are_many_each_worker_says_less_often_that_it_lives(
