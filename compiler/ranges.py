@@ -9,7 +9,7 @@ from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
 
-from compiler.errors import InvalidArgumentError
+from compiler.errors import CompilerError, InvalidArgumentError, InvalidModelError
 from compiler.sizes import (
     Dimension,
     OpenSizeError,
@@ -37,6 +37,12 @@ LARGEST_SIZE = 1 << 40
 DEFAULT_LAST = 4096
 """An open dimension that nobody gives a range has the sizes from 1 to this, or from 0 if it is the
 length of a cache."""
+
+MOST_NARROWINGS = 32
+"""Most attempts at a model with other ranges: each of them imports it."""
+
+_ANSWERS = 3
+"""Most answers to one question that are tried."""
 
 _FACTORS = (2, 4, 8, 16, 32, 64)
 """Multiples that models ask for: how often they halve an image."""
@@ -149,31 +155,50 @@ def within_defaults(
 
     A model whose table has 512 positions asks whether a sequence is longer: then it is not. One
     whose images are halved and doubled again takes those of even extents. Those that may be `empty`
-    begin at 0, if that can be decided.
+    begin at 0, if that can be decided. The answer that leaves the most sizes is tried first. Where
+    the model is invalid with it, the next one is: 64 reflected samples need 65 of them.
 
     Raises:
         OpenSizeError: if no narrower ranges decide what is asked.
+        InvalidModelError: if the model is invalid in all of them.
     """
     ranges = {name: default_range(name) for name in names}
     ranges |= {name: replace(d, low=0) for name, d in ranges.items() if name in empty}
-    while True:
+    untried = [ranges]
+    unanswered: CompilerError | None = None
+    for number in range(MOST_NARROWINGS):
+        ranges = untried.pop()
         try:
             return attempt(ranges)
         except OpenSizeError as error:
-            narrower = narrowed(ranges, error)
-            if narrower is None and any(d.low == 0 for d in ranges.values()):
-                narrower = {name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}
-            if narrower is None:
-                raise
-            ranges = narrower
+            narrower = narrowings(ranges, error)
+            if not narrower and any(d.low == 0 for d in ranges.values()):
+                narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
+            if not narrower:
+                unanswered = unanswered or error
+            untried += reversed(narrower[:_ANSWERS])
+        except InvalidModelError as error:
+            if number == 0:
+                raise  # at no size
+            unanswered = unanswered or error
+        if not untried:
+            break
+    raise unanswered or OpenSizeError(
+        f"{MOST_NARROWINGS} narrower ranges leave something undecided"
+    )
 
 
 def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:
-    """Ranges within these that decide what was asked; None if there are none.
+    """The best of `narrowings`; None if there are none."""
+    return next(iter(narrowings(ranges, error)), None)
+
+
+def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[dict[str, Dimension]]:
+    """Ranges within these that decide what was asked, those with the most sizes first.
 
     Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
-    a question for equality, multiples of a power of two: whatever leaves the most sizes. What may
-    also never be equal has first and last sizes, too.
+    a question for equality, multiples of a power of two. What may also never be equal has first and
+    last sizes, too.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_open, (error.undecided, error.unequal)):
@@ -189,7 +214,7 @@ def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str,
                 for side in (question, -question):
                     found += [_first(chosen, side + 1), _last(chosen, side)]
     narrower = [{**ranges, **each} for each in found if each is not None]
-    return max(narrower, key=_choices, default=None)
+    return sorted(narrower, key=_choices, reverse=True)
 
 
 def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
@@ -303,15 +328,6 @@ def turning_point(difference: int) -> tuple[Dimension, int] | None:
         middle = (low + high) // 2
         low, high = (middle, high) if above(middle) == first else (low, middle)
     return dimension, high
-
-
-def default_ranges_text(defaults: Iterable[Dimension]) -> str:
-    """One sentence about dimensions that nobody gave a range; empty where there are none."""
-    listed = [f"'{d.name}' may be {d.range_text}" for d in defaults]
-    if not listed:
-        return ""
-    named = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
-    return f"nobody gave a range: {named}; --dim NAME=FIRST..LAST does"
 
 
 def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:

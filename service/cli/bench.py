@@ -32,7 +32,7 @@ from service.cli.terminal import console, say_json
 from service.units import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rich.table import Table
 
@@ -76,7 +76,7 @@ def bench(
 ) -> None:
     """Time a model with the schedules that the database knows, interleaved with another engine.
 
-    Of ranges it is timed at the sizes that --sizes states, or at drawn ones. On a worker it runs
+    Of ranges it is timed at the sizes that --sizes states, or at their hints. On a worker it runs
     interleaved with its untuned program, until the ratio is sure.
 
     Example: tilewright bench model.onnx --against onnxruntime
@@ -94,9 +94,9 @@ def bench(
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
-    shares = parse_stated(sizes)
-    with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
-        feeds = _feeds(executable, shares)
+    shares, ranges = parse_stated(sizes), parse_ranges(dim)
+    with opened(model, threads, numerics, precision, ranges) as (executable, known):
+        feeds = _feeds(executable, shares, ranges)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
         if as_json:
@@ -110,9 +110,11 @@ def bench(
 
 
 def _feeds(
-    executable: Executable | SizedExecutable | StagedExecutable, shares: Shares
+    executable: Executable | SizedExecutable | StagedExecutable,
+    shares: Shares,
+    given: Collection[str],
 ) -> list[Feed]:
-    """Seeded inputs at each size that is timed: those stated or drawn of ranges, and those that an
+    """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
     artifact has programs of their own for.
 
     Raises:
@@ -121,11 +123,11 @@ def _feeds(
     from compiler.runtime.executable import Executable
     from compiler.runtime.ports import sizes_text
     from compiler.runtime.sized import SizedExecutable
-    from tuner.drawn_sizes import draw_sizes
+    from service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tuner.measure.model_runs import draw_inputs
 
     if isinstance(executable, Executable):
-        draw_sizes(executable.dimensions, shares)  # refuses what is stated of no range
+        stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
         return [Feed("", draw_inputs(executable.inputs))]
     if not isinstance(executable, SizedExecutable):
         raise UserError("the data decide sizes of this model: drawn inputs would say little of it")
@@ -135,15 +137,13 @@ def _feeds(
             f"no program serves a range of sizes of this model: {executable.reason}; "
             f"give dimension '{executable.open[0]}' a size with --dim"
         )
-    drawn = draw_sizes(() if ranged is None else ranged.dimensions, shares)
-    found = (
-        []
-        if ranged is None
-        else [
-            Feed(sizes_text(each.sizes), draw_inputs(ranged.program.at(dict(each.sizes)).inputs))
-            for each in drawn
-        ]
-    )
+    found = []
+    if ranged is None:
+        stated_sizes((), shares)
+    else:
+        for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, given):
+            inputs = draw_inputs(ranged.program.at(sizes).inputs)
+            found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
     return found + [
         Feed(sizes_text(sizes), draw_inputs(executable.executable(dict(sizes)).inputs))
         for sizes in executable.served or ()

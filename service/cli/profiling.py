@@ -111,7 +111,7 @@ def _of_artifact(
     from compiler.runtime.executable import Executable
     from compiler.runtime.stages import StagedExecutable
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from service.jobs.shown_sizes import sizes_of_ranges
+    from service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tuner.measure.model_runs import draw_inputs
 
     given = {name: size for name, size in dims.items() if isinstance(size, int)}
@@ -122,15 +122,15 @@ def _of_artifact(
         raise UserError(f"the data decide sizes of '{folder}': drawn inputs would say little of it")
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):
-        sizes_of_ranges((), stated)  # refuses what is stated of no range
+        stated_sizes((), stated)  # refuses what is stated of no range
         programs.append(({}, loaded))
     elif not (missing := [name for name in loaded.open if name not in given]):
-        sizes_of_ranges((), stated)
+        stated_sizes((), stated)
         programs.append(({}, loaded.executable(given)))
     elif loaded.ranged is None:
         raise UserError(f"give dimension '{missing[0]}' a size with --dim")
     else:
-        shown = sizes_of_ranges(loaded.ranged.dimensions, stated)
+        shown = hinted_sizes(loaded.ports, loaded.ranged.dimensions, stated)
         programs += [(sizes, loaded.executable(sizes)) for sizes in shown]
     target, device = str(read_artifact(folder).target.get("name")), named_device().model
     found = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from compiler.ranges import default_ranges_text
+from compiler.profile import profile_text
 from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
 from service.api.schemas.jobs import JobView, TaskView
@@ -165,7 +165,8 @@ def range_lines(planned: Sequence[Planned]) -> list[str]:
         if each.open is not None:
             lines.append(f"one program for {ranges_text(each.open.ranges)}")
             ranges = [d for d in each.open.ranges if d.name in each.open.defaults]
-            lines.append(default_ranges_text(ranges))
+            lines.append(profile_text(ranges, dict(each.sizes)))
+        lines += each.notes
     return [line for line in lines if line]
 
 

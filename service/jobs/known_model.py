@@ -14,6 +14,8 @@ from pathlib import Path
 
 from compiler import driver
 from compiler.dtypes import DType
+from compiler.frontend.dimensions import model_ports
+from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
 from compiler.ranges import SizeRange
@@ -26,8 +28,7 @@ from compiler.target import resolve_target
 from db.storage import Storage
 from service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
 from service.jobs.no_regret import Settled, settle
-from service.jobs.planning import ModelRequest, OpenPlan, Planned, planned_for_ranges
-from tuner.drawn_sizes import draw_sizes
+from service.jobs.planning import ModelRequest, OpenPlan, Planned, planned_for_ranges, profiled
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class KnownModel:
     _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
     _source: Path | bytes = field(init=False)
     _digest: str = field(default="", init=False)
+    _given: frozenset[str] = field(default=frozenset(), init=False)
+    """Dimensions that the caller gave sizes or ranges."""
 
     def __post_init__(self) -> None:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
@@ -66,6 +69,7 @@ class KnownModel:
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
         """
+        self._given = frozenset(dims or ())
         return driver.compile_with(
             self._source,
             driver.CompileOptions(
@@ -114,10 +118,10 @@ class KnownModel:
         optimised = driver.optimise(graph, target, self.numerics, precision=self.precision)
         plan = driver.make_plan(optimised, target, self.numerics)
         if graph.dimensions:
-            drawn = tuple(draw_sizes(graph.dimensions))
-            planned = planned_for_ranges(
-                request, target, OpenPlan(plan, graph, graph.dimensions, drawn=drawn)
-            )
+            ports = model_ports(read_model(self._source).proto.graph)
+            free = [d for d in graph.dimensions if d.name not in self._given]
+            open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, {})
+            planned = planned_for_ranges(request, target, open_plan)
         else:
             planned = Planned(request, graph, plan, target)
         # no job chose among the plans of a stage

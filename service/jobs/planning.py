@@ -21,8 +21,16 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
+from compiler.profile import agreeing_size, size_hints
 from compiler.program_builder import CompiledProgram
-from compiler.ranges import Shares, as_range, narrower_text, size_choices, within_defaults
+from compiler.ranges import (
+    Shares,
+    as_range,
+    default_range,
+    narrower_text,
+    size_choices,
+    within_defaults,
+)
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.stages import DataCut
 from compiler.schedule.problem import anchor
@@ -71,9 +79,12 @@ class ModelRequest:
 class OpenPlan:
     """A model cut for all sizes of ranges, at once.
 
-    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. Kernels are
-    measured at sizes `drawn` of them, which somebody may have `stated`. `implied` are the ranges
-    that were given to dimensions that the model expresses by others. `graph` is what was imported.
+    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. `hints` are
+    the sizes at which it is planned and verified first, by name: those that a user stated, or else
+    those of `compiler.profile`. A dimension without one is planned at its typical size. Kernels are
+    measured at sizes `drawn` of the ranges, which somebody may have `stated`. `implied` are the
+    ranges that were given to dimensions that the model expresses by others. `graph` is what was
+    imported.
     """
 
     plan: GraphPlan
@@ -83,6 +94,7 @@ class OpenPlan:
     drawn: tuple[DrawnSizes, ...] = ()
     stated: bool = False
     implied: tuple[Dimension, ...] = ()
+    hints: Sizes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class Planned:
     """A model cut into workloads. `graph` is what was imported, before any pass: the reference.
 
     With `open`, it stands for all sizes of the ranges, for which kernels are tuned: graph and plan
-    are those at typical sizes, at which it is verified.
+    are those at the hints, at which it is verified.
     """
 
     request: ModelRequest
@@ -107,6 +119,9 @@ class Planned:
     stages: DataCut[int] | None = field(default=None, repr=False, compare=False)
     """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
     stage: int = 0
+    notes: tuple[str, ...] = ()
+    """Sentences for the user about dimensions that were given a size, since no program serves a
+    range of them."""
 
     @property
     def threads(self) -> int:
@@ -239,7 +254,8 @@ def _plan_each(
             )
         empty = cache_lengths(proto)
         sizes: dict[str, int | Dimension] = {**one, **ranges}
-        yield _plan_ranges(request, sizes, defaults, empty, observer, timings, shares or {})
+        ports = model_ports(proto)
+        yield _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares or {})
         if not own:
             return
     else:
@@ -256,21 +272,25 @@ def _plan_ranges(
     dims: Mapping[str, int | Dimension],
     defaults: tuple[str, ...],
     empty: Collection[str],
+    ports: OpenPorts,
     observer: Observer | None,
     timings: Timings | None,
     shares: Shares,
 ) -> Planned:
     """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
 
+    If no program serves a default range, the dimension at fault has one size: that which the
+    operator needs, or else its hint. The plan's `notes` say so.
+
     Raises:
-        CompilerError: also if there is none, since what is done depends on the size.
+        CompilerError: also if no program serves a range that the user gave.
     """
     target = request.target
     if isinstance(target, str):
         target = resolve_target(target)
 
     def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
-        graph = driver.load_graph(request.model, {**dims, **ranges}, timings)
+        graph = driver.load_graph(request.model, {**dims, **chosen, **ranges}, timings)
         optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
         plan = driver.make_plan(
             optimised.graph,
@@ -281,32 +301,79 @@ def _plan_ranges(
         )
         return graph, plan
 
-    try:
-        graph, made = within_defaults(defaults, plan, empty)
-    except OpenSizeError as error:
-        names = [*defaults, *(n for n, d in dims.items() if isinstance(d, Dimension))]
-        name = next((each for each in names if each in str(error)), names[0])
-        given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
-        raise InvalidArgumentError(
-            f"no program serves a range of sizes of this model: "
-            f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
-            f"--dim '{name}=1'"
-        ) from error
+    given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
+    chosen: dict[str, int] = {}
+    notes: list[str] = []
+    while True:
+        left = tuple(name for name in defaults if name not in chosen)
+        if not left and not given:
+            numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
+            fixed = plan_model(replace(request, dims={**numbers, **chosen}), observer, timings)
+            return replace(fixed, notes=tuple(notes))
+        try:
+            graph, made = within_defaults(left, plan, empty)
+            break
+        except OpenSizeError as error:
+            hints = size_hints(ports, map(default_range, left))
+            found = agreeing_size(error, hints)
+            if found is None:
+                raise _no_program(error, left, given) from error
+            chosen |= dict([found])
+            notes.append(f"{found[0]}={found[1]}, since no program serves its range: {error}")
     known = {d.name for d in graph.dimensions}
-    implied = tuple(d for n, d in dims.items() if isinstance(d, Dimension) and n not in known)
-    drawn = tuple(draw_sizes(graph.dimensions, shares))
-    closed = {name: size for name, size in dims.items() if isinstance(size, int)}
-    open_plan = OpenPlan(made, graph, graph.dimensions, defaults, drawn, bool(shares), implied)
-    return planned_for_ranges(replace(request, dims=closed), target, open_plan)
+    implied = tuple(d for n, d in given.items() if n not in known)
+    closed = {name: size for name, size in dims.items() if isinstance(size, int)} | chosen
+    free = [d for d in graph.dimensions if d.name not in given]
+    open_plan = profiled(
+        OpenPlan(made, graph, graph.dimensions, left, implied=implied), ports, free, shares
+    )
+    return replace(
+        planned_for_ranges(replace(request, dims=closed), target, open_plan), notes=tuple(notes)
+    )
+
+
+def _no_program(
+    error: OpenSizeError, defaults: Sequence[str], given: Mapping[str, Dimension]
+) -> InvalidArgumentError:
+    """The refusal of ranges that a user gave, with narrower ones that are served."""
+    names = [*defaults, *given]
+    name = next((each for each in names if each in str(error)), names[0])
+    return InvalidArgumentError(
+        f"no program serves a range of sizes of this model: "
+        f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
+        f"--dim '{name}=1'"
+    )
+
+
+def profiled(
+    plan: OpenPlan, ports: OpenPorts, free: Sequence[Dimension], shares: Shares
+) -> OpenPlan:
+    """A plan with the sizes at which it is measured and verified.
+
+    Args:
+        plan: for all sizes of its ranges.
+        ports: the model's, which say what its dimensions are.
+        free: the dimensions whose ranges nobody gave: each has a hint.
+        shares: sizes that a user states, with their shares.
+
+    Raises:
+        InvalidArgumentError: if the shares are of sizes that nothing has.
+    """
+    hints = size_hints(ports, (d for d in free if d.name not in shares))
+    own = {name: {size: 1.0} for name, size in hints.items()}
+    drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
+    hints |= {name: max(listed, key=lambda s: listed[s]) for name, listed in shares.items()}
+    return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
 
 
 def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) -> Planned:
     """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
-    sizes = {d.name: typical(open_size(d)) for d in plan.ranges}
+    hints = dict(plan.hints)
+    sizes = {d.name: hints.get(d.name) or typical(open_size(d)) for d in plan.ranges}
     return Planned(
         replace(request, dims={**(request.dims or {}), **sizes}),
         plan.graph.at(sizes),
-        plan.plan.typical(),
+        plan.plan.at(sizes),
         target,
         tuple(sorted(sizes.items())),
         open=plan,
@@ -384,9 +451,14 @@ def tasks_of(*planned: Planned) -> list[Task]:
         scale, stated = 1.0, False
         if workload in ranged:
             of_range, step, piece = ranged[workload]
-            drawn, stated = of_range.drawn, of_range.stated
+            stated = of_range.stated
             points, scale = points_within(
-                piece, step.workload, drawn, step.sizes, first.threads, stated=stated
+                piece,
+                step.workload,
+                of_range.drawn,
+                step.sizes,
+                first.threads,
+                stated=bool(of_range.hints),
             )
             if not points:  # nobody runs these sizes
                 continue

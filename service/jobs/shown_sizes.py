@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from compiler import costs
+from compiler.profile import size_hints
 from compiler.ranges import Shares
-from compiler.sizes import Dimension, open_size, typical
+from compiler.runtime.ports import OpenPorts
+from compiler.sizes import Dimension
 from service.jobs.planning import Planned
 from service.jobs.verified_sizes import affordable, end_of
 from tuner.drawn_sizes import draw_sizes
@@ -16,44 +18,52 @@ LONG_RUN = 10**11
 core."""
 
 TIMES = 8
-"""How many times the cost of typical sizes the largest sizes may have, if that is more."""
+"""How many times the cost at the hints the largest sizes may have, if that is more."""
 
 
 def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str, int]]:
-    """Sizes of a model's open dimensions: those that are stated, or else typical ones and the
-    largest, or as near to these as a run stays short. One without a name if nothing is open.
+    """Sizes of a model's open dimensions: those that are stated, or else its hints and the largest,
+    or as near to these as a run stays short. One without a name if nothing is open.
 
     Raises:
         InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
     """
     found = planned.open
-    if found is None:
-        return sizes_of_ranges((), stated)
-
-    def near(wanted: dict[str, int], first: Mapping[str, int]) -> dict[str, int]:
-        most = max(TIMES * cost(first), LONG_RUN)
-        return affordable(known, wanted, first, most, cost)
+    ranges = () if found is None else found.ranges
+    if stated or found is None:
+        return stated_sizes(ranges, stated)
 
     def cost(sizes: Mapping[str, int]) -> int:
         return round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))
 
-    known = {d.name: d for d in found.ranges}
-    return sizes_of_ranges(found.ranges, stated, near)
+    known = {d.name: d for d in ranges}
+    first = {name: size for name, size in planned.sizes if name in known}
+    largest = {d.name: end_of(d, last=True) for d in ranges}
+    last = affordable(known, largest, first, max(TIMES * cost(first), LONG_RUN), cost)
+    return [first] if last == first else [first, last]
 
 
-def sizes_of_ranges(
+def hinted_sizes(
+    ports: OpenPorts,
     ranges: Sequence[Dimension],
     stated: Shares | None = None,
-    near: Callable[[dict[str, int], Mapping[str, int]], dict[str, int]] = lambda wanted, _: wanted,
+    given: Collection[str] = (),
 ) -> list[dict[str, int]]:
-    """Sizes of these dimensions, as of `shown_sizes`; `near` gives for the largest sizes and the
-    typical ones which are shown.
+    """Sizes of a compiled program's open dimensions: those that are stated, or else its hints; of
+    ranges that a user has `given`, sizes spread over them.
 
     Raises:
         InvalidArgumentError: as `shown_sizes` does.
     """
-    if stated or not ranges:
-        return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
-    first = {d.name: typical(open_size(d)) for d in ranges}
-    last = near({d.name: end_of(d, last=True) for d in ranges}, first)
-    return [first] if last == first else [first, last]
+    hints = size_hints(ports, (d for d in ranges if d.name not in given))
+    own = {name: {size: 1.0} for name, size in hints.items()}
+    return stated_sizes(ranges, {**own, **(stated or {})})
+
+
+def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
+    """The sizes that a user states. One without a name if there are none.
+
+    Raises:
+        InvalidArgumentError: as `shown_sizes` does.
+    """
+    return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]

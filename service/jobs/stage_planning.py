@@ -30,8 +30,8 @@ from service.jobs.planning import (
     plan_first_sizes,
     plan_sizes,
     planned_for_ranges,
+    profiled,
 )
-from tuner.drawn_sizes import draw_sizes
 from tuner.graph.planner import optimise
 
 
@@ -169,9 +169,9 @@ def _beginning(
                 return Planned(request, graph, plan, target, optimised=optimised)
             known = {d.name for d in graph.dimensions}
             stated = {name: each for name, each in shares.items() if name in known}
-            drawn = tuple(draw_sizes(graph.dimensions, stated))
-            open_plan = OpenPlan(plan, graph, graph.dimensions, (), drawn, bool(stated))
-            return planned_for_ranges(request, target, open_plan)
+            free = [d for d in graph.dimensions if d.name not in ranges]
+            open_plan = OpenPlan(plan, graph, graph.dimensions)
+            return planned_for_ranges(request, target, profiled(open_plan, ports, free, stated))
 
         return planned
 

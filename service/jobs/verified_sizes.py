@@ -1,7 +1,7 @@
-"""The sizes at which a program for ranges is verified: both ends, typical ones, and drawn ones.
+"""The sizes at which a program for ranges is verified: its hints, both ends, and drawn ones.
 
-The reference computes in NumPy. Ends at which the model costs many times what it does at typical
-sizes are taken nearer to those.
+The reference computes in NumPy. Ends at which the model costs many times what it does at the hints
+are taken nearer to those.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from compiler.sizes import Dimension, open_size, typical
 from service.jobs.planning import Planned
 
 DRAWN = 2
-"""Size vectors beside the ends and the typical one."""
+"""Size vectors beside the ends and the hints."""
 
 MOST = 8
-"""How many times the operations of typical sizes others may take."""
+"""How many times the operations at the hints other sizes may take."""
 
 FEW = 10_000_000
 """Operations that a reference does in no time."""
@@ -35,7 +35,8 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     def operations(sizes: Mapping[str, int]) -> int:
         return sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
 
-    first = {name: typical(open_size(d)) for name, d in known.items()}
+    sizes_of = dict(planned.sizes)
+    first = {name: sizes_of[name] for name in known}
     most = max(MOST * operations(first), FEW)
     draw = Random(0)
     ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))

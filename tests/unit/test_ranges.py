@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.errors import InvalidArgumentError
+from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.ranges import (
     LARGEST_SIZE,
     as_range,
     default_range,
-    default_ranges_text,
     narrowed,
     narrower_text,
     parse_range,
@@ -88,14 +87,26 @@ def test_what_is_no_size_is_refused_by_name(given: object) -> None:
         as_range("n", given)  # type: ignore[arg-type]  # the wrong type is the point
 
 
-def test_the_default_range_is_told() -> None:
+def test_the_default_range_begins_at_one() -> None:
     assert default_range("n") == Dimension("n", 1, 4096)
-    assert default_ranges_text([]) == ""
-    assert default_ranges_text([default_range("batch")]) == (
-        "nobody gave a range: 'batch' may be 1..4096; --dim NAME=FIRST..LAST does"
-    )
-    named = default_ranges_text([default_range("a"), Dimension("b", 1, 9), Dimension("c", 1, 512)])
-    assert "'a' may be 1..4096, 'b' may be 1..9 and 'c' may be 1..512;" in named
+
+
+def test_an_answer_with_which_the_model_is_invalid_gives_way_to_the_other() -> None:
+    """`_first` leaves more orders of magnitude than `_last`, but no model."""
+
+    def attempt(ranges: Mapping[str, Dimension]) -> str:
+        samples = open_size(ranges["n"])
+        if samples <= 64:
+            raise InvalidModelError("padding of 64 reflects n elements")
+        return ranges["n"].range_text
+
+    assert within_defaults(["n"], attempt) == "65..4096"
+
+    def never(ranges: Mapping[str, Dimension]) -> str:
+        raise InvalidModelError("at no size" if open_size(ranges["n"]) <= 64 else "nor at others")
+
+    with pytest.raises(InvalidModelError):
+        within_defaults(["n"], never)
 
 
 def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:

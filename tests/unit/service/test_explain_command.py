@@ -52,8 +52,8 @@ def test_explain_shows_ranges_at_several_sizes(
 ) -> None:
     assert run("explain", model) == 0
     text = capsys.readouterr().out
-    assert "nobody gave a range: 'batch' may be 1..4096" in text
-    assert "tiny at batch=64: " in text and "tiny at batch=4096: " in text
+    assert "dynamic: batch=1 (1..4096)" in text
+    assert "tiny at batch=1: " in text and "tiny at batch=4096: " in text
     ranged = ("explain", model, "--dim", "batch=1..40", "--sizes", "batch=3,17")
     assert run(*ranged, "--json") == 0
     told = json.loads(capsys.readouterr().out)

@@ -1,0 +1,151 @@
+"""Size hints of a model's dynamic dimensions: the sizes at which it is planned, measured and shown.
+
+A program is valid for the whole range of each dimension. Its speed is judged at the hints, as at
+the `opt` shapes of a TensorRT optimisation profile. Where a user gives no sizes, the inputs of the
+model say what a dimension is: a batch, a side of an image, or the length of a sequence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from compiler.runtime.ports import OpenPorts
+from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, substituted
+
+BATCH_HINT = 1
+"""Most requests are of one sample."""
+
+IMAGE_HINT = 224
+"""Sides of an image with three channels, as of models for ImageNet."""
+
+LENGTH_HINT = 128
+"""Lengths of sequences and caches, and all other dimensions."""
+
+IMAGE_CHANNELS = 3
+
+LARGEST_SOLUTION = 4096
+"""Sizes up to this are tried where a model wants a dimension to have one size."""
+
+_BATCH = re.compile(r"batch|(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
+_LENGTH = re.compile(
+    r"seq|len|time|frame|step|token|phoneme|node|edge|point|height|width|row|box|num_",
+    re.IGNORECASE,
+)
+
+
+def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
+    """The size hint of each dimension, by name: within its range, and a multiple of its step.
+
+    Args:
+        ports: the model's inputs, whose dimensions say what each of them is.
+        ranges: the dimensions that need a hint. One that no input has is a length.
+    """
+    batches, sides = _batches(ports), _image_sides(ports)
+    found = {}
+    for dimension in ranges:
+        name = dimension.name
+        wanted = LENGTH_HINT
+        if name in sides:
+            wanted = IMAGE_HINT
+        elif name in batches:
+            wanted = BATCH_HINT
+        found[name] = nearest_size(dimension, wanted)
+    return found
+
+
+def profile_text(ranges: Iterable[Dimension], hints: Mapping[str, int]) -> str:
+    """One line about dimensions that nobody gave a size: `dynamic: batch=1 (1..4096)`, and how to
+    give them others. Empty where there are none."""
+    listed = [f"{d.name}={hints[d.name]} ({d.range_text})" for d in ranges]
+    if not listed:
+        return ""
+    name = listed[0].partition("=")[0]
+    return (
+        f"dynamic: {', '.join(listed)}; tuned at these sizes; "
+        f"change with --dim '{name}=LOW..HIGH' and --sizes '{name}=SIZE:SHARE,SIZE:SHARE'"
+    )
+
+
+def nearest_size(dimension: Dimension, wanted: int) -> int:
+    """The size of a dimension's range that is nearest to a wanted one; 0 only if there is no other.
+
+    A cache may be empty in a first run, which says nothing of the speed of the others.
+    """
+    high = max(dimension.low, wanted) if dimension.high is None else dimension.high
+    low = max(dimension.low, min(1, high))
+    return min(max(round(wanted / dimension.multiple), low), high) * dimension.multiple
+
+
+def agreeing_size(error: OpenSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+    """A dimension's name, and a size of it with which the question of an error has an answer.
+
+    An operator may need two sizes to be equal: a text recogniser that removes the height of its
+    features needs images of one height. The equality is solved for one dimension, with the others
+    at `sizes`. If it has no solution, or the question is another one, a dimension of the question
+    takes its own size of `sizes`; if it has none of them, the last of `sizes` does. None if there
+    are no `sizes`.
+    """
+    for question in filter(is_open, (error.unequal, error.undecided)):
+        asked = [d for d in dimensions(question) if d.name in sizes]
+        if question is error.unequal and not error.may_differ:
+            solved = [(d.name, found) for d in asked if (found := _solution(question, d, sizes))]
+            if solved:
+                return min(solved, key=lambda pair: abs(pair[1] - sizes[pair[0]]))
+        if asked:
+            return asked[0].name, sizes[asked[0].name]
+    return next(reversed(list(sizes.items())), None)
+
+
+def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -> int | None:
+    """The size of a dimension, nearest to its own of `sizes`, at which a difference is 0."""
+    low = max(dimension.low, 1)
+    high = LARGEST_SOLUTION // dimension.multiple
+    if dimension.high is not None:
+        high = min(high, dimension.high)
+    own = sizes[dimension.name] // dimension.multiple
+    for number in sorted(range(low, high + 1), key=lambda n: (abs(n - own), n)):
+
+        def value(each: Dimension, number: int = number) -> int:
+            if each.name == dimension.name:
+                return number
+            return sizes.get(each.name, LENGTH_HINT) // each.multiple
+
+        if substituted(difference, value) == 0:
+            return number * dimension.multiple
+    return None
+
+
+def _batches(ports: OpenPorts) -> frozenset[str]:
+    """Dimensions that lead inputs and are never elsewhere, by name.
+
+    A name such as `batch` decides. Otherwise every input of two or more dimensions must lead with
+    the dimension, or with one that has no name: a dimension that leads a part of the inputs may be
+    the nodes of a graph. A name such as `frames` is a length wherever it is.
+    """
+    shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
+    unnamed = {f"{name}[0]" for name in ports.inputs}
+    elsewhere = {dim for dims in ports.inputs.values() for dim in dims[1:]}
+    leading = {dims[0] for dims in shaped}
+    named = leading - unnamed
+    return frozenset(
+        name
+        for name in leading - elsewhere
+        if isinstance(name, str)
+        and (
+            name in unnamed or _BATCH.search(name) or (named == {name} and not _LENGTH.search(name))
+        )
+    )
+
+
+def _image_sides(ports: OpenPorts) -> frozenset[str]:
+    """Dynamic sides of inputs that are images with three channels, first or last."""
+    found: set[int | str] = set()
+    for dims in ports.inputs.values():
+        if len(dims) != 4:
+            continue
+        if dims[1] == IMAGE_CHANNELS:
+            found |= set(dims[2:])
+        elif dims[3] == IMAGE_CHANNELS:
+            found |= set(dims[1:3])
+    return frozenset(each for each in found if isinstance(each, str))

@@ -1,0 +1,112 @@
+"""Size hints follow from what the model says of its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.profile import agreeing_size, nearest_size, profile_text, size_hints
+from compiler.ranges import default_range, parse_range
+from compiler.runtime.ports import Dims, OpenPorts
+from compiler.sizes import OpenSizeError, SizesDifferError, open_size
+from service.jobs.planning import ModelRequest, plan_first_sizes
+
+
+def hints(**inputs: Dims) -> dict[str, int]:
+    ports = OpenPorts(inputs, {})
+    return size_hints(ports, map(default_range, ports.open))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({"x": ("N", 3, "h", "w")}, {"N": 1, "h": 224, "w": 224}),
+        ({"x": ("x[0]", "h", "w", 3)}, {"x[0]": 1, "h": 224, "w": 224}),
+        ({"x": (1, 1, "h", "w")}, {"h": 128, "w": 128}),
+        ({"ids": ("batch", "seq"), "mask": ("batch", "seq")}, {"batch": 1, "seq": 128}),
+        ({"x": ("unk__6", 30)}, {"unk__6": 1}),
+        # rows of a table lead one input alone, phonemes a vector
+        ({"x": ("nodes", 7), "edges": (2, "edges")}, {"nodes": 128, "edges": 128}),
+        ({"x": ("rows", 7), "y": ("others", 7)}, {"rows": 128, "others": 128}),
+        ({"phonemes": ("p",)}, {"p": 128}),
+        ({"x": ("frames", 80)}, {"frames": 128}),
+        # a square: not a batch, since it is a column, too
+        ({"x": ("n", "n")}, {"n": 128}),
+        ({"x": ("batch", 4), "past": ("batch", 2, "past", 8)}, {"batch": 1, "past": 128}),
+    ],
+)
+def test_what_an_input_says_of_its_dimensions(
+    inputs: dict[str, Dims], expected: dict[str, int]
+) -> None:
+    assert hints(**inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "size"),
+    [("1..64", 128, 64), ("200..300", 128, 200), ("32..640:32", 225, 224), ("0..9", 0, 1)],
+)
+def test_a_hint_is_a_size_of_the_range(text: str, wanted: int, size: int) -> None:
+    assert nearest_size(parse_range("n", text), wanted) == size
+
+
+def test_a_dimension_takes_the_size_that_an_operator_needs() -> None:
+    height, width = open_size(default_range("h")), open_size(default_range("w"))
+    one = SizesDifferError("whether h / 16 - 2 is 1", height // 16 - 2, 1)
+    assert agreeing_size(one, {"h": 128, "w": 128}) == ("h", 63)
+    both = SizesDifferError("whether h is w", height, width)
+    assert agreeing_size(both, {"h": 64, "w": 128})[1] in (64, 128)  # type: ignore[index]  # found
+    asked = OpenSizeError("whether h is odd")
+    assert agreeing_size(asked, {"h": 128, "w": 99}) == ("w", 99)
+    assert agreeing_size(asked, {}) is None
+
+
+def test_one_line_tells_the_profile() -> None:
+    ranges = [default_range("batch"), parse_range("seq", "1..512")]
+    text = profile_text(ranges, {"batch": 1, "seq": 128})
+    assert text.startswith("dynamic: batch=1 (1..4096), seq=128 (1..512);")
+    assert profile_text([], {}) == ""
+
+
+def model(nodes: list[Any], dims: list[Any], **constants: np.ndarray) -> bytes:
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", dims), ("y", None))
+    )
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "profiled", [x], [y], tensors)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(onnx.shape_inference.infer_shapes(made).SerializeToString())
+
+
+def test_a_height_that_the_model_needs_is_found_and_told() -> None:
+    """Squeeze removes an axis that has one element only if the image is 48 high."""
+    made = model(
+        [
+            helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[48, 1], strides=[48, 1]),
+            helper.make_node("Squeeze", ["p", "axes"], ["y"]),
+        ],
+        ["batch", 3, "height", "width"],
+        axes=np.array([2]),
+    )
+    planned = plan_first_sizes(ModelRequest(made), {})
+    assert planned.open is not None
+    assert [d.name for d in planned.open.ranges] == ["batch", "width"]
+    assert dict(planned.sizes) == {"batch": 1, "width": 224}
+    assert planned.graph.types["x"].shape[2] // 48 == 1
+    assert len(planned.notes) == 1 and planned.notes[0].startswith("height=")
+
+
+def test_a_model_is_planned_and_measured_at_its_hints() -> None:
+    relu = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", 3, "h", "w"])
+    planned = plan_first_sizes(ModelRequest(relu), {})
+    assert planned.open is not None and not planned.open.stated
+    assert dict(planned.sizes) == {"batch": 1, "h": 224, "w": 224}
+    assert [dict(each.sizes) for each in planned.open.drawn] == [dict(planned.sizes)]
+    ranged = plan_first_sizes(ModelRequest(relu), {"h": ["1..64"]}, {"w": {7: 1.0, 9: 3.0}})
+    assert ranged.open is not None and ranged.open.stated
+    assert dict(ranged.sizes)["w"] == 9 and dict(ranged.sizes)["batch"] == 1
+    assert len({dict(each.sizes)["h"] for each in ranged.open.drawn}) > 1
