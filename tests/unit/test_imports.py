@@ -34,6 +34,7 @@ INSIDE: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "sizes": {"errors"},
     "ranges": {"errors", "sizes"},
+    "profile": {"ranges", "runtime", "sizes"},
     "labels": set(),
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
