@@ -165,6 +165,17 @@ static void features_of(char value[8192], const char *paragraph) {
     tw_text_free(&parted);
 }
 
+/* Whether a process may use registers that hold matrices. Linux grants them to one that asks (its
+   Documentation/arch/x86/xstate.rst), with all that fork from it: those that run candidates. */
+static bool matrices_granted(void) {
+#if defined(__x86_64__) && defined(__linux__)
+    enum { ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18 };
+    return syscall(ARCH_PRCTL, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
 static void add_features(tw_text *text, const core *cores, int count) {
     static char first[8192], other[8192];
     static const char *words[MOST_FEATURES], *theirs[MOST_FEATURES];
@@ -181,13 +192,12 @@ static void add_features(tw_text *text, const core *cores, int count) {
                 words[kept++] = words[j];
         found = kept;
     }
-    bool said = false;
+    bool said = false, matrices = matrices_granted();
     for (int i = 0; i < found; i++) {
         char *name = (char *)words[i];
         for (char *c = name; *c; c++)
             if (*c == '\1') *c = '_';
-        if (strncmp(name, "amx", 3) == 0)
-            continue; /* Linux grants its registers to who asks alone */
+        if (!matrices && strncmp(name, "amx", 3) == 0) continue;
         tw_text_format(text, said ? "," : ",\"features\":[");
         tw_text_string(text, name, strlen(name));
         said = true;
