@@ -67,12 +67,14 @@ def _average_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray
     window = Window.of(attrs, ints(attrs, "kernel"))
     total = reduce_windows(x, window, np.add, 0.0)
     if len(arrays) == 2:
-        return np.multiply(total, arrays[1], out=total, casting="same_kind")
-    if integer(attrs, "count_include_pad", 0) or not window.is_padded:
-        return np.divide(total, prod(window.kernel), out=total, casting="same_kind")
-    none = (0,) * len(window.kernel)
-    counts = np.maximum(_counts(np.arange, window, x.shape[2:], none, none), 1)
-    return np.divide(total, counts, out=total, casting="same_kind")
+        np.multiply(total, arrays[1], out=total, casting="same_kind")
+        return total
+    divisors = np.asarray(prod(window.kernel), np.float64)
+    if window.is_padded and not integer(attrs, "count_include_pad", 0):
+        none = (0,) * len(window.kernel)
+        divisors = np.maximum(_counts(np.arange, window, x.shape[2:], none, none), 1)
+    np.divide(total, divisors, out=total, casting="same_kind")
+    return total
 
 
 def _counts(

@@ -95,6 +95,8 @@ def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: fl
     larger than the operand or the result.
     """
     dims = list(enumerate(lines(window, x.shape[2:]), 2))
+    if not dims:
+        return x.copy()
     for axis, line in sorted(dims, key=lambda each: each[1].outputs / max(1, each[1].extent)):
         x = _reduce_line(x, axis, line, combine, neutral)
     return x
@@ -105,15 +107,14 @@ def _reduce_line(
 ) -> np.ndarray:
     shape = (*x.shape[:axis], line.outputs, *x.shape[axis + 1 :])
     result = np.full(shape, neutral, x.dtype)
-    ahead = (slice(None),) * axis
+    read, written = np.moveaxis(x, axis, 0), np.moveaxis(result, axis, 0)
     if line.outputs < len(line.taps):
         for output in range(line.outputs):
-            part = x[(*ahead, line.window(output))]
-            if part.shape[axis]:
-                result[(*ahead, output)] = combine.reduce(part, axis=axis, dtype=x.dtype)
+            part = read[line.window(output)]
+            if len(part):
+                written[output] = combine.reduce(part, axis=0, dtype=x.dtype)
         return result
     for tap in line.taps:
         outputs, elements = line.read(tap)
-        kept = result[(*ahead, outputs)]
-        combine(kept, x[(*ahead, elements)], out=kept)
+        combine(written[outputs], read[elements], out=written[outputs])
     return result
