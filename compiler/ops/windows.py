@@ -15,7 +15,7 @@ from compiler.ops.shapes import Shape, Window
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WindowLine:
     """One dimension of a window, over `extent` elements; `before` are its first pads."""
 
     extent: int
@@ -55,14 +55,14 @@ def _every(start: int, count: int, step: int) -> slice:
     return slice(start, start + (count - 1) * step + 1, step) if count > 0 else slice(0, 0)
 
 
-def lines(window: Window, spatial: Shape) -> list[Line]:
+def lines(window: Window, spatial: Shape) -> list[WindowLine]:
     """The dimensions of a window over an input of these extents.
 
     Raises:
         InvalidModelError: if the window does not fit.
     """
     return [
-        Line(*line)
+        WindowLine(*line)
         for line in zip(
             spatial,
             window.output(spatial),
@@ -75,7 +75,7 @@ def lines(window: Window, spatial: Shape) -> list[Line]:
     ]
 
 
-def reads(dims: list[Line]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
+def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
     """Each tap that reads elements, with the outputs that it reads for and what it reads."""
     if not dims:
         yield (), (), ()
@@ -103,7 +103,7 @@ def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: fl
 
 
 def _reduce_line(
-    x: np.ndarray, axis: int, line: Line, combine: np.ufunc, neutral: float
+    x: np.ndarray, axis: int, line: WindowLine, combine: np.ufunc, neutral: float
 ) -> np.ndarray:
     shape = (*x.shape[:axis], line.outputs, *x.shape[axis + 1 :])
     result = np.full(shape, neutral, x.dtype)

@@ -9,10 +9,13 @@ from math import prod
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from compiler import ops
+from compiler.driver import load_graph
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
+from compiler.ops.interpret import run_graph
 from compiler.ops.shapes import Shape, Window, pad
 
 ROOM = 1 << 18
@@ -88,6 +91,32 @@ def test_convolutions_are_right_for_any_window() -> None:
             expected += bias.reshape(-1, *(1,) * len(spatial))
             found = run("conv", [x, w, bias], (*attrs, ("group", group)))
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool"])
+def test_a_window_of_1280_in_an_image_of_7(op: str) -> None:
+    """EfficientNet's last pool, as transformers exports it: the window has the channels' extent."""
+    shape = (1, 320, 7, 7)
+    attrs = {"kernel_shape": [1280, 1280], "strides": [1280, 1280], "ceil_mode": 1}
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], **attrs)],
+        "pool",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (*shape[:2], 1, 1))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    x = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
+    expected = {
+        "AveragePool": x.mean((2, 3), np.float64),
+        "MaxPool": x.max((2, 3)),
+        "LpPool": np.sqrt(np.square(x, dtype=np.float64).sum((2, 3))),
+    }
+    tracemalloc.start()
+    (found,) = run_graph(load_graph(model), {"x": x})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(found[..., 0, 0], expected[op], rtol=1e-5, atol=1e-6)
+    assert peak <= 4 * (x.nbytes + found.nbytes) + 4 * ROOM
 
 
 def shares(spatial: Shape, kernel: Shape, pads: Shape) -> np.ndarray:
