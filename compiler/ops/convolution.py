@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -22,6 +21,7 @@ from compiler.ops.padding import resolve_pads
 from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Window, operand_count, pad, show
+from compiler.ops.windows import lines, reads
 from compiler.sizes import equal
 
 _IM2COL_CHANNELS = 16
@@ -49,35 +49,54 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     group = integer(attrs, "group", 1)
     window = Window.of(attrs, w.shape[2:])
     spatial = window.output(x.shape[2:])
+    batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
+    result = np.zeros((batch, filters, *spatial), x.dtype)
+    space = x.size + w.size + result.size
+    row = batch * channels * prod(window.kernel) * prod(spatial[1:])
+    padded = prod(n + b + a for n, (b, a) in zip(x.shape, window.pads(), strict=True))
+    if channels < _IM2COL_CHANNELS and group == 1 and max(row, padded) <= space:
+        _unfolded(x, w, window, space // row, result)
+    else:
+        _tap_by_tap(x, w, window, group, result)
+    if bias:
+        result += bias[0].reshape(-1, *(1,) * len(spatial))
+    return accumulated(result, attrs, arrays[0].dtype)
+
+
+def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: np.ndarray) -> None:
+    """Add to the result, with one matrix product for so many of its rows."""
     padded = pad(x, window.pads())
+    reach = [d * (k - 1) + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
+    rank = len(reach)
+    windows = sliding_window_view(padded, reach, tuple(range(2, 2 + rank)))
+    steps = [slice(None, None, s) for s in window.strides]
+    taps = [slice(None, None, d) for d in window.dilations]
+    picked: tuple[Any, ...] = (..., *steps, *taps)
+    # (batch, channels, *output, *taps) -> (batch, channels, *taps, *output)
+    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    windows = windows[picked].transpose(order)
+    batch, filters = result.shape[:2]
+    weights = w.reshape(filters, -1)
+    for start in range(0, result.shape[2], rows):
+        part = result[:, :, start : start + rows]
+        columns = windows[(slice(None),) * (2 + rank) + (slice(start, start + rows),)]
+        part += (weights @ columns.reshape(batch, weights.shape[1], -1)).reshape(part.shape)
+
+
+def _tap_by_tap(
+    x: np.ndarray, w: np.ndarray, window: Window, group: int, result: np.ndarray
+) -> None:
+    """Add to the result, with one matrix product for each tap."""
     batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
     weights = w.reshape(group, filters // group, channels, *window.kernel)
-    grouped = padded.reshape(batch, group, channels, *padded.shape[2:])
-    points = prod(spatial)
-    if channels < _IM2COL_CHANNELS and group == 1:
-        reach = [d * (k - 1) + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
-        axes = tuple(range(3, grouped.ndim))
-        windows = sliding_window_view(grouped, reach, axes)
-        steps = [slice(None, None, s) for s in window.strides]
-        taps = [slice(None, None, d) for d in window.dilations]
-        picked: tuple[Any, ...] = (..., *steps, *taps)
-        windows = windows[picked]
-        # (batch, group, channels, *output, *taps) -> (batch, group, channels * taps, points)
-        order = (0, 1, 2, *(d + len(steps) for d in axes), *axes)
-        columns = windows.transpose(order).reshape(batch, group, -1, points)
-        result = weights.reshape(group, filters // group, -1) @ columns
-    else:
-        result = np.zeros((batch, group, filters // group, points), x.dtype)
-        for tap in product(*map(range, window.kernel)):
-            part = grouped[window.read(tap, spatial)]
-            part = part.reshape(batch, group, channels, points)
-            at: tuple[Any, ...] = (..., *tap)
-            factor = weights[at]
-            result += factor * part if channels == 1 else factor @ part
-    result = result.reshape(batch, filters, *spatial)
-    if bias:
-        result = result + bias[0].reshape(-1, *(1,) * len(spatial))
-    return accumulated(result, attrs, arrays[0].dtype)
+    grouped = x.reshape(batch, group, channels, *x.shape[2:])
+    sums = result.reshape(batch, group, filters // group, *result.shape[2:])
+    for tap, places, elements in reads(lines(window, x.shape[2:])):
+        at: list[tuple[Any, ...]] = [(..., *index) for index in (elements, places, tap)]
+        image, part, factor = grouped[at[0]], sums[at[1]], weights[at[2]]
+        points = image.reshape(batch, group, channels, -1)
+        product = factor * points if channels == 1 else factor @ points
+        part += product.reshape(part.shape)
 
 
 def _expression(

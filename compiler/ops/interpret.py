@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,7 +37,8 @@ def run_graph(
             unbounded loop run for very long.
     """
     check_inputs(graph, inputs)
-    given = [_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs]
+    # A generator, since a list would keep the inputs in float64 to the end.
+    given = (_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs)
     return [
         array if float64 and graph.types[value].dtype.is_float else to_memory(array, dtype)
         for value, array in zip(graph.outputs, _run(graph, given, float64, chosen), strict=True)
@@ -46,38 +47,64 @@ def run_graph(
 
 
 def _run(
-    graph: Graph, inputs: Sequence[np.ndarray], float64: bool, chosen: NodeHook | None = None
+    graph: Graph, inputs: Iterable[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
-    """The outputs, inputs and outputs in the types that are computed in."""
+    """The outputs, inputs and outputs in the types that are computed in.
+
+    A value is held from its first use, or the node that makes it, to its last use.
+    """
     values = dict(zip(graph.inputs, inputs, strict=True))
-    for value, array in graph.constants.items():
-        values[value] = _to_compute(array, graph.types[value].dtype, float64)
     blocks: dict[str, Mapping[int, np.ndarray]] = {}
-    last_use = {value: node.name for node in graph.nodes for value in node.inputs}
-    for node in graph.nodes:
-        operator, kind = ops.get(node.op), graph.types[node.output]
-        operands = [values[value] for value in node.inputs]
-        if operator.control is not None:
-            blocks[node.output] = operator.control(
+    last_use = {value: number for number, node in enumerate(graph.nodes) for value in node.inputs}
+    last_use |= dict.fromkeys(graph.outputs, len(graph.nodes))
+    for value in graph.inputs:
+        if value not in last_use:
+            del values[value]
+
+    def held(value: str) -> np.ndarray:
+        if value not in values:
+            kind = graph.types[value]
+            values[value] = _to_compute(graph.constants[value], kind.dtype, float64)
+        return values[value]
+
+    for number, node in enumerate(graph.nodes):
+        operands = [held(value) for value in node.inputs]
+        control = ops.get(node.op).control
+        if control is not None:
+            blocks[node.output] = control(
                 operands, node.attrs, lambda body, given: _run(body, given, float64)
             )
             values[node.output] = np.zeros(0)  # `field` nodes read the values in `blocks`
+        elif node.op == "field":
+            result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
+            values[node.output] = _rounded(result, graph.types[node.output], float64)
+            del result
         else:
-            with np.errstate(all="ignore"):
-                if node.op == "field":
-                    result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
-                else:
-                    result = np.asarray(operator.reference(operands, node.attrs))
-            if chosen is not None and operator.native is not None:
-                result = chosen(node, operands, result)
-            if node.op == "trim":  # the type states only the largest extent
-                kind = TensorType(kind.dtype, result.shape)
-            values[node.output] = _rounded(result, kind, float64)
-        for value in set(node.inputs):
-            if last_use[value] == node.name and not graph.returns(value):
+            values[node.output] = _result(graph, node, operands, float64, chosen)
+        del operands
+        for value in {*node.inputs, node.output}:
+            if last_use.get(value, number) == number:
                 del values[value]
                 blocks.pop(value, None)
-    return [values[value] for value in graph.outputs]
+    return [held(value) for value in graph.outputs]
+
+
+def _result(
+    graph: Graph,
+    node: Node,
+    operands: Sequence[np.ndarray],
+    float64: bool,
+    chosen: NodeHook | None,
+) -> np.ndarray:
+    """What a node makes of its operands, rounded to its type."""
+    operator, kind = ops.get(node.op), graph.types[node.output]
+    with np.errstate(all="ignore"):
+        result = np.asarray(operator.reference(operands, node.attrs))
+    if chosen is not None and operator.native is not None:
+        result = chosen(node, operands, result)
+    if node.op == "trim":  # the type states only the largest extent
+        kind = TensorType(kind.dtype, result.shape)
+    return _rounded(result, kind, float64)
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
@@ -97,7 +124,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
 def _to_compute(array: np.ndarray, dtype: DType, float64: bool) -> np.ndarray:
     values = from_memory(array, dtype)
     if dtype.is_float and float64:
-        return values.astype(np.float64)
+        return values.astype(np.float64, copy=False)
     return values.astype(np.float32) if dtype is DType.FLOAT16 else values
 
 

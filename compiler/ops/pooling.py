@@ -28,10 +28,10 @@ from compiler.ops.shapes import (
     broadcast,
     broadcast_index,
     operand_count,
-    pad,
     same_dtype,
     show,
 )
+from compiler.ops.windows import reduce_windows
 
 
 def _output(x: TensorType, attrs: Attrs) -> Shape:
@@ -56,37 +56,25 @@ def _infer_average(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     return TensorType(types[0].dtype, shape)
 
 
-def _windows(x: np.ndarray, attrs: Attrs, fill: float) -> tuple[list[np.ndarray], Window]:
-    """For each tap, the element that it reads for every output."""
-    window = Window.of(attrs, ints(attrs, "kernel"))
-    spatial = window.output(x.shape[2:])
-    padded = pad(x, window.pads(), fill)
-    taps = product(*map(range, window.kernel))
-    return [padded[window.read(tap, spatial)] for tap in taps], window
-
-
 def _max_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     lowest = -np.inf if x.dtype.kind == "f" else float(np.iinfo(x.dtype).min)
-    parts, _ = _windows(x, attrs, lowest)
-    result = parts[0].copy()
-    for part in parts[1:]:
-        np.maximum(result, part, out=result)
-    return result
+    return reduce_windows(x, Window.of(attrs, ints(attrs, "kernel")), np.maximum, lowest)
 
 
 def _average_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     x = arrays[0]
-    parts, window = _windows(x, attrs, 0.0)
-    total = np.zeros_like(parts[0])
-    for part in parts:
-        total += part
+    window = Window.of(attrs, ints(attrs, "kernel"))
+    total = reduce_windows(x, window, np.add, 0.0)
     if len(arrays) == 2:
-        return np.asarray(total * arrays[1], x.dtype)
-    if integer(attrs, "count_include_pad", 0) or not window.is_padded:
-        return np.asarray(total / prod(window.kernel), x.dtype)
-    counts = _counts(np.arange, window, x.shape[2:], window.before, window.after)
-    return np.asarray(total / counts, x.dtype)
+        np.multiply(total, arrays[1], out=total, casting="same_kind")
+        return total
+    divisors = np.asarray(prod(window.kernel), np.float64)
+    if window.is_padded and not integer(attrs, "count_include_pad", 0):
+        none = (0,) * len(window.kernel)
+        divisors = np.maximum(_counts(np.arange, window, x.shape[2:], none, none), 1)
+    np.divide(total, divisors, out=total, casting="same_kind")
+    return total
 
 
 def _counts(
@@ -103,10 +91,12 @@ def _counts(
     counts: np.ndarray = np.ones((1, 1), np.float64)
     rank = len(spatial)
     for dim, outputs in enumerate(window.output(spatial)):
-        starts = counting(outputs).reshape((outputs, 1)) * window.strides[dim] - window.before[dim]
-        taps = starts + np.arange(window.kernel[dim]) * window.dilations[dim]
-        inside = (taps >= -before[dim]) & (taps < spatial[dim] + after[dim])
-        inside = inside.astype(np.float64).sum(axis=1)
+        starts = counting(outputs) * window.strides[dim] - window.before[dim]
+        # Tap t reads at start + t * dilation. These taps lie before the edges, negated:
+        outside = np.floor((starts + before[dim]) / window.dilations[dim])
+        within = np.floor((starts - (spatial[dim] + after[dim])) / window.dilations[dim])
+        inside = np.minimum(outside, 0.0) - np.maximum(within, -float(window.kernel[dim]))
+        inside = np.maximum(inside, 0.0)
         counts = counts * inside.reshape((outputs, *(1,) * (rank - 1 - dim)))
     return counts
 

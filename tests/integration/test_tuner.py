@@ -13,6 +13,7 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import blocked
+from compiler.runtime.verify import tolerance_for
 from compiler.target import Target, host_target
 from compiler.workload import Boundary, Workload, make_workload
 from tuner.loop import tune
@@ -49,10 +50,10 @@ def convolution(target: Target, last: str = "relu") -> Workload:
     )
 
 
-def product(threads: int) -> Workload:
-    a = TensorType(DType.FLOAT32, (48, 64))
-    b = TensorType(DType.FLOAT32, (64, 96))
-    y = TensorType(DType.FLOAT32, (48, 96))
+def product(threads: int, dtype: DType = DType.FLOAT32) -> Workload:
+    a = TensorType(dtype, (48, 64))
+    b = TensorType(dtype, (64, 96))
+    y = TensorType(dtype, (48, 96))
     node = Node("m", "matmul", ("a", "b"), ("y",))
     graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
     return make_workload(graph, ["m"], {"b": Boundary(b, constant=True)})
@@ -128,6 +129,17 @@ def test_two_workloads_are_tuned_and_certified(
         # An estimate of a machine that it does not know may suggest what spills.
         failed = {t.measurement.error for t in trials if not t.measurement.ok and not spills(t)}
         assert not failed
+
+
+def test_a_product_in_float64_is_tuned(builder: ProcessBuilder, runner: LocalRunner) -> None:
+    target = host_target()
+    task = make_task(product(1, DType.FLOAT64), target)
+    store = _tune([task], builder, runner, trials=8)
+    record = store.best_record(task.key)
+    assert record is not None
+    assert record.measurement.tolerance == tolerance_for(DType.FLOAT64)
+    trials = [trial for trial in store.trials(task.key) if not spills(trial)]
+    assert {trial.measurement.status for trial in trials} == {Status.OK}
 
 
 def test_code_that_computes_something_else_never_wins(runner: LocalRunner) -> None:

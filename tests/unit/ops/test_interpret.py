@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -80,3 +84,76 @@ def test_outputs_that_are_used_again_survive() -> None:
     g = Graph("g", ("x",), ("y", "z", "x"), nodes, dict.fromkeys("xyz", kind))
     y, z, x = run_graph(g, {"x": np.zeros(1, np.float32)})
     assert (y[0], z[0], x[0]) == (1, -1, 0)
+
+
+CHAIN = 50
+ELEMENTS = 1 << 20
+
+
+def chain(dtype: DType) -> Graph:
+    kind = TensorType(dtype, (ELEMENTS,))
+    names = ["x", *(f"v{i}" for i in range(CHAIN))]
+    nodes = tuple(Node(f"n{i}", "relu", (names[i],), (names[i + 1],)) for i in range(CHAIN))
+    return Graph("g", ("x",), (names[-1],), nodes, dict.fromkeys(names, kind))
+
+
+def peak(g: Graph, inputs: dict[str, np.ndarray], **options: Any) -> int:
+    """Bytes that a run needs beside its inputs and constants."""
+    tracemalloc.start()
+    run_graph(g, inputs, **options)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("float64", [False, True])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
+def test_values_are_freed_after_their_last_use(dtype: DType, float64: bool) -> None:
+    x = np.ones(ELEMENTS, dtype.numpy)
+    assert peak(chain(dtype), {"x": x}, float64=float64) < 4 * ELEMENTS * (8 if float64 else 4)
+
+
+def test_hooks_replace_what_the_next_nodes_read() -> None:
+    """Native operators alone: a hook may choose among results that are as right."""
+    places, seen = TensorType(DType.INT64, (4,)), []
+    k = (("axis", 0), ("k", 4))
+    nodes = (
+        Node("first", "top_k", ("x",), ("a",), k),
+        Node("between", "add", ("a", "a"), ("b",)),
+        Node("second", "top_k", ("b",), ("c",), k),
+    )
+    types = {"x": TensorType(DType.FLOAT32, (4,))} | dict.fromkeys("abc", places)
+    g = Graph("g", ("x",), ("c",), nodes, types)
+
+    def reverse(node: Node, operands: Sequence[np.ndarray], result: np.ndarray) -> np.ndarray:
+        seen.append((node.name, operands[0].tolist(), result.tolist()))
+        return result[::-1]
+
+    (found,) = run_graph(g, {"x": np.array([4, 3, 2, 1], np.float32)}, chosen=reverse)
+    assert seen == [
+        ("first", [4, 3, 2, 1], [0, 1, 2, 3]),
+        ("second", [6, 4, 2, 0], [0, 1, 2, 3]),
+    ]
+    assert found.tolist() == [3, 2, 1, 0]
+
+
+def test_values_that_nobody_reads_are_not_kept() -> None:
+    kind = TensorType(DType.FLOAT32, (ELEMENTS,))
+    nodes = tuple(Node(f"n{i}", "relu", ("x",), (f"v{i}",)) for i in range(CHAIN))
+    g = Graph("g", ("x",), ("v0",), nodes, {"x": kind} | {f"v{i}": kind for i in range(CHAIN)})
+    assert peak(g, {"x": np.ones(ELEMENTS, np.float32)}) < 4 * ELEMENTS * 4
+
+
+def test_constants_are_converted_where_they_are_used() -> None:
+    kind = TensorType(DType.FLOAT32, (ELEMENTS,))
+    names = ["x", *(f"v{i}" for i in range(8))]
+    nodes = tuple(Node(f"n{i}", "add", (names[i], f"c{i}"), (names[i + 1],)) for i in range(8))
+    weight = np.ones(ELEMENTS, np.float32)
+    constants = {f"c{i}": weight for i in range(8)}
+    types = dict.fromkeys([*names, *constants], kind)
+    # An output may be a constant, too.
+    g = Graph("g", ("x",), (names[-1], "c0"), nodes, types, constants)
+    x = np.ones(ELEMENTS, np.float32)
+    total, kept = run_graph(g, {"x": x}, float64=True)
+    assert (total == 9).all() and (kept == 1).all()
+    assert peak(g, {"x": x}, float64=True) < 5 * ELEMENTS * 8

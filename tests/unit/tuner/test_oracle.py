@@ -73,6 +73,26 @@ def test_positions_in_tables_of_trees_reach_every_record() -> None:
             assert 3 * bound // 4 < found.max() < bound
 
 
+def float64_product() -> Workload:
+    make = Maker()
+    a, b = (make.input(name, 8, 8, dtype=DType.FLOAT64) for name in "ab")
+    return as_workload(make.graph(make("matmul", a, b)), ("b",))
+
+
+def test_what_float64_is_compared_with_is_float64() -> None:
+    """Rounded to float32, it would refuse every kernel: the tolerance is far below that."""
+    made = make_reference(float64_product())
+    a, b = (spec.draw() for spec in made.inputs)
+    expected = np.load(io.BytesIO(made.expected))
+    assert a.dtype == b.dtype == expected.dtype == np.float64
+    assert compare(a @ b, expected) < made.tolerance / 1e4 < 1e-13
+    assert compare((a @ b).astype(np.float32), expected) > made.tolerance
+
+
+def test_what_float32_is_compared_with_is_float32() -> None:
+    assert np.load(io.BytesIO(make_reference(_product()).expected)).dtype == np.float32
+
+
 @pytest.mark.parametrize("draw", range(len(DRAWS)))
 def test_no_draw_saturates_what_follows_a_sum(draw: int) -> None:
     """A ReLU6 of large sums is 0 or 6, and float32's errors of large sums beside 6 refuse anything.

@@ -1,0 +1,120 @@
+"""How references read windows: tap after tap, without padding and without a copy of any window.
+
+So their memory follows the operands and the result, and not the extents of the window. Taps that
+read nothing but padding take no time either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.ops.shapes import Shape, Window
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLine:
+    """One dimension of a window, over `extent` elements; `before` are its first pads."""
+
+    extent: int
+    outputs: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+
+    @property
+    def taps(self) -> range:
+        """The taps that read an element for at least one output, perhaps some more."""
+        last_start = (self.outputs - 1) * self.stride - self.before
+        first = max(0, -(last_start // self.dilation))
+        last = min(self.kernel - 1, (self.extent - 1 + self.before) // self.dilation)
+        return range(first, last + 1)
+
+    def read(self, tap: int) -> tuple[slice, slice]:
+        """Outputs for which a tap reads an element, and those elements; both may be empty."""
+        start = tap * self.dilation - self.before
+        first = max(0, -(start // self.stride))
+        count = min(self.outputs - 1, (self.extent - 1 - start) // self.stride) - first + 1
+        return slice(first, first + max(count, 0)), _every(
+            start + first * self.stride, count, self.stride
+        )
+
+    def window(self, output: int) -> slice:
+        """The elements that the taps read for an output; there may be none."""
+        start = output * self.stride - self.before
+        first = max(0, -(start // self.dilation))
+        count = min(self.kernel - 1, (self.extent - 1 - start) // self.dilation) - first + 1
+        return _every(start + first * self.dilation, count, self.dilation)
+
+
+def _every(start: int, count: int, step: int) -> slice:
+    """So many elements from `start` on, `step` apart."""
+    return slice(start, start + (count - 1) * step + 1, step) if count > 0 else slice(0, 0)
+
+
+def lines(window: Window, spatial: Shape) -> list[WindowLine]:
+    """The dimensions of a window over an input of these extents.
+
+    Raises:
+        InvalidModelError: if the window does not fit.
+    """
+    return [
+        WindowLine(*line)
+        for line in zip(
+            spatial,
+            window.output(spatial),
+            window.kernel,
+            window.strides,
+            window.dilations,
+            window.before,
+            strict=True,
+        )
+    ]
+
+
+def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
+    """Each tap that reads elements, with the outputs that it reads for and what it reads."""
+    if not dims:
+        yield (), (), ()
+        return
+    *outer, line = dims
+    inner = [(tap, *line.read(tap)) for tap in line.taps]
+    for taps, places, elements in reads(outer):
+        for tap, place, element in inner:
+            if place.stop > place.start:
+                yield (*taps, tap), (*places, place), (*elements, element)
+
+
+def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: float) -> np.ndarray:
+    """The elements of every window of (batch, channels, ...), combined; padding takes no part.
+
+    One dimension after the other, first those that shrink most: what lies between two of them is no
+    larger than the operand or the result.
+    """
+    dims = list(enumerate(lines(window, x.shape[2:]), 2))
+    if not dims:
+        return x.copy()
+    for axis, line in sorted(dims, key=lambda each: each[1].outputs / max(1, each[1].extent)):
+        x = _reduce_line(x, axis, line, combine, neutral)
+    return x
+
+
+def _reduce_line(
+    x: np.ndarray, axis: int, line: WindowLine, combine: np.ufunc, neutral: float
+) -> np.ndarray:
+    shape = (*x.shape[:axis], line.outputs, *x.shape[axis + 1 :])
+    result = np.full(shape, neutral, x.dtype)
+    read, written = np.moveaxis(x, axis, 0), np.moveaxis(result, axis, 0)
+    if line.outputs < len(line.taps):
+        for output in range(line.outputs):
+            part = read[line.window(output)]
+            if len(part):
+                written[output] = combine.reduce(part, axis=0, dtype=x.dtype)
+        return result
+    for tap in line.taps:
+        outputs, elements = line.read(tap)
+        combine(written[outputs], read[elements], out=written[outputs])
+    return result
