@@ -40,7 +40,7 @@ from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.dask_builder import BuilderError
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.wire import MeasureRequest
 from tuner.tasks import Task
 
