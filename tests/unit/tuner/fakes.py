@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,9 +75,10 @@ class FakeTask:
 @dataclass
 class FakePrepared:
     found: tuple[ExpectedOutput, ...] | NoReference
+    is_done: bool = True
 
     def done(self) -> bool:
-        return True
+        return self.is_done
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
         return self.found
@@ -85,9 +86,10 @@ class FakePrepared:
 
 @dataclass
 class FakeReferences:
-    """References of which those of some workloads cannot be made."""
+    """References of which those of some workloads cannot be made, or not in time."""
 
     refused: Mapping[str, NoReference] = field(default_factory=dict)
+    slow: Collection[str] = ()
 
     def prepare(
         self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]
@@ -97,7 +99,8 @@ class FakeReferences:
         draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
         return FakePrepared(
-            tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts)
+            tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts),
+            workload.key not in self.slow,
         )
 
 
