@@ -33,6 +33,10 @@ AHEAD = 2
 """Batches beyond the runner's capacity: one that is built, and one that waits for the builders, so
 that they have work while the loop takes a batch and proposes another."""
 
+PATIENCE_SECONDS = 2.0
+"""A batch that is built waits so long for its reference before other tasks go on without it. Most
+references take less: the order of a run does not depend on how fast they are."""
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -46,6 +50,8 @@ class Batch:
     schedules: tuple[tuple[str, Schedule], ...] = ()
     ticket: Ticket | None = None
     prepared: Prepared | None = None
+    built_at: float = 0.0
+    """When it was seen that it is built, and has no reference yet."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
     twins: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
@@ -101,7 +107,8 @@ class Pipeline:
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
-        return len(self._batches) < self._runner.capacity + AHEAD
+        going = [batch for batch in self._batches if not batch.state.progress.waits]
+        return len(going) < self._runner.capacity + AHEAD
 
     @property
     def is_empty(self) -> bool:
@@ -189,7 +196,7 @@ class Pipeline:
         for batch in self._batches:
             if batch.finished:
                 return batch
-            if self._options.in_order:
+            if self._options.in_order and not batch.state.progress.waits:
                 break
         return None
 
@@ -235,7 +242,12 @@ class Pipeline:
             if not batch.ticket.done():
                 break
             if batch.prepared is None or not batch.prepared.done():
+                now = time.perf_counter()
+                batch.built_at = batch.built_at or now
+                if now - batch.built_at >= PATIENCE_SECONDS:
+                    batch.state.progress.waits = True
                 continue
+            batch.state.progress.waits = False
             with timed(self._timings, "send"):
                 self._submit(batch, batch.ticket.results(), batch.prepared.cases())
             batch.prepared = None  # the request has its own

@@ -10,6 +10,7 @@ import pytest
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import Clock, FakeBuilder, World
+from tuner import pipeline
 from tuner.events import Ended
 from tuner.measure.measurement import (
     Phase,
@@ -166,12 +167,13 @@ def test_a_task_without_a_reference_fails_alone(world: World) -> None:
 
 
 def test_a_slow_reference_keeps_neither_other_tasks_nor_the_end_of_the_run_waiting(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pipeline, "PATIENCE_SECONDS", 0.0)
     small, large = world.tasks
     world.references.slow = {large.workload.key}
     world.clock = Clock(step=0.01)
-    finished = world.tune(trials=10_000, seconds=20.0)
+    finished = world.tune(trials=10_000, seconds=5.0)
     assert finished.ended is Ended.TIME
     assert finished.records[0] is not None and finished.records[1] is None
     assert not world.store.trials(large.key)
