@@ -13,13 +13,18 @@ from compiler import costs, ops
 from compiler.graph.ir import Graph, Node
 from compiler.ops.registry import OpKind
 from compiler.runtime.memory import total_bytes
+from compiler.sizes import Dimension
 from compiler.workload import Workload
+from tuner.measure.measurement import Sizes
 
 FLOAT64_BYTES = 8
 """References compute in float64."""
 
 COPIES = 4
 """A NumPy expression holds so many arrays of the size of its operands and its result, at most."""
+
+NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
+"""Products and look-ups read their operands as they are."""
 
 SHARE = 4
 """A reference may take one part of so many of the memory of the machine or its container."""
@@ -29,6 +34,12 @@ MOST_BYTES = 4 << 30
 
 MOST_OPERATIONS = 10**12
 """NumPy takes a minute or several for so many on one core."""
+
+SMALLER = 0.75
+"""In place of a size that cannot be checked, one that is so many times as large is tried."""
+
+STEPS = 64
+"""After so many such steps, any size is the least one."""
 
 GIB = 1 << 30
 
@@ -57,6 +68,23 @@ class ReferenceLimit:
         return ""
 
 
+def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:
+    """The nearest smaller sizes of its dimensions at which a workload can be checked. The sizes
+    themselves if they can be, or if no smaller ones can."""
+    ranges = {dimension.name: dimension for dimension in workload.dimensions}
+    for step in range(STEPS):
+        smaller = tuple((name, _between(ranges[name], size, step)) for name, size in sizes)
+        if not limit.refusal(workload.at(dict(smaller))):
+            return smaller
+    return sizes
+
+
+def _between(dimension: Dimension, size: int, step: int) -> int:
+    """A size that the dimension may have, between its least but zero and this one."""
+    least, most = max(dimension.low, 1), size // dimension.multiple
+    return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))
+
+
 def reference_bytes(workload: Workload) -> int:
     """About the bytes that the reference holds at a time: the values that are still needed, and
     what the operator under way makes on its way."""
@@ -68,7 +96,8 @@ def reference_bytes(workload: Workload) -> int:
         held = sum(live.values())
         live[node.output] = graph.types[node.output].elements
         own = sum(graph.types[value].elements for value in {*node.inputs, *node.outputs})
-        most = max(most, held + COPIES * (own + _scores(node, graph)))
+        copies = 1 if ops.get(node.op).kind in NOT_COPIED else COPIES
+        most = max(most, held + copies * (own + _scores(node, graph)))
         for value in set(node.inputs):
             if last_use[value] == number and not graph.returns(value):
                 live.pop(value, None)

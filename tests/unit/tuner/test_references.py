@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None
     measured = found.measurement("MatMul_3", 0.5)
     assert measured.status is Status.NO_REFERENCE
     assert measured.error == (
-        "the reference of 'MatMul_3' needs 0.104 GiB, the limit is 0.000977 GiB"
+        "the reference of 'MatMul_3' needs 0.0373 GiB, the limit is 0.000977 GiB"
     )
     operations = ReferenceLimit(64 * GIB, operations=10**9)
     assert operations.refusal(_product(1000, 1000, 1000)) == (
@@ -159,6 +159,12 @@ def test_bytes_are_counted_of_what_lives_at_one_time() -> None:
     few, many = (reference_bytes(as_workload(chain(length))) for length in (2, 20))
     assert few == many
     assert 8 * 2 * 1000 <= few <= 8 * 16 * 1000
+
+
+def test_weights_of_a_product_are_held_twice() -> None:
+    """As they are drawn and as they are computed with."""
+    needed = reference_bytes(_product(1, 4096, 16384))
+    assert 4096 * 16384 * 12 <= needed <= 4096 * 16384 * 17
 
 
 def test_scores_of_an_attention_count() -> None:
@@ -239,6 +245,7 @@ def test_a_reference_that_takes_too_long_is_given_up(
     begun = time.monotonic()
     assert child.compute(_slow().text(), 0) == "takes more than 0.5 s"
     assert time.monotonic() - begun < SECONDS_MOST
+    monkeypatch.undo()
     assert isinstance(child.compute(_product().text(), 0), ExpectedOutput)
 
 
