@@ -29,7 +29,7 @@ from tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, tri
 from tuner.measure.builder import ProcessBuilder, Ticket
 from tuner.measure.local_runner import LocalRunner
 from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import NoReference, ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import RepeatSettings
 from tuner.search.memory import Memory
@@ -66,7 +66,7 @@ def collect(
         runner = LocalRunner("local", device_facts())
         stack.callback(runner.close)
         waiting = _waiting(folder, target, records, unconstrained)
-        references = ReferenceCache()
+        references = stack.enter_context(ReferenceCache())
         building: list[_Building] = []
         while time.monotonic() < stop:
             # one is built while another is measured
@@ -135,10 +135,13 @@ def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: s
         )
     if not entries:
         return failed
+    cases = references.prepare(done.task.workload, Phase.SCREEN).cases()
+    if isinstance(cases, NoReference):
+        return failed
     request, blobs = make_request(
         key,
         list(entries.values()),
-        references.cases(done.task.workload, Phase.SCREEN),
+        cases,
         ROUNDS,
         link=link_to_bytes,
         phase=Phase.SCREEN,

@@ -27,7 +27,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 
 NAME = "plans"
 
@@ -43,7 +43,7 @@ def measure(name: str, trials: int, origin: Origin) -> dict[str, Any]:
         started = time.monotonic()
         try:
             planned = plan_model(ModelRequest(build(name).SerializeToString()))
-            with LocalDevice() as device:
+            with LocalDevice() as device, ReferenceCache() as references:
                 chosen = choose_plan(
                     planned,
                     storage,
@@ -52,7 +52,7 @@ def measure(name: str, trials: int, origin: Origin) -> dict[str, Any]:
                     JobBudget(trials),
                     job_id=NAME,
                     token=CancelToken(),
-                    references=ReferenceCache(),
+                    references=references,
                 )
         finally:
             builder.close()

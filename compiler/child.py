@@ -51,8 +51,12 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        self._process.kill()
+        self.stop()
         self.close()
+
+    def stop(self) -> None:
+        """End it at once, from any thread: the one that reads from the pipe finds its end."""
+        self._process.kill()
 
     def wait(self) -> int:
         """Its exit status; negative is the signal that ended it."""

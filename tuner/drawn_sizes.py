@@ -26,6 +26,7 @@ from compiler.workload import Workload
 from tuner.floor import least_seconds
 from tuner.measure.measurement import Sizes, SizeWeights
 from tuner.measure.points import SizePoint
+from tuner.measure.reference_cost import ReferenceLimit, affordable
 
 DRAWN = 4
 """Sizes of a dimension for which nobody states any, if its range is not cut."""
@@ -88,7 +89,8 @@ def points_of(
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
-    """Where candidates of a workload are measured.
+    """Where candidates of a workload are measured: in place of sizes at which this machine cannot
+    check them, at the nearest smaller ones.
 
     Args:
         workload: of open or of fixed sizes.
@@ -102,9 +104,11 @@ def points_of(
         return (SizePoint(least_seconds=least_seconds(workload, threads)),)
     own = [dimension.name for dimension in dimensions]
     shares: dict[Sizes, float] = {}
+    limit = ReferenceLimit()
     for each in drawn or draw_sizes(dimensions):
         known = dict(each.sizes)
-        sizes = tuple((mine, known[name]) for mine, name in zip(own, names or own, strict=True))
+        asked = tuple((mine, known[name]) for mine, name in zip(own, names or own, strict=True))
+        sizes = affordable(workload, asked, limit)
         shares[sizes] = shares.get(sizes, 0.0) + each.share
     fixed = {sizes: workload.at(dict(sizes)) for sizes in shares}
     cost = {sizes: max(costs.cost(at), 1.0) for sizes, at in fixed.items()}

@@ -15,7 +15,7 @@ from compiler.schedule.schedule import Schedule
 from tuner.measure.batch import BuiltCandidate, Link, link_to_bytes, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import NoReference, Prepared, ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import MeasureRequest, RepeatSettings
 from tuner.options import TuneOptions
@@ -75,29 +75,34 @@ class FixedTrials:
         """
         coming = iter(wanted)
         one = next(coming, None)
-        building: deque[tuple[Wanted, Ticket]] = deque()
+        building: deque[tuple[Wanted, Ticket, Prepared]] = deque()
         running: dict[str, MeasureRequest] = {}
         done: list[Trial] = []
         failed: CompilerError | None = None
         while one is not None or building or running:
             if failed is not None or stopped():
-                for _, ticket in building:
+                for _, ticket, _ in building:
                     ticket.cancel()
                 self.runner.cancel(list(running))
                 one = None
                 building.clear()
             try:
                 while one is not None and len(building) < AHEAD:
-                    self.references.prepare(one.task.workload, one.phase, one.task.points)
-                    building.append((one, self.builder.submit(one.task, list(one.schedules))))
+                    task = one.task
+                    prepared = self.references.prepare(task.workload, one.phase, task.points)
+                    ticket = self.builder.submit(task, list(one.schedules))
+                    building.append((one, ticket, prepared))
                     one = next(coming, None)
             except CompilerError as error:
                 failed = error
                 continue
             room = self.runner.capacity + WAITING
-            while building and building[0][1].done() and len(running) < room:
-                built, ticket = building.popleft()
-                sent, trials = self._send(built, ticket.results())
+            while building and len(running) < room:
+                built, ticket, prepared = building[0]
+                if not (ticket.done() and prepared.done()):
+                    break
+                building.popleft()
+                sent, trials = self._send(built, ticket.results(), prepared)
                 done += trials
                 if sent is not None:
                     running[sent.request_id] = sent
@@ -117,7 +122,7 @@ class FixedTrials:
         return done
 
     def _send(
-        self, wanted: Wanted, built: Sequence[Built]
+        self, wanted: Wanted, built: Sequence[Built], prepared: Prepared
     ) -> tuple[MeasureRequest | None, list[Trial]]:
         """Send what was built, and store trials for builds that failed; returns both."""
         entries = [
@@ -132,13 +137,18 @@ class FixedTrials:
             for entry in entries
             if entry.built.status is not Status.OK
         }
-        request = None
-        if good:
+        request, references = None, prepared.cases()
+        if isinstance(references, NoReference):
+            failed |= {
+                entry.trial_id: references.measurement(wanted.task.name, entry.built.build_seconds)
+                for entry in good
+            }
+        elif good:
             try:
                 request, blobs = make_request(
                     wanted.task.key,
                     good,
-                    self.references.cases(wanted.task.workload, wanted.phase, wanted.task.points),
+                    references,
                     RepeatSettings(
                         samples=self.options.screen_samples,
                         sample_seconds=self.options.sample_seconds,
@@ -171,7 +181,7 @@ class FixedTrials:
                 entry.origin,
             )
             for entry in entries
-            if entry.trial_id in failed
+            if entry.trial_id in failed and failed[entry.trial_id].status is not Status.CANCELLED
         ]
         if trials:
             self.store.add_trials(trials)

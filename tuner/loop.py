@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 from compiler.timings import Timings, timed
 from tuner.cancel import CancelToken
@@ -18,7 +19,7 @@ from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Phase, RecordKey, Status, Trial, TuningRecord
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.verdict import winner_of
 from tuner.measure.wire import MeasureRequest, RepeatSettings
@@ -64,30 +65,31 @@ def tune(
 
     Builder and runner stay open. `clock` gives seconds. `bounds` gives the least seconds that the
     machine allows each task (0: unknown); it is called only if there is something to tune.
-    `timings` counts what the loop does, `beside` what the runner does meanwhile. `journal` repeats
-    a run (see `tuner.replay`). Of tasks of one family one is searched (`Task.family`), and none
-    for which `relatives` has a record of another member.
+    `references` are the job's; without them the run has its own. `timings` counts what the loop
+    does, `beside` what the runner does meanwhile. `journal` repeats a run (see `tuner.replay`). Of
+    tasks of one family one is searched (`Task.family`), and none for which `relatives` has a record
+    of another member.
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have one key.
     """
-    cache = references or ReferenceCache()
-    pipeline = Pipeline(
-        builder, runner, link, cache, options, timings=timings, beside=beside, journal=journal
-    )
-    run = _TuningRun(
-        tasks,
-        pipeline,
-        store,
-        options,
-        on_event,
-        token or CancelToken(),
-        clock,
-        bounds,
-        timings,
-        relatives or {},
-    )
-    return run.run()
+    with nullcontext(references) if references is not None else ReferenceCache() as cache:
+        pipeline = Pipeline(
+            builder, runner, link, cache, options, timings=timings, beside=beside, journal=journal
+        )
+        run = _TuningRun(
+            tasks,
+            pipeline,
+            store,
+            options,
+            on_event,
+            token or CancelToken(),
+            clock,
+            bounds,
+            timings,
+            relatives or {},
+        )
+        return run.run()
 
 
 class _TuningRun:
@@ -321,7 +323,9 @@ class _TuningRun:
                 if t.measurement.status.says_something_of_the_candidate
             ]
             state.progress.finished(batch.size, outcomes)
-            if state.retries and not (state.finals_adopted or state.follows):
+            if any(trial.measurement.status is Status.NO_REFERENCE for trial in kept):
+                state.progress.exhausted = True  # nor can its other candidates be checked
+            elif state.retries and not (state.finals_adopted or state.follows):
                 state.progress.exhausted = False
             curves = self._board.curves()
             if curves:

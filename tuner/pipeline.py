@@ -19,7 +19,8 @@ from compiler.timings import Timings, timed
 from tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, Status, Trial
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.oracle import ExpectedOutput
+from tuner.measure.references import NoReference, Prepared, ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import MeasureRequest, RepeatSettings
 from tuner.options import TuneOptions, TuningError
@@ -31,6 +32,10 @@ SCREEN_SENT, FINAL_SENT = -1, -2
 AHEAD = 2
 """Batches beyond the runner's capacity: one that is built, and one that waits for the builders, so
 that they have work while the loop takes a batch and proposes another."""
+
+PATIENCE_SECONDS = 2.0
+"""A batch that is built waits so long for its reference before other tasks go on without it. Most
+references take less: the order of a run does not depend on how fast they are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +49,9 @@ class Batch:
     repeat: RepeatSettings
     schedules: tuple[tuple[str, Schedule], ...] = ()
     ticket: Ticket | None = None
+    prepared: Prepared | None = None
+    built_at: float = 0.0
+    """When it was seen that it is built, and has no reference yet."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
     twins: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
@@ -99,7 +107,8 @@ class Pipeline:
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
-        return len(self._batches) < self._runner.capacity + AHEAD
+        going = [batch for batch in self._batches if not batch.state.progress.waits]
+        return len(going) < self._runner.capacity + AHEAD
 
     @property
     def is_empty(self) -> bool:
@@ -117,7 +126,7 @@ class Pipeline:
         repeat: RepeatSettings,
     ) -> None:
         """Start to build a batch; it is measured when it is built."""
-        self._references.prepare(state.task.workload, phase, state.task.points)
+        prepared = self._references.prepare(state.task.workload, phase, state.task.points)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
         self._batches.append(
@@ -129,6 +138,7 @@ class Pipeline:
                 repeat,
                 named,
                 self._builder.submit(state.task, schedules),
+                prepared,
             )
         )
 
@@ -186,7 +196,7 @@ class Pipeline:
         for batch in self._batches:
             if batch.finished:
                 return batch
-            if self._options.in_order:
+            if self._options.in_order and not batch.state.progress.waits:
                 break
         return None
 
@@ -225,17 +235,30 @@ class Pipeline:
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
     def _forward(self) -> None:
-        """Hand built batches on to the runner, in order."""
+        """Hand built batches on to the runner, in order; one without its reference waits aside."""
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:
                 continue
             if not batch.ticket.done():
                 break
+            if batch.prepared is None or not batch.prepared.done():
+                now = time.perf_counter()
+                batch.built_at = batch.built_at or now
+                if now - batch.built_at >= PATIENCE_SECONDS:
+                    batch.state.progress.waits = True
+                continue
+            batch.state.progress.waits = False
             with timed(self._timings, "send"):
-                self._submit(batch, batch.ticket.results())
+                self._submit(batch, batch.ticket.results(), batch.prepared.cases())
+            batch.prepared = None  # the request has its own
         self._count_busy()
 
-    def _submit(self, batch: Batch, built: Sequence[Built]) -> None:
+    def _submit(
+        self,
+        batch: Batch,
+        built: Sequence[Built],
+        references: Sequence[ExpectedOutput] | NoReference,
+    ) -> None:
         state = batch.state
         entries: list[BuiltCandidate] = []
         first: dict[str, BuiltCandidate] = {}
@@ -259,11 +282,19 @@ class Pipeline:
             else:
                 first[result.object_digest] = entry
                 entries.append(entry)
+        if isinstance(references, NoReference):
+            twins = (twin for each in batch.twins.values() for twin in each)
+            batch.trials += [
+                self._trial(
+                    batch, each, references.measurement(state.task.name, each.built.build_seconds)
+                )
+                for each in (*entries, *twins)
+            ]
+            entries = []
         if not entries:
             batch.finished = True
             return
-        task = state.task
-        references = self._references.cases(task.workload, batch.phase, task.points)
+        assert not isinstance(references, NoReference)
         try:
             request, blobs = make_request(
                 state.task.key,

@@ -53,6 +53,8 @@ class TaskProgress:
     """Candidates on their way."""
     exhausted: bool = False
     """No candidate is left to try, or the task is finished."""
+    waits: bool = False
+    """Its candidates are built, and wait for their reference: others have their turn meanwhile."""
     promised: list[float] = field(default_factory=list)
     """The gain expected of each batch on its way, as a share; the oldest first."""
 
@@ -130,7 +132,8 @@ class TaskScheduler(Generic[T]):
 
     def next(self, batch_size: int = 8) -> T | None:
         """The task for the next batch, or None if no task is worth one."""
-        open_tasks = [task for task in self.tasks if task.progress.open]
+        tasks = [task for task in self.tasks if not task.progress.waits]
+        open_tasks = [task for task in tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
         if untouched:
             # The costliest by estimate: if time runs out, what matters most has been measured.

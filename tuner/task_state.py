@@ -257,6 +257,8 @@ class TaskState:
             if trial.schedule not in self.task.space:
                 continue
             measured = trial.measurement
+            if measured.status is Status.NO_REFERENCE:
+                continue  # now there may be one
             if measured.ok and measured.distribution != self.task.distribution:
                 continue  # its time is that of other sizes
             # Without a job id runs cannot be told apart, so trials of earlier ones do not count.
@@ -330,7 +332,8 @@ class TaskState:
             self.compared[schedule] = measurement
             if counted:
                 self.finals.append(trial)
-        if not measurement.status.says_something_of_the_candidate:
+        unchecked = measurement.status is Status.NO_REFERENCE
+        if not (measurement.status.says_something_of_the_candidate or unchecked):
             if trial.phase is Phase.SCREEN:
                 # Counted over all jobs: a candidate that takes devices down will do so again.
                 self.losses[schedule] += 1

@@ -36,10 +36,20 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min((size for size in found if size is not None), default=None)
 
 
-def _of_machine(path: Path) -> int | None:
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of this machine, or the limit of a container if that is less; None: unknown."""
+    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
+    found = [
+        _of_machine(root / "proc/meminfo", "MemTotal"),
+        int(limit) if limit.isdigit() else None,
+    ]
+    return min((size for size in found if size is not None), default=None)
+
+
+def _of_machine(path: Path, field: str = "MemAvailable") -> int | None:
     for line in _read(path).splitlines():
         name, _, rest = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             return int(rest.split()[0]) * 1024
     return None
 

@@ -27,7 +27,7 @@ from tuner.cancel import CancelToken
 from tuner.fixed_trials import FixedTrials, Wanted
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.statistics import Outcome
 from tuner.options import TuneOptions
 from tuner.store import RecordStore

@@ -36,7 +36,7 @@ from tuner.graph.search import RULE_NAME, Decision, search_graph
 from tuner.graph.times import KernelTimes
 from tuner.measure.builder import Builder
 from tuner.measure.model_runs import Race
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.statistics import Outcome
 from tuner.options import TuneOptions
 from tuner.tasks import Task

@@ -49,7 +49,7 @@ from service.jobs.verification import Verification, Verifier
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Event, Finished
 from tuner.measure.builder import Builder
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.tasks import Task
 
 
@@ -80,7 +80,6 @@ class Workshop:
 
     storage: Storage
     builder: Builder
-    references: ReferenceCache = field(default_factory=ReferenceCache)
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)
     loop: Timings = field(default_factory=Timings)
@@ -174,6 +173,34 @@ def run_job(
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
+    with ReferenceCache() as references:  # however the job ends, they end with it
+        return _run(
+            spec,
+            device,
+            workshop,
+            watcher,
+            references,
+            job_id=job_id,
+            token=token,
+            output=output,
+            deliver_cancelled=deliver_cancelled,
+            sharing=sharing,
+        )
+
+
+def _run(
+    spec: JobSpec,
+    device: Device,
+    workshop: Workshop,
+    watcher: JobWatcher,
+    references: ReferenceCache,
+    *,
+    job_id: str,
+    token: CancelToken,
+    output: Path | None,
+    deliver_cancelled: bool,
+    sharing: Sharing,
+) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
     watcher.phase("importing")
     plans = _plan(spec, workshop)
@@ -181,7 +208,7 @@ def run_job(
     watcher.phase("planning")
     carry_over(plans, storage, workshop.builder)
     with timings.stage("compare plans"), sharing.alone(_choice_of(plans)):
-        chosen, budget = _choose(plans, spec, device, workshop, job_id, token)
+        chosen, budget = _choose(plans, spec, device, workshop, references, job_id, token)
     plans = tuple(each.planned for each in chosen)
     for planned in plans:
         save_texts(planned, storage)
@@ -189,9 +216,7 @@ def run_job(
     with timings.stage("schedule spaces"):
         carry_over(plans, storage, workshop.builder)  # others than the rules' plans have
         tasks = tasks_of(*plans)
-    again = SecondMeasurements(
-        storage, workshop.builder, device, job_id, workshop.references, token
-    )
+    again = SecondMeasurements(storage, workshop.builder, device, job_id, references, token)
     with timings.stage("confirm"):
         confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):
@@ -217,7 +242,7 @@ def run_job(
             job_id=job_id,
             on_event=on_event,
             token=token,
-            references=workshop.references,
+            references=references,
             bounds=lambda: task_bounds(tasks, device),
             timings=workshop.loop,
             beside=workshop.beside,
@@ -244,6 +269,7 @@ def run_job(
                 )
                 for each in chosen
             )
+    references.close()  # nothing is measured any more
     if token.cancelled and not finished.cancelled:
         outcome = replace(outcome, finished=replace(finished, ended=Ended.CANCELLED))
     if outcome.cancelled and not (deliver_cancelled and output is not None):
@@ -325,6 +351,7 @@ def _choose(
     spec: JobSpec,
     device: Device,
     workshop: Workshop,
+    references: ReferenceCache,
     job_id: str,
     token: CancelToken,
 ) -> tuple[list[ChosenPlan], JobBudget]:
@@ -343,7 +370,7 @@ def _choose(
             budget,
             job_id=job_id,
             token=token,
-            references=workshop.references,
+            references=references,
             kernels=workshop.kernels,
             weight_limit_bytes=spec.weight_limit_bytes,
             share=SHARE / len(plans),

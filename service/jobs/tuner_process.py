@@ -1,9 +1,9 @@
 """The tuner process: takes jobs from the database, tunes, builds and verifies the artifacts.
 
-It works on several jobs at a time, each in a thread; they share the builder processes and the
-references. Without a job it trains cost models, and has weak records measured again. It shares
-nothing with the web process but the database and the blobs. If it is killed at any moment, the next
-tuner process goes on from the trials that were stored.
+It works on several jobs at a time, each in a thread; they share the builder processes. Without a
+job it trains cost models, and has weak records measured again. It shares nothing with the web
+process but the database and the blobs. If it is killed at any moment, the next tuner process goes
+on from the trials that were stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.jobs.weak_records import WeakRecords
 from service.settings import Settings
 from tuner.cancel import CancelToken
 from tuner.measure.builder import Builder
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 
 log = structlog.get_logger("tilewright.tuner")
 
@@ -50,7 +50,6 @@ class TunerProcess:
         self._wake = threading.Event()
         self._runs: dict[JobRun, threading.Thread] = {}
         self._builder: Builder | None = None
-        self._references = ReferenceCache()
         self._weak = WeakRecords(storage, self._name)
         self._beside: threading.Thread | None = None
         self._leave_it = CancelToken()
@@ -117,7 +116,7 @@ class TunerProcess:
         )
         if claimed is None:
             return None
-        workshop = Workshop(self._storage, self.builder, self._references)
+        workshop = Workshop(self._storage, self.builder)
         return JobRun(workshop, *claimed, settings.job_lease_seconds)
 
     def _start(self, run: JobRun) -> None:
@@ -168,7 +167,8 @@ class TunerProcess:
 
         def work() -> None:
             try:
-                self._weak.measure(due, builder, self._references, token)
+                with ReferenceCache() as references:
+                    self._weak.measure(due, builder, references, token)
             except (CompilerError, DatabaseError) as error:
                 log.warning("not measured again", error=str(error))
             except Exception as error:

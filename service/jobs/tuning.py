@@ -25,7 +25,7 @@ from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Started
 from tuner.loop import tune
 from tuner.measure.builder import Builder
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.tasks import Task
 
 

@@ -26,7 +26,7 @@ from service.jobs.leased_device import LeasedDevice
 from service.jobs.planning import task_of
 from tuner.cancel import CancelToken
 from tuner.measure.builder import Builder
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 
 log = structlog.get_logger("tilewright.tuner")
 

@@ -40,13 +40,15 @@ class Status(StrEnum):
     """The candidate could not be run: its library or its buffers did not fit the device."""
     RUN_TIMEOUT = "run_timeout"
     WRONG_ANSWER = "wrong_answer"
+    NO_REFERENCE = "no_reference"
+    """There was nothing to check it against: it was not run, and may be tried by another job."""
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
 
     @property
     def says_something_of_the_candidate(self) -> bool:
         """Whether the candidate caused the outcome, so that it need not be measured again."""
-        return self not in (Status.WORKER_LOST, Status.CANCELLED)
+        return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 
 
 class Phase(StrEnum):

@@ -8,11 +8,7 @@ several, whose magnitudes differ. So a kernel that is right by chance on one fai
 from __future__ import annotations
 
 import math
-import os
-import sys
-import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,8 +23,8 @@ from compiler.ops.products import BYTES, HALVES, WORDS
 from compiler.ops.registry import OpKind
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
-from tuner.measure.measurement import Phase, Sizes
-from tuner.measure.points import ITSELF, SizePoint
+from tuner.measure.measurement import Sizes
+from tuner.measure.points import SizePoint
 from tuner.measure.wire import Case, Distribution, InputSpec, array_to_bytes, digest_bytes
 
 BASE_SEED = 20_240_229
@@ -69,9 +65,6 @@ INTEGERS_IN_FLOATS = (-128, 128)
 MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 """Kinds of operators whose results are elements of their operands."""
 
-NICENESS = 5
-"""The niceness of the thread that computes references, as of the builders."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
@@ -94,90 +87,6 @@ class ExpectedOutput:
             return Case(self.inputs, self.digest, self.sizes)
         point = self.point
         return Case(self.inputs, self.digest, point.sizes, point.weight, point.least_seconds)
-
-
-class ReferenceCache:
-    """References by workload key, computed once each, in a thread beside the callers.
-
-    Call `prepare` when candidates are sent off to be built: the references are made meanwhile, and
-    the device does not wait for them. Safe to call from several threads.
-    """
-
-    def __init__(self, limit_bytes: int = 512 << 20) -> None:
-        self._limit_bytes = limit_bytes
-        self._known: dict[tuple[str, int], Future[ExpectedOutput]] = {}
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
-
-    def prepare(
-        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
-    ) -> None:
-        """Begin to compute what `cases` will be asked for."""
-        for point, draw in _asked(phase, points):
-            self._begun(_at(workload, point), draw)
-
-    def cases(
-        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
-    ) -> tuple[ExpectedOutput, ...]:
-        """What candidates of a phase are checked against: one draw at each point, or all draws.
-
-        The first draws are timed. The others are at the middle one of the points.
-        """
-        self.prepare(workload, phase, points)
-        return tuple(
-            replace(
-                self.get(_at(workload, point), draw),
-                sizes=point.sizes,
-                point=point if draw == 0 else None,
-            )
-            for point, draw in _asked(phase, points)
-        )
-
-    def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:
-        """The reference of a workload for one draw of its inputs, an index of DRAWS."""
-        return self._begun(workload, draw).result()
-
-    def _begun(self, workload: Workload, draw: int) -> Future[ExpectedOutput]:
-        identity = workload.key, draw
-        with self._lock:
-            found = self._known.get(identity)
-            if found is None:
-                self._make_room()
-                found = self._pool.submit(make_reference, workload, draw)
-                self._known[identity] = found
-        return found
-
-    def _make_room(self) -> None:
-        """Forget the oldest where those that are made hold more than the limit."""
-        sizes = {
-            identity: len(made.result().expected)
-            for identity, made in self._known.items()
-            if made.done() and made.exception() is None
-        }
-        held = sum(sizes.values())
-        for identity, size in sizes.items():
-            if held <= self._limit_bytes:
-                return
-            del self._known[identity]
-            held -= size
-
-
-def _at(workload: Workload, point: SizePoint) -> Workload:
-    return workload.at(dict(point.sizes)) if point.sizes else workload
-
-
-def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """The draws of a phase, each with its point."""
-    first = [(point, 0) for point in points]
-    if phase is Phase.SCREEN:
-        return first
-    return [*first, *((points[len(points) // 2], draw) for draw in range(1, len(DRAWS)))]
-
-
-def _give_way() -> None:
-    """Measurements go first, as before builds. Only Linux has priorities of threads."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:

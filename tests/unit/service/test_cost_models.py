@@ -30,7 +30,7 @@ from tuner.cancel import CancelToken
 from tuner.cost_model.metrics import Scores
 from tuner.cost_model.xgboost import XGBoostModel
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, trial_id
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.options import TuneOptions
 from tuner.tasks import make_task
 

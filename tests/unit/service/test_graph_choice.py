@@ -32,7 +32,7 @@ from tuner.cancel import CancelToken
 from tuner.events import Ended, Finished
 from tuner.fixed_trials import FixedTrials
 from tuner.measure.model_runs import Race
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import MeasureRequest
 from tuner.tasks import Task

@@ -40,7 +40,7 @@ from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.dask_builder import BuilderError
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.oracle import ReferenceCache
+from tuner.measure.references import ReferenceCache
 from tuner.measure.wire import MeasureRequest
 from tuner.tasks import Task
 
@@ -171,8 +171,8 @@ def test_what_a_job_left_provisional_is_measured_again(
     site.clock.now += LOOK_SECONDS
     due = site.weak.due()
     assert [one.id for one in due] == [left.id]
-    with answering(site, lambda request: 1e-3):
-        site.weak.measure(due, builder, ReferenceCache(), CancelToken())
+    with answering(site, lambda request: 1e-3), ReferenceCache() as references:
+        site.weak.measure(due, builder, references, CancelToken())
     found = storage.ledger.get(left.id)
     if true:
         assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
@@ -348,7 +348,8 @@ def test_jobs_come_first(site: Site, task: Task, builder: ProcessBuilder) -> Non
     site.serve(task.key, task.space.default())
     site.clock.now += LOOK_SECONDS
     due, token = site.weak.due(), CancelToken()
-    arguments = (due, builder, ReferenceCache(), token)
+    references = ReferenceCache()
+    arguments = (due, builder, references, token)
     thread = threading.Thread(target=site.weak.measure, args=arguments)
     thread.start()
     storage = site.storage
@@ -359,6 +360,7 @@ def test_jobs_come_first(site: Site, task: Task, builder: ProcessBuilder) -> Non
     assert lease.request_id == "a job's"
     token.cancel("a job has come")
     thread.join(60)
+    references.close()
     assert not thread.is_alive() and _queued(storage) == 0
 
 

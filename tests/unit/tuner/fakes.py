@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tuner.measure.measurement import (
 )
 from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.points import ITSELF, SizePoint
+from tuner.measure.references import NoReference
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult, digest_bytes
 from tuner.options import TuneOptions
@@ -71,22 +72,36 @@ class FakeTask:
         return self.alike or self.name
 
 
+@dataclass
+class FakePrepared:
+    found: tuple[ExpectedOutput, ...] | NoReference
+    is_done: bool = True
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
+        return self.found
+
+
+@dataclass
 class FakeReferences:
-    """References that somebody has to prepare while the candidates are built."""
+    """References of which those of some workloads cannot be made, or not in time."""
 
-    def __init__(self) -> None:
-        self._prepared: set[tuple[str, Phase]] = set()
+    refused: Mapping[str, NoReference] = field(default_factory=dict)
+    slow: Collection[str] = ()
 
-    def prepare(self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]) -> None:
-        self._prepared.add((workload.key, phase))
-
-    def cases(
+    def prepare(
         self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]
-    ) -> tuple[ExpectedOutput, ...]:
-        assert (workload.key, phase) in self._prepared
+    ) -> FakePrepared:
+        if workload.key in self.refused:
+            return FakePrepared(self.refused[workload.key])
         draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
-        return tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts)
+        return FakePrepared(
+            tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts),
+            workload.key not in self.slow,
+        )
 
 
 @dataclass
@@ -257,6 +272,7 @@ class World:
     events: list[Event] = field(default_factory=list)
     token: CancelToken = field(default_factory=CancelToken)
     clock: Clock = field(default_factory=Clock)
+    references: FakeReferences = field(default_factory=FakeReferences)
     link: Callable[[Sequence[bytes]], bytes] = b"".join
 
     def tune(
@@ -278,7 +294,7 @@ class World:
             on_event=self.events.append,
             token=self.token,
             link=self.link,
-            references=FakeReferences(),  # type: ignore[arg-type]
+            references=self.references,  # type: ignore[arg-type]
             clock=self.clock,
             bounds=bounds,
             journal=journal,

@@ -15,6 +15,7 @@ from compiler.target import resolve_target
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tuner import drawn_sizes
 from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of
@@ -29,6 +30,7 @@ from tuner.measure.measurement import (
     TuningRecord,
 )
 from tuner.measure.points import SizePoint
+from tuner.measure.reference_cost import ReferenceLimit, affordable
 from tuner.options import TuneOptions
 from tuner.task_state import TaskState
 from tuner.tasks import Task, make_task
@@ -175,6 +177,30 @@ def test_sizes_of_a_model_are_named_by_its_dimensions() -> None:
     points = points_of(product("1..4"), model, ["batch"])
     assert sum(point.share for point in points) == 1.0
     assert len(points) == len({point.sizes for point in points}), "equal ones are one"
+
+
+def test_sizes_that_cannot_be_checked_give_way_to_the_nearest_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reference at 4 million rows takes gigabytes; others stay as they are."""
+    workload = product("1..8000000")
+    limit = ReferenceLimit(2**30)
+    monkeypatch.setattr(drawn_sizes, "ReferenceLimit", lambda: limit)
+    shares = {64: 0.5, 4_000_000: 0.25, 6_000_000: 0.25}
+    points = points_of(workload, draw_sizes(workload.dimensions, {"s0": shares}))
+    rows = [dict(point.sizes)["s0"] for point in points]
+    assert rows == sorted(rows) and rows[0] == 64 and len(rows) == 3
+    assert all(not limit.refusal(workload.at({"s0": size})) for size in rows)
+    assert limit.refusal(workload.at({"s0": 4_000_000}))
+    assert rows[1] > 100_000, "the nearest"
+    assert math.isclose(sum(point.share for point in points), 1.0)
+    small = ReferenceLimit(1)
+    monkeypatch.setattr(drawn_sizes, "ReferenceLimit", lambda: small)
+    assert points_of(workload, draw_sizes(workload.dimensions, {"s0": {64: 1.0}}))[0].sizes == (
+        ("s0", 64),
+    ), "where none can be checked, its trials say so"
+    ranged = product("32..6400000:32")
+    assert affordable(ranged, (("s0", 6_400_000),), limit)[0][1] % 32 == 0
 
 
 def test_points_of_what_was_measured() -> None:

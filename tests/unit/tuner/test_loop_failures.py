@@ -9,12 +9,14 @@ import pytest
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
-from tests.unit.tuner.fakes import FakeBuilder, World
+from tests.unit.tuner.fakes import Clock, FakeBuilder, World
+from tuner import pipeline
 from tuner.events import Ended
 from tuner.measure.measurement import (
     Phase,
     Status,
 )
+from tuner.measure.references import ENDED, NoReference
 from tuner.task_scheduler import MOST_FAILURES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -142,3 +144,43 @@ def test_code_that_spills_is_data_and_not_measured(world: World, gemm: Any) -> N
     assert not sent & {t.schedule for t in refused}
     best = min(map(gemm.seconds, sent))  # of two schedules
     assert all(r is not None and gemm.seconds(r.schedule) == best for r in finished.records)
+
+
+def test_a_task_without_a_reference_fails_alone(world: World) -> None:
+    """It gets no more trials, the others are tuned, and the next run tries again."""
+    small, large = world.tasks
+    reason = NoReference("needs 47 GiB, the limit is 4 GiB")
+    world.references.refused = {large.workload.key: reason}
+    finished = world.tune(trials=100)
+    assert finished.records[0] is not None and finished.records[1] is None
+    failed = world.store.trials(large.key)
+    assert {t.measurement.status for t in failed} == {Status.NO_REFERENCE}
+    assert {t.measurement.error for t in failed} == {
+        f"the reference of '{large.name}' needs 47 GiB, the limit is 4 GiB"
+    }
+    assert finished.tasks[1].failures == len(failed) <= 16
+    assert all(t.measurement.ok for t in world.store.trials(small.key))
+    world.references.refused = {}
+    world.tasks = [large]
+    again = world.tune(trials=100)
+    assert again.records[0] is not None, "nobody takes the failure for the candidates'"
+
+
+def test_a_slow_reference_keeps_neither_other_tasks_nor_the_end_of_the_run_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "PATIENCE_SECONDS", 0.0)
+    small, large = world.tasks
+    world.references.slow = {large.workload.key}
+    world.clock = Clock(step=0.01)
+    finished = world.tune(trials=10_000, seconds=5.0)
+    assert finished.ended is Ended.TIME
+    assert finished.records[0] is not None and finished.records[1] is None
+    assert not world.store.trials(large.key)
+    assert len(world.store.trials(small.key)) > 8
+
+
+def test_references_that_end_with_their_job_are_no_failures(world: World) -> None:
+    world.references.refused = {task.workload.key: ENDED for task in world.tasks}
+    world.tune(trials=10)
+    assert not world.trials()

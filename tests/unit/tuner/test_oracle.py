@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -14,44 +13,12 @@ from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tuner.measure import oracle
-from tuner.measure.measurement import Phase
-from tuner.measure.oracle import DRAWS, ExpectedOutput, ReferenceCache, input_specs, make_reference
+from tuner.measure.oracle import DRAWS, input_specs, make_reference
 
 
 def _product(m: int = 4) -> Workload:
     make = Maker()
     return as_workload(make.graph(make("matmul", make.input("x", m, 8), make.input("w", 8, 16))))
-
-
-def test_references_are_computed_beside_who_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, made = threading.Event(), []
-
-    def slow(workload: Workload, draw: int) -> ExpectedOutput:
-        assert gate.wait(60), "the caller computes it itself"
-        made.append((threading.current_thread(), draw))
-        return make_reference(workload, draw)
-
-    monkeypatch.setattr(oracle, "make_reference", slow)
-    cache, workload = ReferenceCache(), _product()
-    cache.prepare(workload, Phase.SCREEN)
-    gate.set()
-    (screen,) = cache.cases(workload, Phase.SCREEN)
-    final = cache.cases(workload, Phase.FINAL)
-    assert final[0].expected is screen.expected
-    assert [draw for _, draw in made] == [0, 1, 2], "once each"
-    assert threading.current_thread() not in {thread for thread, _ in made}
-
-
-def test_the_oldest_references_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    workloads = [_product(m) for m in (4, 5, 6)]
-    size = len(make_reference(workloads[-1]).expected)
-    cache = ReferenceCache(limit_bytes=2 * size)
-    first = [cache.get(workload) for workload in workloads]
-    assert cache.get(workloads[2]) is first[2]
-    cache.get(_product(7))
-    assert cache.get(workloads[2]) is first[2], "the newest are kept"
-    again = cache.get(workloads[0])
-    assert again is not first[0] and again == first[0]
 
 
 def test_positions_in_tables_of_trees_reach_every_record() -> None:

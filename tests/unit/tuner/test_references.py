@@ -1,0 +1,255 @@
+"""A job's references: computed beside it, in a process that ends with it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.graph.ir import Graph
+from compiler.workload import Workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
+from tuner.measure import reference_child
+from tuner.measure.measurement import Phase, Status
+from tuner.measure.oracle import ExpectedOutput, make_reference
+from tuner.measure.reference_child import OWN_BYTES, ReferenceChild
+from tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
+from tuner.measure.references import ENDED, NoReference, ReferenceCache
+
+SECONDS_MOST = 10.0
+"""In which a reference that would take minutes has to be gone, on a machine that is busy."""
+
+
+def _product(m: int = 4, k: int = 8, n: int = 16) -> Workload:
+    make = Maker()
+    return as_workload(make.graph(make("matmul", make.input("x", m, k), make.input("w", k, n))))
+
+
+def _slow() -> Workload:
+    """Its products, 10**12 operations, take a core half a minute or more, and 500 MB."""
+    make = Maker()
+    value, w = make.input("x", 4096, 4096), make.input("w", 4096, 4096)
+    for _ in range(8):
+        value = make("matmul", value, w)
+    return as_workload(make.graph(value))
+
+
+def _unlimited() -> ReferenceLimit:
+    return ReferenceLimit(64 * GIB, operations=10**15)
+
+
+def _children() -> set[int]:
+    """Processes that compute references for this one."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            asked = folder.joinpath("cmdline").read_text()
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and "reference_child" in asked:
+            found.add(int(folder.name))
+    return found
+
+
+def _threads() -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith("tilewright-references")}
+
+
+def _until(true: Callable[[], object]) -> None:
+    ends = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_references_are_computed_once_each_by_another_process() -> None:
+    workload = _product()
+    with ReferenceCache() as cache:
+        screen = cache.prepare(workload, Phase.SCREEN).cases()
+        final = cache.prepare(workload, Phase.FINAL).cases()
+        assert not isinstance(screen, NoReference)
+        assert not isinstance(final, NoReference)
+        assert final[0].expected is screen[0].expected, "once each"
+        alone = [make_reference(workload, draw) for draw in range(3)]
+        assert [each.expected for each in final] == [each.expected for each in alone]
+        assert [each.inputs for each in final] == [each.inputs for each in alone]
+
+
+def test_the_oldest_references_are_forgotten() -> None:
+    workloads = [_product(m) for m in (4, 5, 6)]
+    size = len(make_reference(workloads[-1]).expected)
+    with ReferenceCache(limit_bytes=2 * size) as cache:
+        first = [cache.get(workload) for workload in workloads]
+        assert cache.get(workloads[2]) is first[2]
+        cache.get(_product(7))
+        assert cache.get(workloads[2]) is first[2], "the newest are kept"
+        again = cache.get(workloads[0])
+        assert again is not first[0]
+        assert again == first[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
+    with ReferenceCache(each=_unlimited()) as other, ReferenceCache(each=_unlimited()) as cache:
+        kept = other.get(_product())
+        assert isinstance(kept, ExpectedOutput)
+        theirs, threads = _children(), _threads()
+        small = weakref.ref(cache.begin(_product(5), 0))
+        assert isinstance(cache.get(_product(5)), ExpectedOutput)
+        under_way = cache.prepare(_slow(), Phase.FINAL)
+        queued = cache.prepare(_product(6), Phase.SCREEN)
+        told: list[object] = []
+        waiting = threading.Thread(target=lambda: told.append(under_way.cases()))
+        waiting.start()
+        _until(lambda: len(_children() - theirs) == 1)
+        begun = time.monotonic()
+        cache.close()
+        waiting.join()
+        assert time.monotonic() - begun < SECONDS_MOST
+        assert told == [ENDED]
+        assert queued.cases() is ENDED
+        assert cache.get(_product(7)) is ENDED
+        assert _children() == theirs
+        assert _threads() == threads
+        gc.collect()
+        assert small() is None, "nothing is held"
+        assert other.get(_product()) is kept, "the other job has its own"
+        assert isinstance(other.get(_product(9)), ExpectedOutput)
+
+
+def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(self: ReferenceChild, text: str, draw: int) -> str:
+        raise AssertionError("it is begun")
+
+    monkeypatch.setattr(ReferenceChild, "compute", compute)
+    with ReferenceCache(each=ReferenceLimit(1 << 20)) as cache:
+        found = cache.prepare(_product(1000, 1000, 1000), Phase.SCREEN).cases()
+    assert isinstance(found, NoReference)
+    measured = found.measurement("MatMul_3", 0.5)
+    assert measured.status is Status.NO_REFERENCE
+    assert measured.error == (
+        "the reference of 'MatMul_3' needs 0.0373 GiB, the limit is 0.000977 GiB"
+    )
+    operations = ReferenceLimit(64 * GIB, operations=10**9)
+    assert operations.refusal(_product(1000, 1000, 1000)) == (
+        "needs 2e+09 operations, the limit is 1e+09"
+    )
+    assert not operations.refusal(_product())
+
+
+def test_bytes_are_counted_of_what_lives_at_one_time() -> None:
+    """A chain of twenty additions needs no more than one of two: values are let go of."""
+
+    def chain(length: int) -> Graph:
+        make = Maker()
+        value = make.input("x", 1000)
+        for _ in range(length):
+            value = make("relu", value)
+        return make.graph(value)
+
+    few, many = (reference_bytes(as_workload(chain(length))) for length in (2, 20))
+    assert few == many
+    assert 8 * 2 * 1000 <= few <= 8 * 16 * 1000
+
+
+def test_weights_of_a_product_are_held_twice() -> None:
+    """As they are drawn and as they are computed with."""
+    needed = reference_bytes(_product(1, 4096, 16384))
+    assert 4096 * 16384 * 12 <= needed <= 4096 * 16384 * 17
+
+
+def test_scores_of_an_attention_count() -> None:
+    make = Maker()
+    q, k, v = (make.input(name, 1, 1, 5000, 8) for name in "qkv")
+    graph = make.graph(make("attention", q, k, v, scale=1.0))
+    assert reference_bytes(as_workload(graph)) > 8 * 5000 * 5000
+
+
+def test_a_quarter_of_the_memory_but_not_all_of_a_large_machine(tmp_path: Path) -> None:
+    def machine(name: str, total: int, limit: str = "") -> Path:
+        root = tmp_path / name
+        (root / "proc").mkdir(parents=True)
+        (root / "proc/meminfo").write_text(f"MemTotal: {total // 1024} kB\nMemAvailable: 1 kB\n")
+        if limit:
+            (root / "sys/fs/cgroup").mkdir(parents=True)
+            (root / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        return root
+
+    assert most_bytes(machine("small", 8 * GIB)) == 2 * GIB
+    assert most_bytes(machine("large", 1024 * GIB)) == 4 * GIB
+    assert most_bytes(machine("contained", 1024 * GIB, str(2 * GIB))) == GIB // 2
+    assert most_bytes(machine("free", 4 * GIB, "max")) == GIB
+    assert most_bytes(tmp_path / "nothing") == 4 * GIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
+def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child may take no more than its limit; when it may, the same job has its reference."""
+    workload = _product(6000, 8, 6000)
+    limit = ReferenceLimit(64 * GIB)
+    with ReferenceCache(each=limit) as cache:
+        child = cache._child
+        monkeypatch.setattr(child, "_limit_bytes", -OWN_BYTES + (256 << 20))
+        asked = cache.prepare(workload, Phase.SCREEN)
+        failed = asked.cases()
+        assert isinstance(failed, NoReference)
+        assert "takes more memory than it may: Unable to allocate" in failed.reason
+        assert asked.cases() is failed, "who asked is told"
+        assert not cache._known
+        assert isinstance(cache.get(_product()), ExpectedOutput), "others go on"
+        child._drop(child._child)  # type: ignore[arg-type]
+        monkeypatch.setattr(child, "_limit_bytes", limit.bytes)
+        assert isinstance(cache.get(workload), ExpectedOutput)
+
+
+@pytest.fixture
+def child() -> Iterator[ReferenceChild]:
+    made = ReferenceChild(64 * GIB)
+    yield made
+    made.stop()
+    made.close()
+
+
+def test_a_child_that_dies_is_told_and_replaced(child: ReferenceChild) -> None:
+    text = _product().text()
+    assert isinstance(child.compute(text, 0), ExpectedOutput)
+    running = child._child
+    assert running is not None
+    running.stop()
+    assert child.compute(text, 0) == "cannot be computed: its process was ended by SIGKILL"
+    assert isinstance(child.compute(text, 0), ExpectedOutput)
+
+
+def test_what_a_child_does_not_expect_is_its_last_word(child: ReferenceChild) -> None:
+    assert child.compute(_product().text(), 99) == (
+        "cannot be computed: IndexError: tuple index out of range"
+    )
+    assert child.compute("nonsense", 0) == (
+        "cannot be computed: workload: expected 'workload', got 'nonsense'"
+    )
+
+
+def test_a_reference_that_takes_too_long_is_given_up(
+    child: ReferenceChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_child, "LIMIT_SECONDS", 0.5)
+    begun = time.monotonic()
+    assert child.compute(_slow().text(), 0) == "takes more than 0.5 s"
+    assert time.monotonic() - begun < SECONDS_MOST
+    monkeypatch.undo()
+    assert isinstance(child.compute(_product().text(), 0), ExpectedOutput)
+
+
+def test_references_are_those_of_numpy(child: ReferenceChild) -> None:
+    made = child.compute(_product().text(), 2)
+    assert made == make_reference(_product(), 2)
+    assert np.isfinite(make_reference(_product(), 2).tolerance)

@@ -1,0 +1,116 @@
+"""What a reference takes, before it is computed: bytes and operations, counted from the graph.
+
+A model's sizes may make a reference of any size. One that takes more than this machine can spare
+would take the memory of other jobs, so it is not begun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compiler import costs, ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.runtime.memory import total_bytes
+from compiler.sizes import Dimension
+from compiler.workload import Workload
+from tuner.measure.measurement import Sizes
+
+FLOAT64_BYTES = 8
+"""References compute in float64."""
+
+COPIES = 4
+"""A NumPy expression holds so many arrays of the size of its operands and its result, at most."""
+
+NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
+"""Products and look-ups read their operands as they are."""
+
+SHARE = 4
+"""A reference may take one part of so many of the memory of the machine or its container."""
+
+MOST_BYTES = 4 << 30
+"""And no more than this on any machine: other jobs compute references, too."""
+
+MOST_OPERATIONS = 10**12
+"""NumPy takes a minute or several for so many on one core."""
+
+SMALLER = 0.75
+"""In place of a size that cannot be checked, one that is so many times as large is tried."""
+
+STEPS = 64
+"""After so many such steps, any size is the least one."""
+
+GIB = 1 << 30
+
+
+def most_bytes(root: Path = Path("/")) -> int:
+    """What one reference may take on this machine."""
+    total = total_bytes(root)
+    return MOST_BYTES if total is None else min(MOST_BYTES, total // SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLimit:
+    """The most that one reference may take."""
+
+    bytes: int = field(default_factory=most_bytes)
+    operations: int = MOST_OPERATIONS
+
+    def refusal(self, workload: Workload) -> str:
+        """Why the reference of a workload of fixed sizes is not begun; empty if it may be."""
+        needed = reference_bytes(workload)
+        if needed > self.bytes:
+            return f"needs {_gib(needed)}, the limit is {_gib(self.bytes)}"
+        operations = costs.flops(workload)
+        if operations > self.operations:
+            return f"needs {operations:.2g} operations, the limit is {self.operations:.2g}"
+        return ""
+
+
+def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:
+    """The nearest smaller sizes of its dimensions at which a workload can be checked. The sizes
+    themselves if they can be, or if no smaller ones can."""
+    ranges = {dimension.name: dimension for dimension in workload.dimensions}
+    for step in range(STEPS):
+        smaller = tuple((name, _between(ranges[name], size, step)) for name, size in sizes)
+        if not limit.refusal(workload.at(dict(smaller))):
+            return smaller
+    return sizes
+
+
+def _between(dimension: Dimension, size: int, step: int) -> int:
+    """A size that the dimension may have, between its least but zero and this one."""
+    least, most = max(dimension.low, 1), size // dimension.multiple
+    return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))
+
+
+def reference_bytes(workload: Workload) -> int:
+    """About the bytes that the reference holds at a time: the values that are still needed, and
+    what the operator under way makes on its way."""
+    graph = workload.graph
+    last_use = {value: number for number, n in enumerate(graph.nodes) for value in n.inputs}
+    live = {value: graph.types[value].elements for value in (*graph.inputs, *graph.constants)}
+    most = sum(live.values())
+    for number, node in enumerate(graph.nodes):
+        held = sum(live.values())
+        live[node.output] = graph.types[node.output].elements
+        own = sum(graph.types[value].elements for value in {*node.inputs, *node.outputs})
+        copies = 1 if ops.get(node.op).kind in NOT_COPIED else COPIES
+        most = max(most, held + copies * (own + _scores(node, graph)))
+        for value in set(node.inputs):
+            if last_use[value] == number and not graph.returns(value):
+                live.pop(value, None)
+    return FLOAT64_BYTES * most
+
+
+def _scores(node: Node, graph: Graph) -> int:
+    """Elements between the two products of an attention: one for each query and key."""
+    if ops.get(node.op).kind is not OpKind.ATTENTION:
+        return 0
+    query, key = (graph.types[value].shape for value in node.inputs[:2])
+    return query[0] * query[1] * query[2] * key[2]
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"

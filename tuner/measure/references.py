@@ -1,0 +1,181 @@
+"""The references of one job: each computed once, beside the job, and gone with it.
+
+Whoever sends candidates off to be built calls `ReferenceCache.prepare`. The references are made
+meanwhile, and the device does not wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from compiler.errors import CompilerError
+from compiler.workload import Workload
+from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
+from tuner.measure.oracle import DRAWS, ExpectedOutput
+from tuner.measure.points import ITSELF, SizePoint
+from tuner.measure.reference_child import ReferenceChild
+from tuner.measure.reference_cost import ReferenceLimit
+
+
+@dataclass(frozen=True, slots=True)
+class NoReference:
+    """Why a reference was not computed. `ended`: because its job has ended, which is no failure."""
+
+    reason: str
+    ended: bool = False
+
+    def measurement(self, name: str, build_seconds: float) -> Measurement:
+        """That of a candidate of the task with this name, which is not run."""
+        if self.ended:
+            return Measurement(Status.CANCELLED, build_seconds=build_seconds)
+        error = f"the reference of '{name}' {self.reason}"[:MOST_ERROR]
+        return Measurement(Status.NO_REFERENCE, error, build_seconds=build_seconds)
+
+
+ENDED = NoReference("is not wanted any more", ended=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """References that were asked for. They stay until this is dropped."""
+
+    asked: tuple[tuple[SizePoint, int], ...]
+    """The point and the draw of each."""
+    made: tuple[Future[ExpectedOutput | NoReference], ...]
+
+    def done(self) -> bool:
+        """Whether `cases` returns at once."""
+        return all(each.done() for each in self.made)
+
+    def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
+        """What candidates are checked against; waits for it. The first reason if there is none."""
+        found: list[ExpectedOutput] = []
+        for (point, draw), made in zip(self.asked, self.made, strict=True):
+            output = _outcome(made)
+            if isinstance(output, NoReference):
+                return output
+            timed = point if draw == 0 else None
+            found.append(replace(output, sizes=point.sizes, point=timed))
+        return tuple(found)
+
+
+class ReferenceCache:
+    """References by workload key, for one job. A context, which ends what is under way.
+
+    A child process computes them, one after the other. What fails is told to those who asked for
+    it, and is not kept: who asks again has it tried again. Safe to call from several threads.
+    """
+
+    def __init__(self, limit_bytes: int = 512 << 20, each: ReferenceLimit | None = None) -> None:
+        """`limit_bytes` is for the outputs that are kept, `each` for the making of one."""
+        self._limit_bytes = limit_bytes
+        self._each = each or ReferenceLimit()
+        self._known: dict[tuple[str, int], Future[ExpectedOutput | NoReference]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._child = ReferenceChild(self._each.bytes)
+        self._pool = ThreadPoolExecutor(1, "tilewright-references")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop what is queued, end what is under way, and let go of all outputs.
+
+        Who waits for a reference, or asks for one later, gets `ENDED`.
+        """
+        with self._lock:
+            self._closed = True
+            self._known.clear()
+        self._child.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._child.close()
+
+    def prepare(
+        self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
+    ) -> Prepared:
+        """Begin to compute what candidates of a phase are checked against: one draw at each point,
+        or all draws. The first draws are timed. The others are at the middle one of the points."""
+        asked = tuple(_asked(phase, points))
+        made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
+        return Prepared(asked, made)
+
+    def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
+        """The reference of a workload for one draw of its inputs, an index of DRAWS."""
+        return _outcome(self.begin(workload, draw))
+
+    def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
+        """Begin to compute one, unless it is known or under way."""
+        identity = workload.key, draw
+        with self._lock:
+            found = self._known.get(identity)
+            if found is None and self._closed:
+                found = Future()
+                found.set_result(ENDED)
+            elif found is None:
+                self._make_room()
+                found = self._pool.submit(self._make, workload, draw)
+                self._known[identity] = found
+        return found
+
+    def _make(self, workload: Workload, draw: int) -> ExpectedOutput | NoReference:
+        """In the thread that asks the child."""
+        made: ExpectedOutput | str = "cannot be computed"
+        try:
+            made = self._each.refusal(workload) or self._child.compute(workload.text(), draw)
+        except CompilerError as error:
+            made = f"cannot be computed: {error}"
+        finally:
+            with self._lock:
+                closed = self._closed
+                if isinstance(made, str):
+                    self._known.pop((workload.key, draw), None)
+        if isinstance(made, str):
+            return ENDED if closed else NoReference(made)
+        return made
+
+    def _make_room(self) -> None:
+        """Forget the oldest where those that are made hold more than the limit."""
+        sizes = {
+            identity: len(output.expected)
+            for identity, made in self._known.items()
+            if made.done() and isinstance(output := made.result(), ExpectedOutput)
+        }
+        held = sum(sizes.values())
+        for identity, size in sizes.items():
+            if held <= self._limit_bytes:
+                return
+            del self._known[identity]
+            held -= size
+
+
+def _outcome(made: Future[ExpectedOutput | NoReference]) -> ExpectedOutput | NoReference:
+    try:
+        return made.result()
+    except CancelledError:
+        return ENDED
+
+
+def _at(workload: Workload, point: SizePoint) -> Workload:
+    return workload.at(dict(point.sizes)) if point.sizes else workload
+
+
+def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
+    """The draws of a phase, each with its point."""
+    first = [(point, 0) for point in points]
+    if phase is Phase.SCREEN:
+        return first
+    return [*first, *((points[len(points) // 2], draw) for draw in range(1, len(DRAWS)))]
