@@ -84,6 +84,14 @@ class OpenPlan:
     stated: bool = False
     implied: tuple[Dimension, ...] = ()
 
+    @property
+    def measured(self) -> tuple[DrawnSizes, ...]:
+        """The drawn sizes with those of dimensions that the plan adds to the model's (rooms)."""
+        return tuple(
+            replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
+            for each in self.drawn
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -384,7 +392,7 @@ def tasks_of(*planned: Planned) -> list[Task]:
         scale, stated = 1.0, False
         if workload in ranged:
             of_range, step, piece = ranged[workload]
-            drawn, stated = of_range.drawn, of_range.stated
+            drawn, stated = of_range.measured, of_range.stated
             points, scale = points_within(
                 piece, step.workload, drawn, step.sizes, first.threads, stated=stated
             )
