@@ -228,6 +228,11 @@ class GraphPlan:
         """The dimensions that no input states: what buffers of growing caches are longer by."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
+    def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of dimensions by name, with those of rooms: there is no room that is not named, as
+        in a run of its own."""
+        return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
+
     def caller_shape(self, value: str) -> tuple[int, ...]:
         """The shape of an input or output as the caller has it."""
         shape = self.graph.types[value].shape
@@ -242,11 +247,10 @@ class GraphPlan:
         return self.at(typical_sizes(*map(open_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
-        """The plan with a number in place of each open size, for dimensions by name. There is no
-        room that is not named."""
+        """The plan with a number in place of each open size, for dimensions by name."""
         if not self.dimensions:
             return self
-        values = {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
+        values = self.with_rooms(values)
 
         def number(size: int) -> int:
             return at(size, values)

@@ -16,7 +16,7 @@ class JobState(StrEnum):
     RUNNING = "running"  # a tuner holds it and measures
     VERIFYING = "verifying"  # measured; the artifact is built and compared with the reference
     SUCCEEDED = "succeeded"
-    INCOMPLETE = "incomplete"  # nothing was tuned, for a reason that it names
+    INCOMPLETE = "incomplete"  # nothing was tuned or verified, for a reason that it names
     FAILED = "failed"
     CANCELLED = "cancelled"
 

@@ -135,7 +135,7 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
 
     They say how its plan was chosen at each size, why it ended and on which device, whether the
-    artifact was verified there, and what is served and why.
+    artifact was verified there, what is served and why, and why nothing was tuned.
     """
     lines = []
     for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
@@ -160,6 +160,8 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
             known = known_text(result["workloads_known"], result["workloads"], related) + "; "
         where = f" (on {verdict['device']})" if verdict.get("device") else ""
         lines.append(f"end to end: {known}{verdict_text(verdict)}{where}")
+    if result.get("note"):
+        lines.append(result["note"])
     # a worker chooses its name, and says what its device is
     return [one_sentence(line) for line in lines]
 

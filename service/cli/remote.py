@@ -153,7 +153,7 @@ def submit(
         if as_json:
             say_json({**job.model_dump(mode="json"), "tasks": tasks})
     if job.state != "succeeded":
-        raise UserError(f"job {job.id} is incomplete, nothing was tuned: {_reason(job.reason)}")
+        raise UserError(f"job {job.id} is incomplete: {_reason(job.reason)}")
 
 
 def _follow(client: Client, job: Job, out: Console) -> Job:

@@ -98,9 +98,9 @@ def watching(
         yield LineWatcher(out, live, storage, job_id, device, token)
 
 
-def tell(out: Console, outcome: JobOutcome, output: Path | None) -> None:
-    """Print what is served, why, and how sure that is."""
-    for line in result_lines(outcome.report()):
+def tell(out: Console, outcome: JobOutcome, output: Path | None, note: str = "") -> None:
+    """Print what is served, why, and how sure that is; a `note` says why nothing was tuned."""
+    for line in result_lines({**outcome.report(), "note": note}):
         out.print(line, soft_wrap=True, markup=False)
     if output is not None and outcome.verification is not None:
         out.print(f"artifact: {output}", soft_wrap=True, markup=False)

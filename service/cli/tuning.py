@@ -130,8 +130,8 @@ def tune(
                     output=output,
                     deliver_cancelled=True,
                 )
-            tell(out, outcome, output)
-            reason = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
+            nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
+            tell(out, outcome, output, "" if nothing is None else nothing.note)
     finally:
         builder.close()
     if not outcome.cancelled:
@@ -149,6 +149,7 @@ def tune(
         told = {
             "run": job_id,
             **outcome.report(),
+            "note": "" if nothing is None else nothing.note,
             "tasks": [task_view(row) for row in outcome.tracker.rows.values()],
         }
         if timings:
@@ -160,5 +161,5 @@ def tune(
         say_json(told)
     if outcome.cancelled:
         raise typer.Exit(130)
-    if reason is not None:
-        raise UserError(f"nothing was tuned: {reason}")
+    if nothing is not None and nothing.is_failure:
+        raise UserError(nothing.note)

@@ -152,12 +152,20 @@ class JobRun:
             )
             hold.check()
             digest = store_artifact(folder, storage)
-        reason = untuned(outcome, spec.budget, storage, job.id)
-        if alone and reason is not None:
-            reason = f"no worker came in time: {job.reason}"
-        state = JobState.SUCCEEDED if reason is None else JobState.INCOMPLETE
+        nothing = untuned(outcome, spec.budget, storage, job.id)
+        note = "" if nothing is None else nothing.note
+        if alone and nothing is not None:
+            note = f"no worker came in time: {job.reason}"
+        # an artifact that was verified is what the job was for, whatever it was built from
+        verified = outcome.verification is not None and outcome.verification.complete
+        done = nothing is None or (verified and not alone)
+        state = JobState.SUCCEEDED if done else JobState.INCOMPLETE
         storage.jobs.transition(
-            self._claim, state, reason=reason, result=outcome.report(), artifact_digest=digest
+            self._claim,
+            state,
+            reason=note or None,
+            result={**outcome.report(), "note": note},
+            artifact_digest=digest,
         )
         log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
 

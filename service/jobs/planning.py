@@ -96,6 +96,14 @@ class OpenPlan:
     implied: tuple[Dimension, ...] = ()
     hints: Sizes = ()
 
+    @property
+    def measured(self) -> tuple[DrawnSizes, ...]:
+        """The drawn sizes with those of dimensions that the plan adds to the model's (rooms)."""
+        return tuple(
+            replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
+            for each in self.drawn
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -455,7 +463,7 @@ def tasks_of(*planned: Planned) -> list[Task]:
             points, scale = points_within(
                 piece,
                 step.workload,
-                of_range.drawn,
+                of_range.measured,
                 step.sizes,
                 first.threads,
                 stated=bool(of_range.hints),

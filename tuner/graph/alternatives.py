@@ -192,14 +192,13 @@ def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Altern
             names = made.options[number][best[number]].choice.names(group)
             classes.setdefault((_likeness(graph, group), names), []).append(number)
     found: list[tuple[float, float, int, list[int]]] = []
-    for members in classes.values():
-        first = members[0]
-        doubt = DOUBT * sum(made.options[n][best[n]].cost for n in members)
-        for option in range(len(made.options[first])):
-            if option != best[first]:
-                numbers = made.solve(dict.fromkeys(members, option))
+    for (_, names), members in classes.items():
+        for option, fixed in _shared_options(made, groups, members).items():
+            if option != names:
+                doubt = DOUBT * sum(made.options[n][best[n]].cost for n in fixed)
+                numbers = made.solve(fixed)
                 more = made.total(numbers) - least
-                found.append((doubt - more, more, first, numbers))
+                found.append((doubt - more, more, next(iter(fixed)), numbers))
     found.sort(key=lambda each: -each[0])
     for potential, more, first, numbers in found[:LAYOUTS]:
         if potential <= worth:
@@ -212,6 +211,21 @@ def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Altern
         alternative = _judged(name, choice, planner.plan(choice), rule, more)
         if alternative is not None:
             yield alternative
+
+
+def _shared_options(
+    made: Assignment, groups: Sequence[Group], members: Sequence[int]
+) -> dict[LayoutNames, dict[int, int]]:
+    """The options of some groups by what they read and write: of each group that has an option, the
+    number that it has there.
+
+    Groups that are alike may have other options in another order: what reads an image has fewer.
+    """
+    found: dict[LayoutNames, dict[int, int]] = {}
+    for member in members:
+        for number, option in enumerate(made.options[member]):
+            found.setdefault(option.choice.names(groups[member]), {}).setdefault(member, number)
+    return found
 
 
 def _likeness(graph: Graph, group: Group) -> str:

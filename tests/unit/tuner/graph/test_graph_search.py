@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from compiler.choices import RULE, GraphChoice
+from compiler.choices import RULE, GraphChoice, LayoutNames
 from compiler.dtypes import DType
+from compiler.passes.layouts import Assignment
 from compiler.passes.pipeline import optimise
 from compiler.plan import GraphPlan
 from compiler.target import resolve_target
@@ -19,6 +20,13 @@ from tuner.graph.alternatives import alternatives
 from tuner.graph.planner import Planner, difference
 from tuner.graph.search import Compare, Decision, Race, search_graph
 from tuner.measure.statistics import Comparison
+
+CONV: dict[str, tuple[int, ...] | int] = {
+    "strides": (1, 1),
+    "pads": (1, 1, 1, 1),
+    "dilations": (1, 1),
+    "group": 1,
+}
 
 
 def apart(workload: Workload) -> float:
@@ -55,6 +63,40 @@ def test_what_is_equal_everywhere_is_turned_round_together() -> None:
 def test_a_residual_is_offered_to_the_other_producer_and_to_none() -> None:
     kept = {each.choice.kept for each in alternatives(Planner(branches(), Rig().target))}
     assert {frozenset({"late"}), frozenset({"early", "late"})} <= kept
+
+
+@pytest.mark.parametrize("channels", [(8, 24), (24, 8)])
+def test_alike_groups_with_other_options_get_the_same_layouts_or_keep_theirs(
+    channels: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a convolution may read depends on its channels: the lists have another length."""
+    g = Maker()
+    outputs = []
+    for number, count in enumerate(channels):
+        weight = g.weight(f"w{number}", 24, count, 3, 3)
+        x = g.input(f"x{number}", 1, count, 14, 14)
+        outputs.append(g("conv", x, weight, name=f"y{number}", **CONV))
+    planner = Planner(g.graph(*outputs), Rig().target)
+    graph, groups = planner.groups()
+    asked: list[set[LayoutNames]] = []
+    original = Assignment.solve
+
+    def solve(self: Assignment, fixed: Mapping[int, int] | None = None) -> list[int]:
+        named = {n: self.options[n][k].choice.names(groups[n]) for n, k in (fixed or {}).items()}
+        asked.append(set(named.values()))
+        return original(self, fixed)
+
+    monkeypatch.setattr(Assignment, "solve", solve)
+    made = Assignment(graph, groups, planner.lanes, weight_macs=planner.weight_macs)
+    first, second = (
+        [option.choice.names(group) for option in options]
+        for options, group in zip(made.options, groups, strict=True)
+    )
+    assert first != second
+    alternatives(planner)
+    proposed = [next(iter(names)) for names in asked if names]
+    assert all(len(names) <= 1 for names in asked)
+    assert {*proposed} & ({*first} ^ {*second}), "what one of them lacks is offered to the other"
 
 
 def test_promising_alternatives_come_first_and_each_differs() -> None:
