@@ -75,23 +75,44 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """So many queries at a time that their scores need no more memory than the operands."""
     query, key, value = exactly(arrays[:3], attrs)
     group = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(array, group, axis=1) for array in (key, value))
-    scores = np.matmul(query, key.swapaxes(2, 3)) * query.dtype.type(number(attrs, "scale"))
+    if group > 1:
+        key, value = (np.repeat(array, group, axis=1) for array in (key, value))
+    queries, keys = query.shape[2], key.shape[2]
+    operands = query.size + key.size + value.size
+    rows = max(1, operands // max(1, 2 * query.shape[0] * query.shape[1] * keys))
+    mixed = np.empty((*query.shape[:3], value.shape[3]), query.dtype)
+    for start in range(0, queries, rows):
+        some = slice(start, start + rows)
+        mask = arrays[3] if len(arrays) == 4 else None
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            mask = mask[..., some, :]
+        scores = _scores(query[:, :, some], key, mask, start, attrs)
+        largest = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
+        powers = np.exp(scores - largest)
+        mixed[:, :, some] = np.matmul(powers, value)
+        mixed[:, :, some] /= np.maximum(powers.sum(axis=-1, keepdims=True), 1)
+    return accumulated(mixed, attrs, arrays[0].dtype)
+
+
+def _scores(
+    query: np.ndarray, key: np.ndarray, mask: np.ndarray | None, start: int, attrs: Attrs
+) -> np.ndarray:
+    """What is made powers of, for queries from `start` on."""
+    scores: np.ndarray = np.matmul(query, key.swapaxes(2, 3))
+    scores = scores * query.dtype.type(number(attrs, "scale"))
     softcap = query.dtype.type(number(attrs, "softcap", 0.0))
     if softcap:
         scores = np.tanh(scores / softcap) * softcap
-    if len(arrays) == 4:
-        scores = scores + arrays[3]
+    if mask is not None:
+        scores = scores + mask
     if integer(attrs, "causal", 0):
         rows, columns = scores.shape[2:]
-        seen = np.tri(rows, columns, integer(attrs, "past", 0), dtype=bool)
+        seen = np.tri(rows, columns, integer(attrs, "past", 0) + start, dtype=bool)
         scores = np.where(seen, scores, scores.dtype.type(-np.inf))
-    largest = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
-    powers = np.exp(scores - largest)
-    mixed = np.matmul(powers, value) / np.maximum(powers.sum(axis=-1, keepdims=True), 1)
-    return accumulated(mixed, attrs, arrays[0].dtype)
+    return scores
 
 
 def _expression(
