@@ -41,6 +41,12 @@ SMALLER = 0.75
 STEPS = 64
 """After so many such steps, any size is the least one."""
 
+QUICK_BYTES = 256 << 20
+"""A reference of no more is quick, unless it takes many operations."""
+
+QUICK_OPERATIONS = 4 * 10**9
+"""NumPy takes a second for so many on one core, or less."""
+
 GIB = 1 << 30
 
 
@@ -66,6 +72,11 @@ class ReferenceLimit:
         if operations > self.operations:
             return f"needs {operations:.2g} operations, the limit is {self.operations:.2g}"
         return ""
+
+
+def is_quick(workload: Workload) -> bool:
+    """Whether the reference of a workload of fixed sizes takes a second or two at most."""
+    return reference_bytes(workload) <= QUICK_BYTES and costs.flops(workload) <= QUICK_OPERATIONS
 
 
 def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:

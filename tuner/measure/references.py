@@ -19,7 +19,7 @@ from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
 from tuner.measure.oracle import DRAWS, ExpectedOutput
 from tuner.measure.points import ITSELF, SizePoint
 from tuner.measure.reference_child import ReferenceChild
-from tuner.measure.reference_cost import ReferenceLimit
+from tuner.measure.reference_cost import ReferenceLimit, is_quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,10 @@ class Prepared:
 class ReferenceCache:
     """References by workload key, for one job. A context, which ends what is under way.
 
-    A child process computes them, one after the other. What fails is told to those who asked for
-    it, and is not kept: who asks again has it tried again. Safe to call from several threads.
+    A child process computes them, one after the other, and another those that take long, so that
+    no task waits for another's. Both start when they are needed. What fails is told to those who
+    asked for it, and is not kept: who asks again has it tried again. Safe to call from several
+    threads.
     """
 
     def __init__(self, limit_bytes: int = 512 << 20, each: ReferenceLimit | None = None) -> None:
@@ -78,8 +80,7 @@ class ReferenceCache:
         self._known: dict[tuple[str, int], Future[ExpectedOutput | NoReference]] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._child = ReferenceChild(self._each.bytes)
-        self._pool = ThreadPoolExecutor(1, "tilewright-references")
+        self._quick, self._slow = _Lane(self._each), _Lane(self._each)
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +101,8 @@ class ReferenceCache:
         with self._lock:
             self._closed = True
             self._known.clear()
-        self._child.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._child.close()
+        for lane in (self._quick, self._slow):
+            lane.close()
 
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
@@ -127,15 +127,24 @@ class ReferenceCache:
                 found.set_result(ENDED)
             elif found is None:
                 self._make_room()
-                found = self._pool.submit(self._make, workload, draw)
+                lane = self._lane(workload)
+                found = lane.pool.submit(self._make, lane.child, workload, draw)
                 self._known[identity] = found
         return found
 
-    def _make(self, workload: Workload, draw: int) -> ExpectedOutput | NoReference:
+    def _lane(self, workload: Workload) -> _Lane:
+        try:
+            return self._quick if is_quick(workload) else self._slow
+        except CompilerError:  # which `_make` meets again, and tells
+            return self._quick
+
+    def _make(
+        self, child: ReferenceChild, workload: Workload, draw: int
+    ) -> ExpectedOutput | NoReference:
         """In the thread that asks the child."""
         made: ExpectedOutput | str = "cannot be computed"
         try:
-            made = self._each.refusal(workload) or self._child.compute(workload.text(), draw)
+            made = self._each.refusal(workload) or child.compute(workload.text(), draw)
         except CompilerError as error:
             made = f"cannot be computed: {error}"
         finally:
@@ -160,6 +169,19 @@ class ReferenceCache:
                 return
             del self._known[identity]
             held -= size
+
+
+class _Lane:
+    """A child, and the thread that asks it."""
+
+    def __init__(self, each: ReferenceLimit) -> None:
+        self.child = ReferenceChild(each.bytes)
+        self.pool = ThreadPoolExecutor(1, "tilewright-references")
+
+    def close(self) -> None:
+        self.child.stop()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.child.close()
 
 
 def _outcome(made: Future[ExpectedOutput | NoReference]) -> ExpectedOutput | NoReference:

@@ -33,11 +33,11 @@ def _product(m: int = 4, k: int = 8, n: int = 16) -> Workload:
     return as_workload(make.graph(make("matmul", make.input("x", m, k), make.input("w", k, n))))
 
 
-def _slow() -> Workload:
+def _slow(products: int = 8) -> Workload:
     """Its products, 10**12 operations, take a core half a minute or more, and 500 MB."""
     make = Maker()
     value, w = make.input("x", 4096, 4096), make.input("w", 4096, 4096)
-    for _ in range(8):
+    for _ in range(products):
         value = make("matmul", value, w)
     return as_workload(make.graph(value))
 
@@ -60,8 +60,8 @@ def _children() -> set[int]:
     return found
 
 
-def _threads() -> set[str]:
-    return {t.name for t in threading.enumerate() if t.name.startswith("tilewright-references")}
+def _threads() -> int:
+    return sum(t.name.startswith("tilewright-references") for t in threading.enumerate())
 
 
 def _until(true: Callable[[], object]) -> None:
@@ -106,11 +106,12 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
         small = weakref.ref(cache.begin(_product(5), 0))
         assert isinstance(cache.get(_product(5)), ExpectedOutput)
         under_way = cache.prepare(_slow(), Phase.FINAL)
-        queued = cache.prepare(_product(6), Phase.SCREEN)
+        assert isinstance(cache.get(_product(8)), ExpectedOutput), "quick ones do not wait for it"
+        queued = cache.prepare(_slow(9), Phase.SCREEN)
         told: list[object] = []
         waiting = threading.Thread(target=lambda: told.append(under_way.cases()))
         waiting.start()
-        _until(lambda: len(_children() - theirs) == 1)
+        _until(lambda: len(_children() - theirs) == 2)
         begun = time.monotonic()
         cache.close()
         waiting.join()
@@ -197,7 +198,7 @@ def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     workload = _product(6000, 8, 6000)
     limit = ReferenceLimit(64 * GIB)
     with ReferenceCache(each=limit) as cache:
-        child = cache._child
+        child = cache._slow.child
         monkeypatch.setattr(child, "_limit_bytes", -OWN_BYTES + (256 << 20))
         asked = cache.prepare(workload, Phase.SCREEN)
         failed = asked.cases()
