@@ -145,8 +145,7 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
     """The sizes that dimensions may have; that of one that is fixed is a range of one number.
 
-    If the model has open dimensions, a size that changes none of them is a mistake. A model without
-    open dimensions takes any sizes: callers may state `batch` for whatever they compile.
+    A size that changes no open dimension is a mistake, also where the model has none.
 
     Raises:
         InvalidArgumentError: if one is no size, or belongs to no open dimension, or `dims` are no
@@ -166,11 +165,10 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
                 known[f"{info.name}[{position}]"] = None
     ranges: dict[str, Dimension] = {}
     for name, given in dims.items():
-        if known and name not in known:
+        if name not in known:
             names = ", ".join(f"'{n}'" for n in known)
-            raise InvalidArgumentError(
-                f"the inputs have no open dimension '{name}', open are: {names}"
-            )
+            others = f", open are: {names}" if known else ": all their sizes are fixed"
+            raise InvalidArgumentError(f"the inputs have no open dimension '{name}'{others}")
         ranges[name] = as_range(name, given)
     return ranges
 

@@ -13,7 +13,7 @@ from typing import Any
 from compiler import costs, driver, ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
-from compiler.frontend.dimensions import cache_lengths, model_ports
+from compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.intervals import pieces
@@ -245,6 +245,7 @@ def _plan_each(
         )
     one = {name: sizes[0] for name, sizes in numbers.items() if len(sizes) == 1}
     proto = read_model(request.model).proto.graph
+    check_dims(proto, {name: sizes[0] for name, sizes in dims.items()})
     defaults = model_ports(proto).fixed(dict.fromkeys(dims, 1)).open
     if ranges or defaults:
         several = [n for n, sizes in numbers.items() if n not in ranges and len(sizes) != 1]

@@ -361,7 +361,7 @@ def test_padding_needs_sizes_to_pad_to(
     )
     command = ["compile", str(closed), "-o", str(tmp_path / "closed"), "--dim", "batch=1,2"]
     assert cli.run(command) == 1
-    assert "'batch' is given several sizes, but the model" in capsys.readouterr().err
+    assert "no open dimension 'batch': all their sizes are fixed" in capsys.readouterr().err
     assert not (tmp_path / "closed").exists()
 
 

@@ -306,11 +306,12 @@ def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
             import_model(named, dims)  # type: ignore[arg-type]
 
 
-def test_a_model_that_leaves_nothing_open_takes_any_size() -> None:
-    """Callers may state `batch` for whatever they compile; the type of a size is still checked."""
-    assert import_model(model(RELU), {"batch": 1}) == import_model(model(RELU))
-    with pytest.raises(InvalidArgumentError, match="dimension 'batch': 'two' is no size"):
-        import_model(model(RELU), {"batch": "two"})
+def test_a_model_that_leaves_nothing_open_takes_no_size() -> None:
+    """What would change nothing is a mistake of whoever states it."""
+    for size in (1, "1..4", "two"):
+        message = "no open dimension 'batch': all their sizes are fixed"
+        with pytest.raises(InvalidArgumentError, match=message):
+            import_model(model(RELU), {"batch": size})
 
 
 def test_constants_out_of_a_few_bytes_have_a_limit_in_all() -> None:

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from service.jobs.planning import ModelRequest, plan_model, workload_name
+from compiler.errors import InvalidArgumentError
+from service.cli import run as run_cli
+from service.jobs.planning import ModelRequest, plan_model, plan_sizes, workload_name
+from service.settings import Settings
+from tests.unit.service.tuners import model_bytes
 
 BERT = Path(__file__).parents[2] / "models" / "bert-sdpa.onnx"
 
@@ -31,3 +35,22 @@ def test_workloads_are_named_by_what_takes_their_time(
 ) -> None:
     names = {workload_name(workload) for workload, _ in plan_model(request_).workloads}
     assert expected <= names
+
+
+@pytest.mark.parametrize("command", ["tune", "inspect", "explain", "bench", "profile"])
+def test_a_size_of_no_dimension_is_refused_by_every_command(
+    command: str, tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where every size of the model is fixed, so that it would change nothing."""
+    path = tmp_path / "small.onnx"
+    path.write_bytes(model_bytes())
+    assert run_cli([command, str(path), "--dim", "nodim=5"]) == 1
+    said = capsys.readouterr().err
+    assert "the inputs have no open dimension 'nodim': all their sizes are fixed" in said
+
+
+def test_several_sizes_of_no_dimension_are_refused_by_its_name() -> None:
+    """And not because others have a range."""
+    request = ModelRequest(BERT.read_bytes(), "x86-64-v3")
+    with pytest.raises(InvalidArgumentError, match="no open dimension 'nodim', open are: 'batch'"):
+        plan_sizes(request, {"nodim": (1, 2)})

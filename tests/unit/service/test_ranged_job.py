@@ -98,7 +98,7 @@ def test_a_job_of_a_model_whose_data_decide_sizes_serves_its_stages(
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     digest = upload(client, proto.SerializeToString())
-    job = submit(client, model=digest, trials=4)
+    job = submit(client, model=digest, dims={}, trials=4)
     path = f"/v1/jobs/{job['id']}"
     assert work_once(tuner)
     done = client.get(path).json()
