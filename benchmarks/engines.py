@@ -125,10 +125,13 @@ def load_untuned(
 ) -> Run:
     """Tilewright with every workload's default schedule, beside an artifact for its target."""
     import compiler
+    from compiler.target import host_target
 
     target = "host"
     if (manifest := Path(schedules) / "manifest.json").exists():
-        target = json.loads(manifest.read_text())["target"]["name"]
+        named = json.loads(manifest.read_text())["target"]["name"]
+        # a host that LLVM names otherwise than any target (emeraldrapids) is a target all the same
+        target = "host" if named == host_target().name else named
     executable = compiler.compile_model(model, target, threads=threads, precision=precision)
     return lambda: executable.run(feeds)
 

@@ -27,6 +27,11 @@ def amx_target() -> Target:
     return replace(host, name="host-amx", features=tuple(sorted({*features, *FEATURES})))
 
 
+def has_amx() -> bool:
+    """Whether this CPU runs AMX instructions itself, so that the emulator sees and counts none."""
+    return "+amx-tile" in resolve_target("host").features
+
+
 @cache
 def _library() -> ctypes.CDLL:
     """The emulator, compiled once.

@@ -28,7 +28,7 @@ from compiler.loops.semantics import from_memory
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
 from compiler.target import resolve_target
-from tests.devices.amx import amx_target, emulated_amx
+from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.kernels import in_child, run_nest_code
 from tests.unit.codegen.test_dot import BRAINS, BYTES, SIGNS, all_pairs, narrow, packed_product
@@ -219,7 +219,7 @@ def test_shapes_that_no_cpu_takes(amx: ctypes.CDLL, place: int, value: int) -> N
             amx.amx_start()
             multiply(zeros, zeros.reshape(16, 16, 4), zeros.view(np.int32), shapes)
 
-        with pytest.raises(AssertionError, match="SIGILL"):
+        with pytest.raises(AssertionError, match="SIGILL|SIGSEGV" if has_amx() else "SIGILL"):
             in_child(work)
 
 
@@ -309,7 +309,7 @@ def test_registers_are_given_back(amx: ctypes.CDLL) -> None:
         ctypes.addressof((ctypes.c_void_p * 3)(*starts)), None, None, 0, code.stages[0].extent
     )
     library.close()
-    assert amx.amx_executed() > before
+    assert has_amx() or amx.amx_executed() > before
     assert not amx.amx_configured()
 
 

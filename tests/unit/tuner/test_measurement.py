@@ -176,4 +176,4 @@ def test_trial_ids_tell_apart_what_differs_and_nothing_else() -> None:
 
 def test_what_says_nothing_of_the_candidate() -> None:
     silent = {s for s in Status if not s.says_something_of_the_candidate}
-    assert silent == {Status.WORKER_LOST, Status.CANCELLED}
+    assert silent == {Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED}
