@@ -150,7 +150,7 @@ class BoundedChild:
         except MemoryError:
             return NoAnswer(Reason.MEMORY, "does not fit the memory of this process")
         except OSError as error:  # no child can be started, or no file be mapped
-            return NoAnswer(Reason.CRASHED, f"cannot be computed: {error}")
+            return NoAnswer(Reason.CRASHED, str(error))
         finally:
             if not answered:
                 self.drop()
@@ -236,7 +236,7 @@ def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
         text = f"its process was ended by {signal.Signals(-status).name}"
     else:
         text = lines[-1] if lines else f"its process ended with {status}"
-    return NoAnswer(Reason.CRASHED, f"cannot be computed: {text}", words)
+    return NoAnswer(Reason.CRASHED, text, words)
 
 
 def serve(pipe: Connection) -> None:
@@ -250,7 +250,8 @@ def serve(pipe: Connection) -> None:
     with pipe:
         try:
             limits: Limits = pipe.recv()
-            _limit_memory(limits)
+            limit_memory(limits.memory_bytes)
+            _go_last(limits.niceness)
             while True:
                 function, arguments = pipe.recv()
                 pipe.send("ready")
@@ -329,16 +330,19 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
 
 
-def _limit_memory(limits: Limits) -> None:
-    """Only Linux counts what a process allocates against such a limit."""
-    if sys.platform != "win32":
+def limit_memory(most_bytes: int) -> None:
+    """Let this process allocate no more. Linux alone counts what is allocated."""
+    if sys.platform == "linux":
         import resource
 
-        os.nice(limits.niceness)
+        most = most_bytes + OWN_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if sys.platform == "linux":
-            most = limits.memory_bytes + OWN_BYTES
-            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _go_last(niceness: int) -> None:
+    if sys.platform != "win32":
+        os.nice(niceness)
 
 
 def _limit_time(limits: Limits) -> None:

@@ -32,6 +32,7 @@ from service.api.planning_child import (
     Refusal,
 )
 from service.api.remembered import Remembered
+from service.jobs.bounded_planning import memory_limit
 from service.settings import Settings
 
 MOST_WAITING = 64
@@ -49,7 +50,7 @@ class Planning:
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._seconds = settings.planning_seconds
-        self._memory_bytes = settings.planning_memory_bytes
+        self._memory_bytes = memory_limit(settings)
         self._pool: ProcessPool | None = None
         self._waiting = 0
         self._kept: dict[type[KeptQuestion[Any]], Remembered[Any]] = {}

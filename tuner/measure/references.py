@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from compiler.errors import CompilerError
-from compiler.process.bounded import BoundedChild, Limits, NoAnswer
+from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
 from compiler.workload import Workload
 from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
 from tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
@@ -147,7 +147,7 @@ class ReferenceCache:
             made = self._each.refusal(workload)
             if not made:
                 found = child.ask(computed, (workload.text(), draw))
-                made = found.text if isinstance(found, NoAnswer) else found
+                made = _reason(found) if isinstance(found, NoAnswer) else found
         except CompilerError as error:
             made = f"cannot be computed: {error}"
         finally:
@@ -190,6 +190,12 @@ class _Lane:
 def computed(text: str, draw: int) -> ExpectedOutput:
     """The reference of a workload's text for a draw: what the child runs."""
     return make_reference(Workload.parse(text), draw)
+
+
+def _reason(failed: NoAnswer) -> str:
+    if failed.reason is Reason.CRASHED:
+        return f"cannot be computed: {failed.text}"
+    return failed.text
 
 
 def _outcome(made: Future[ExpectedOutput | NoReference]) -> ExpectedOutput | NoReference:

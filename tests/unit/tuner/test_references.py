@@ -215,10 +215,10 @@ def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_reference_that_takes_too_long_is_given_up() -> None:
-    limit = ReferenceLimit(64 * GIB, operations=10**15, seconds=0.5)
+    limit = ReferenceLimit(64 * GIB, operations=10**15, seconds=2.0)
     with ReferenceCache(each=limit) as cache:
         begun = time.monotonic()
-        assert cache.get(_slow()) == NoReference("takes more than 0.5 s")
+        assert cache.get(_slow()) == NoReference("takes more than 2 s")
         assert time.monotonic() - begun < SECONDS_MOST
         assert isinstance(cache.get(_product()), ExpectedOutput)
 
@@ -232,7 +232,7 @@ def test_what_is_wrong_with_a_workload_is_told() -> None:
         assert child.ask(computed, (text, 2)) == make_reference(_product(), 2)
         bug = child.ask(computed, (text, 99))
         assert isinstance(bug, NoAnswer)
-        assert bug.text == "cannot be computed: IndexError: tuple index out of range"
+        assert bug.text == "IndexError: tuple index out of range"
     finally:
         child.stop()
         child.close()
