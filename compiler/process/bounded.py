@@ -17,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import IO, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from compiler.errors import CompilerError, OutOfMemoryError
 from compiler.process import settle_process
@@ -106,8 +106,8 @@ def run(
 
     Args:
         function: one that its module has by its name.
-        arguments: values that `pickle` takes; so must the answer be. Large arrays of the answer
-            are in a file that both processes map, and so are not copied.
+        arguments: values that `pickle` takes; so must the answer be. Their arrays cannot be written
+            to there, those of the answer can be here.
         limits: what it may take.
         stop: kills the child at once when it is cancelled.
 
@@ -188,12 +188,12 @@ class BoundedChild:
 
     def _answer(self, child: ChildProcess, asked: _Asked, stop: Stop | None) -> Any:
         try:
-            child.pipe.send(asked)
+            _send(child.pipe, asked, child.pid)
             # it has loaded what it was asked for
             if not (late := self._wait(child, START_SECONDS, stop)):
                 child.pipe.recv()
                 late = self._wait(child, self._limits.seconds, stop)
-            return late or _receive(child.pipe)
+            return late or _receive(child.pipe, writable=True)
         except (EOFError, ConnectionError):
             return _ENDED if self._stopped else _last(child, self._limits)
 
@@ -253,10 +253,10 @@ def serve(pipe: Connection) -> None:
             limit_memory(limits.memory_bytes)
             _go_last(limits.niceness)
             while True:
-                function, arguments = pipe.recv()
+                function, arguments = _receive(pipe, writable=False)
                 pipe.send("ready")
                 _limit_time(limits)
-                _send(pipe, _made(function, arguments))
+                _send(pipe, _made(function, arguments), os.getppid())
                 del function, arguments
         except (EOFError, BrokenPipeError):
             return
@@ -287,39 +287,43 @@ def _sendable(error: CompilerError) -> CompilerError:
     return plain if str(same) == str(error) else CompilerError(str(error))
 
 
-def _send(pipe: Connection, answer: Any) -> None:
-    """An answer without its large arrays, and a file with these."""
+def _send(pipe: Connection, value: Any, to: int) -> None:
+    """A value in a file that both processes map: neither copies its large arrays.
+
+    Args:
+        to: the process at the other end.
+    """
     apart: list[pickle.PickleBuffer] = []
-    text = pickle.dumps(answer, 5, buffer_callback=apart.append)
-    views = [each.raw() for each in apart]
-    pipe.send((text, [view.nbytes for view in views]))
-    if not views:
-        return
     with tempfile.TemporaryFile() as file:
-        for view in views:
+        pickle.dump(value, file, 5, buffer_callback=apart.append)
+        sizes = [file.tell()]
+        for view in (each.raw() for each in apart):
+            file.write(bytes(-sizes[-1] % ALIGNMENT))
             file.write(view)
-            file.write(bytes(-view.nbytes % ALIGNMENT))
-        file.write(bytes(ALIGNMENT))  # no file is empty
+            sizes.append(view.nbytes)
         file.flush()
-        reduction.send_handle(pipe, file.fileno(), os.getppid())
+        pipe.send(sizes)
+        reduction.send_handle(pipe, file.fileno(), to)
 
 
-def _receive(pipe: Connection) -> Any:
-    text, sizes = pipe.recv()
-    if not sizes:
-        return pickle.loads(text)
+def _receive(pipe: Connection, *, writable: bool) -> Any:
+    """What was sent. Writing to its arrays, if that is possible, changes no file.
+
+    Linux counts memory that may be written to, so that questions are not `writable`.
+    """
+    sizes = pipe.recv()
     with os.fdopen(reduction.recv_handle(pipe), "rb") as file:
-        return pickle.loads(text, buffers=_views(file, sizes))
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=access))
+    text, *arrays = _views(whole, sizes)
+    return pickle.loads(text, buffers=arrays)
 
 
-def _views(file: IO[bytes], sizes: list[int]) -> list[memoryview]:
-    """The arrays of a file. They may be written to, which changes no file."""
-    whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    views, start = [], 0
+def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
+    start = 0
     for size in sizes:
-        views.append(whole[start : start + size])
+        yield whole[start : start + size]
         start += size + -size % ALIGNMENT
-    return views
 
 
 def _die_with_parent() -> None:

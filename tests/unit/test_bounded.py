@@ -38,8 +38,13 @@ def here() -> tuple[int, int, str]:
 
 
 def doubled(array: np.ndarray) -> dict[str, np.ndarray]:
+    assert not array.flags.writeable
     twice = array * 2
     return {"twice": twice, "again": twice, "empty": twice[:0], "row": twice[0]}
+
+
+def length(array: np.ndarray) -> int:
+    return len(array)
 
 
 def blocked() -> Layout:
@@ -116,6 +121,7 @@ def test_arrays_come_back_as_they_are_and_may_be_written_to() -> None:
     assert found["again"] is found["twice"]
     assert found["empty"].shape == (0, 300_000)
     assert found["twice"].ctypes.data % 16 == 0
+    np.testing.assert_array_equal(made[0, :3], [0, 1, 2])
     found["twice"] += 1
     assert found["twice"][0, 0] == 1
 
@@ -139,6 +145,10 @@ def test_memory_is_limited() -> None:
     assert bounded.run(held, (0,), LIMITS) == 0
 
 
+def test_arrays_of_a_question_are_not_memory_that_the_child_takes() -> None:
+    assert bounded.run(length, (np.zeros(1 << 30, np.uint8),), LIMITS) == 1 << 30
+
+
 @pytest.mark.parametrize("function", [endless, busy])
 def test_a_token_ends_the_child_at_once(function: object, tmp_path: Path) -> None:
     assert callable(function)
@@ -152,7 +162,7 @@ def test_a_token_ends_the_child_at_once(function: object, tmp_path: Path) -> Non
     thread.start()
     while child._child is None:
         time.sleep(0.01)
-    pid = child._child._process.pid
+    pid = child._child.pid
     time.sleep(0.5)
     begun = time.monotonic()
     token.cancel()
