@@ -251,7 +251,7 @@ def serve(pipe: Connection) -> None:
         try:
             limits: Limits = pipe.recv()
             limit_memory(limits.memory_bytes)
-            _go_last(limits.niceness)
+            go_last(limits.niceness)
             while True:
                 function, arguments = _receive(pipe, writable=False)
                 pipe.send("ready")
@@ -344,7 +344,8 @@ def limit_memory(most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _go_last(niceness: int) -> None:
+def go_last(niceness: int) -> None:
+    """Let other processes go first."""
     if sys.platform != "win32":
         os.nice(niceness)
 
