@@ -53,8 +53,10 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
+from service.jobs.certificate import Certificate, WrongValueError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
+from service.jobs.observation import Observation, with_program
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
@@ -84,11 +86,13 @@ class Verification:
             value; None if there are none, or it was not run.
         unverified: outputs that differ from the reference, behind choices that cannot be seen.
         not_run: why it was not run; "" if it was.
+        by_steps: the certificate by steps, where rounding takes the whole model elsewhere.
     """
 
     error: float | None
     unverified: tuple[str, ...] = ()
     not_run: str = ""
+    by_steps: Certificate | None = None
 
     @property
     def complete(self) -> bool:
@@ -101,7 +105,9 @@ def worst(found: Sequence[Verification]) -> Verification:
     errors = [one.error for one in found if one.error is not None]
     unverified = dict.fromkeys(name for one in found for name in one.unverified)
     reason = next((one.not_run for one in found if one.not_run), "")
-    return Verification(max(errors, default=None), tuple(unverified), reason)
+    steps = [one.by_steps for one in found if one.by_steps is not None]
+    by_steps = together(steps) if steps else None
+    return Verification(max(errors, default=None), tuple(unverified), reason, by_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +248,7 @@ def _verify(
     looked_at = [name for call in calls for name in call.buffers]
     values: Mapping[str, np.ndarray] = {}
     if calls:
-        watched = _with_program(loadable, program)
+        watched = with_program(loadable, program)
         values = device.check(watched, threads, seed, {}, looked_at).fetched
     choices = Choices(graph, calls, values, precision)
     expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
@@ -263,6 +269,11 @@ def _verify(
     apart = [name for name in judged if not errors[name] <= allowed[name]]
     if (apart or unverified) and precision == DType.FLOAT16:
         _check_range(planned, inputs)
+    if (apart or unverified) and precision == DType.FLOAT32 and jumps(graph):
+        seen = Observation(planned.plan, loadable, device, threads, seed)
+        by_steps = _by_steps(graph, inputs, seen, dict(zip(graph.outputs, ports, strict=True)))
+        if by_steps is not None:
+            return Verification(max(errors.values()), by_steps=by_steps)
     if not apart:
         return Verification(max((errors[name] for name in judged), default=None), unverified)
     if choices.undecided:
@@ -272,6 +283,24 @@ def _verify(
         f"output '{worst_of}' of the compiled model differs from its reference by "
         f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
+
+
+def _by_steps(
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    seen: Observation,
+    ports: Mapping[str, str],
+) -> Certificate | None:
+    """The certificate by steps; None if what is wrong lies behind bodies, which nobody looks into.
+
+    Raises what `certify` does.
+    """
+    try:
+        return certify(graph, inputs, seen, ports)
+    except WrongValueError as error:
+        if error.within_bodies:
+            return None
+        raise
 
 
 def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
@@ -284,15 +313,6 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
             f"value '{name}' reaches {largest:.3g} on drawn inputs, which is infinite in float16: "
             "compile the model in bfloat16 or float32"
         )
-
-
-def _with_program(loadable: Loadable, program: Program) -> Loadable:
-    """Another program over the same code and weights."""
-    return replace(
-        loadable,
-        program=program,
-        load=lambda threads: loadable.load(threads).with_program(program),
-    )
 
 
 def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
