@@ -59,8 +59,8 @@ AS_FAR = 8.0
 """A float may be so many times further from the reference than the moved ones are."""
 
 TIES = 0.1
-"""The largest share of a value's integers that ties may excuse; two are always few. A tie in a table
-of 256 results takes all elements with it that read the entry."""
+"""The largest share of a value's integers that ties may excuse; two are always few. A tie in a
+table of 256 results takes all elements with it that read the entry."""
 
 JUMPS = frozenset({"round", "floor", "ceil", "sign", "mod", "fmod"})
 """Operators from floats to floats whose results jump."""
@@ -95,19 +95,17 @@ def together(found: Sequence[Certificate]) -> Certificate:
     )
 
 
-class WrongValueError(CompilerError):
-    """A program writes a value that the operators before it do not explain.
+class WrongProgramError(CompilerError):
+    """A program must not be used: it computes something else than its model.
 
     Attributes:
-        value: its name.
-        workload: the key of the kernel's workload; "" if no kernel wrote it.
+        value: the first value that is wrong; "" if nobody knows.
         within_bodies: whether bodies of control flow, which nobody looks into, lie before it.
     """
 
-    def __init__(self, message: str, value: str, workload: str, *, within_bodies: bool) -> None:
+    def __init__(self, message: str, value: str = "", *, within_bodies: bool = False) -> None:
         super().__init__(message)
         self.value = value
-        self.workload = workload
         self.within_bodies = within_bodies
 
 
@@ -131,12 +129,12 @@ def certify(
         ports: the program's outputs, by the graph's.
 
     Raises:
-        WrongValueError: at the first value that is wrong.
-        CompilerError: if the program writes other outputs once it is looked at.
+        WrongProgramError: at the first value that is wrong, or if the program writes other outputs
+            once its values are copied.
         DeviceError: if the device cannot run the program.
     """
     if not seen.same_as_plain():
-        raise CompilerError("the compiled model gives other outputs when its values are copied")
+        raise WrongProgramError("the compiled model gives other outputs when its values are copied")
     steps = _Steps(graph, inputs, seen, ports)
     run_graph(graph, inputs, float64=True, chosen=steps)
     written = len(seen.written.keys() | ports.keys())
@@ -197,7 +195,7 @@ class _Steps:
         return values.astype(np.float64) if self._own[name].is_float else values
 
     def _compare(self, name: str, own: np.ndarray, right: np.ndarray) -> None:
-        """Raises WrongValueError if an element differs and rounding is not the reason."""
+        """Raises WrongProgramError if an element differs and rounding is not the reason."""
         if self._own[name].is_float:
             scales = _scales(own, right)
             errors, bounds = _errors(own, right), self._allowed[name] * scales
@@ -226,10 +224,9 @@ class _Steps:
     def _wrong(self, name: str, what: str) -> None:
         segment = self._segment(name)
         bodies = any(node.bodies for node in segment.nodes)
-        raise WrongValueError(
+        raise WrongProgramError(
             f"value '{name}' of the compiled model {what}; the values before it are right",
             name,
-            self._seen.workloads.get(name, ""),
             within_bodies=bodies,
         )
 

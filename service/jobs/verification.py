@@ -53,7 +53,7 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
-from service.jobs.certificate import Certificate, WrongValueError, certify, jumps, together
+from service.jobs.certificate import Certificate, WrongProgramError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
 from service.jobs.observation import Observation, with_program
@@ -73,7 +73,7 @@ TRIM = "trim"
 """The native function that chooses nothing: it cuts the result of a choice."""
 
 
-class UndecidedError(CompilerError):
+class UndecidedError(WrongProgramError):
     """The inputs that were drawn leave a choice open; others will not."""
 
 
@@ -185,9 +185,9 @@ def verify_program(
     so.
 
     Raises:
-        CompilerError: if the program must not be used: the error is over the tolerance and
+        WrongProgramError: if the program must not be used: the error is over the tolerance and
             rounding cannot be the reason, a choice contradicts the values, or the program crashes.
-            Also if a loop of the model does not end.
+        CompilerError: if a loop of the model does not end.
     """
     if not device.runs(planned.target):
         return Verification(
@@ -204,7 +204,7 @@ def verify_program(
             undecided = error
         except DeviceError as error:
             if error.ran:
-                raise
+                raise WrongProgramError(str(error)) from error
             # what an earlier draw has shown holds
             return found or Verification(None, not_run=str(error))
         else:
@@ -279,7 +279,7 @@ def _verify(
     if choices.undecided:
         raise UndecidedError(f"what '{choices.undecided}' chooses hangs on rounding")
     worst_of = max(apart, key=lambda name: errors[name] / allowed[name])
-    raise CompilerError(
+    raise WrongProgramError(
         f"output '{worst_of}' of the compiled model differs from its reference by "
         f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
@@ -297,7 +297,7 @@ def _by_steps(
     """
     try:
         return certify(graph, inputs, seen, ports)
-    except WrongValueError as error:
+    except WrongProgramError as error:
         if error.within_bodies:
             return None
         raise
@@ -391,7 +391,7 @@ class Choices:
             with np.errstate(all="ignore"):
                 right = np.asarray(operator.reference(own, node.attrs))
             if not np.array_equal(to_memory(right.reshape(kind.shape), kind.dtype), made):
-                raise CompilerError(
+                raise WrongProgramError(
                     f"'{node.name}' ({node.op}) chose other elements than its own values say"
                 )
             return made
