@@ -62,9 +62,6 @@ TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
 table of 256 results takes all elements with it that read the entry."""
 
-JUMPS = frozenset({"round", "floor", "ceil", "sign", "mod", "fmod"})
-"""Operators from floats to floats whose results jump."""
-
 _EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
@@ -261,6 +258,8 @@ class _Steps:
             else:
                 given[value] = to_memory(self._numbers(value), dtype)
         before, end = _before_jump(segment, name)
+        maker = segment.producer(before)
+        chosen = maker is not None and _jumps(segment, maker)  # positions that lie far apart
         (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
         jumped = before != name
         hair = NEAR_TIE * _largest(start) if jumped else 0.0
@@ -275,7 +274,7 @@ class _Steps:
             except CompilerError:
                 return  # a loop that ends on these values does not on those beside them
             apart = np.maximum(apart, _errors(_numbers_of(moved), _numbers_of(start)))
-            reach = hair + AS_FAR * np.where(np.isfinite(apart), apart, 0.0)
+            reach = hair + (0.0 if chosen else AS_FAR) * np.where(np.isfinite(apart), apart, 0.0)
             ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
             if jumped:
                 dtype = segment.types[before].dtype
@@ -367,8 +366,10 @@ def _jumps(graph: Graph, node: Node) -> bool:
     )
     if not floats or node.bodies:
         return False
-    native = ops.get(node.op).native is not None
-    return native or node.op in JUMPS or not graph.types[node.output].dtype.is_float
+    operator = ops.get(node.op)
+    return (
+        operator.jumps or operator.native is not None or not graph.types[node.output].dtype.is_float
+    )
 
 
 def _rounding(graph: Graph, node: Node) -> float:

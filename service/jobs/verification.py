@@ -16,6 +16,9 @@ By induction over the choices, every value of the program is within the toleranc
 that makes the same choices, each of which was right. If no call matches a choice (it was folded),
 the reference keeps its own choice, and what depends on it must agree with that.
 
+A float32 model that rounds or chooses, and differs as a whole, is verified step by step instead
+(`service.jobs.certificate`).
+
 A model in a narrower precision is compared with its float32 reference, within what the type allows
 (`service.jobs.rounding.tolerances`). What is further off is tested in the same way as what lies
 behind choices that cannot be seen:

@@ -262,7 +262,7 @@ def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
 
     def slow(*arguments: Any, **options: Any) -> Any:
         found = settle(*arguments, **options)
-        storage.ledger.withdraw("sick", record_ids=found.records)
+        storage.ledger.withdraw("sick", record_ids=list(found.records.values()))
         return found
 
     monkeypatch.setattr(run_job_module, "settle", slow)
