@@ -8,6 +8,7 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -26,6 +27,7 @@ from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
 from service.jobs.device import Device
+from service.jobs.fallback import deliver_verified
 from service.jobs.graph_choice import (
     SHARE,
     ChosenPlan,
@@ -47,7 +49,7 @@ from service.jobs.tuning import (
     save_texts,
     tune_tasks,
 )
-from service.jobs.verification import Verification, Verifier
+from service.jobs.verification import Verification
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Event, Finished
 from tuner.measure.builder import Builder
@@ -126,6 +128,7 @@ class JobOutcome:
             "forecast_error": _plain(finished.forecast_error),
             "largest_error": None if checked is None else checked.error,
             "verified": checked is not None and checked.complete,
+            "by_steps": None if checked is None else _plain(checked.by_steps),
             "unverified": [] if checked is None else list(checked.unverified),
             "not_verified": "" if checked is None else checked.not_run,
             "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
@@ -295,7 +298,7 @@ def _run(
                 kernels=workshop.kernels,
                 weight_limit_bytes=limit,
             )
-            if storage.ledger.use(settled.records, job_id):
+            if storage.ledger.use(tuple(settled.records.values()), job_id):
                 break  # from now on the job is told when one of them is withdrawn
     for planned in plans:
         if planned.stages is None:
@@ -305,24 +308,26 @@ def _run(
         return outcome
 
     watcher.phase("building")
-    with Verifier(settled.planned, device) as verifier:
 
-        def check(made: LoadableOf) -> None:
+    def deliver_to(output: Path, served: Settled, check: Callable[[LoadableOf], object]) -> None:
+        def verify(made: LoadableOf) -> None:
             watcher.phase("verifying")
             with timings.stage("verify"):
-                verifier.verify(made)
+                check(made)
 
         deliver(
-            settled.planned,
-            settled.schedules,
+            served.planned,
+            served.schedules,
             output,
             limit,
             pad=spec.pad,
             timings=timings,
             kernels=workshop.kernels,
-            check=check,
+            check=verify,
         )
-    return replace(outcome, verification=verifier.found)
+
+    settled, found = deliver_verified(settled, device, storage, partial(deliver_to, output))
+    return replace(outcome, served=settled.planned, settled=settled, verification=found)
 
 
 def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
