@@ -33,7 +33,7 @@ Ask = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class VerificationBound:
     """What the verification of one size may take, and what ends it at once."""
 
     limits: Limits
@@ -51,7 +51,7 @@ class BoundedVerifier:
 
     planned: Sequence[Planned]
     device: Device
-    bound: Bound
+    bound: VerificationBound
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
@@ -71,7 +71,11 @@ class BoundedVerifier:
 
 
 def _verify(
-    planned: Planned, made: LoadableOf, device: Device, bound: Bound, child: BoundedChild
+    planned: Planned,
+    made: LoadableOf,
+    device: Device,
+    bound: VerificationBound,
+    child: BoundedChild,
 ) -> Verification:
     """`verify_program` in a child. If that takes more than it may, the verification says so."""
     if not device.runs(planned.target):

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from compiler.intervals import pieces
 from db.storage import Storage
-from service.jobs.bounded_verification import Bound, BoundedVerifier
+from service.jobs.bounded_verification import BoundedVerifier, VerificationBound
 from service.jobs.certificate import WrongProgramError
 from service.jobs.device import Device
 from service.jobs.loadables import LoadableOf
@@ -32,7 +32,7 @@ def deliver_verified(
     device: Device,
     storage: Storage,
     deliver: Deliver,
-    bound: Bound | None = None,
+    bound: VerificationBound | None = None,
 ) -> tuple[Settled, Verification]:
     """Deliver a program that a device holds right; what is served at last, and the verification.
 
@@ -62,7 +62,7 @@ def deliver_verified(
 
 
 def _verifier(
-    planned: Sequence[Planned], device: Device, bound: Bound | None
+    planned: Sequence[Planned], device: Device, bound: VerificationBound | None
 ) -> AbstractContextManager[Verifier | BoundedVerifier]:
     if bound is None:
         return Verifier(planned, device)

@@ -22,7 +22,7 @@ from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounded_planning import plan_bounded
-from service.jobs.bounded_verification import Bound
+from service.jobs.bounded_verification import VerificationBound
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
@@ -328,7 +328,9 @@ def _run(
             check=verify,
         )
 
-    bound = None if workshop.verification is None else Bound(workshop.verification, stop)
+    bound = (
+        None if workshop.verification is None else VerificationBound(workshop.verification, stop)
+    )
     delivery = partial(deliver_to, output)
     settled, found = deliver_verified(settled, device, storage, delivery, bound)
     return replace(outcome, served=settled.planned, settled=settled, verification=found)

@@ -23,7 +23,7 @@ from db.stores.tokens import Scope
 from service.api.app import create_app
 from service.api.server import server_config
 from service.embedded import owner_token
-from service.jobs import job_run
+from service.jobs import job_run, tuner_process
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from service.storage import open_storage
@@ -200,9 +200,11 @@ def job(storage: Storage) -> Job:
 
 @pytest.fixture
 def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> TunerProcess:
-    """A tuner that builds nothing."""
+    """A tuner that builds nothing, and has no children to start."""
     fast = settings.model_copy(update={"job_lease_seconds": 0.4})
     process = TunerProcess(fast, storage, "test")
     monkeypatch.setattr(TunerProcess, "builder", FakeBuilder())
     monkeypatch.setattr(job_run, "LeasedDevice", LocalWorker)
+    for limits in ("planning_limits", "verification_limits"):
+        monkeypatch.setattr(tuner_process, limits, lambda settings: None)
     return process

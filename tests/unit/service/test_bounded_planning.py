@@ -21,7 +21,7 @@ from compiler.timings import Timings
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job
-from service.jobs import bounded_planning, run_job
+from service.jobs import bounded_planning, run_job, tuner_process
 from service.jobs.bounded_planning import plan_bounded, planning_limits
 from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
@@ -172,6 +172,7 @@ def limited(
 ) -> Callable[[float], TunerProcess]:
     """A tuner whose children may take so many seconds."""
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(tuner_process, "planning_limits", planning_limits)
 
     def make(seconds: float) -> TunerProcess:
         limits = {"planning_seconds": seconds, "tuner_poll_seconds": 0.05}
@@ -188,7 +189,7 @@ def test_endless_models_hold_up_no_other_job(
     tiny = _job(storage, model_bytes())
     others = _readers()
     with running(limited(SECONDS)):
-        until(lambda: storage.jobs.get(tiny.id).state is JobState.SUCCEEDED)
+        until(lambda: storage.jobs.get(tiny.id).state is JobState.SUCCEEDED, 300.0)
     for job in crafted:
         ended = storage.jobs.get(job.id)
         assert ended.state is JobState.FAILED

@@ -17,8 +17,12 @@ from compiler.program_builder import build_program
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job
-from service.jobs import run_job
-from service.jobs.bounded_verification import Bound, BoundedVerifier
+from service.jobs import run_job, tuner_process
+from service.jobs.bounded_verification import (
+    BoundedVerifier,
+    VerificationBound,
+    verification_limits,
+)
 from service.jobs.certificate import WrongProgramError
 from service.jobs.device import DeviceError
 from service.jobs.loadables import of_compiled
@@ -84,7 +88,7 @@ def _verified(
     planned: Planned, limits: Limits = LIMITS, token: CancelToken | None = None
 ) -> Verification:
     compiled = build_program(planned.plan, None, planned.target, 1)
-    verifier = BoundedVerifier((planned,), HERE, Bound(limits, token or CancelToken()))
+    verifier = BoundedVerifier((planned,), HERE, VerificationBound(limits, token or CancelToken()))
     verifier.verify(lambda _: of_compiled(compiled))
     return verifier.found
 
@@ -155,6 +159,7 @@ def limited(
 ) -> Callable[[float], TunerProcess]:
     """A tuner whose references may take so many seconds."""
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(tuner_process, "verification_limits", verification_limits)
 
     def make(seconds: float) -> TunerProcess:
         limits = {"verification_seconds": seconds, "tuner_poll_seconds": 0.05}
