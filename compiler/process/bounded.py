@@ -416,7 +416,7 @@ def limit_memory(most_bytes: int) -> None:
     if sys.platform == "linux":
         import resource
 
-        most = most_bytes + OWN_BYTES
+        most = _within(most_bytes + OWN_BYTES, resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -436,4 +436,12 @@ def _limit_time(limits: Limits) -> None:
         used = int(usage.ru_utime + usage.ru_stime) + 1
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         most = used + int(limits.seconds * (os.cpu_count() or 1))
-        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (_within(most, resource.RLIMIT_CPU), hard))
+
+
+def _within(most: int, kind: int) -> int:
+    """Nobody may go beyond a limit that this process was given."""
+    import resource
+
+    hard = resource.getrlimit(kind)[1]
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)

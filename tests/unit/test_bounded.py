@@ -279,6 +279,20 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_limits_of_the_parent_hold() -> None:
+    """A child of a process that has limits cannot have higher ones, and is started."""
+    code = (
+        "import resource, sys; sys.path[:] = sys.argv[1:]\n"
+        "from compiler.process import bounded\n"
+        f"from {__name__} import here\n"
+        "for kind, most in ((resource.RLIMIT_DATA, 8 << 30), (resource.RLIMIT_CPU, 1000)):\n"
+        "    resource.setrlimit(kind, (most, most))\n"
+        "print(len(bounded.run(here, (), bounded.Limits(64 << 30, 1e6))))\n"
+    )
+    asked = [sys.executable, "-c", code, *sys.path]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "3\n"
+
+
 def test_it_is_imported_where_limits_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has neither the module nor the signals."""
     monkeypatch.setitem(sys.modules, "resource", None)
