@@ -62,6 +62,9 @@ TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
 table of 256 results takes all elements with it that read the entry."""
 
+TOLD = 3
+"""Operators before a wrong value that its error names."""
+
 _EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
@@ -97,13 +100,18 @@ class WrongProgramError(CompilerError):
 
     Attributes:
         value: the first value that is wrong; "" if nobody knows.
-        within_bodies: whether bodies of control flow, which nobody looks into, lie before it.
+        nodes: the operators of the model that make it of values that are right.
     """
 
-    def __init__(self, message: str, value: str = "", *, within_bodies: bool = False) -> None:
+    def __init__(self, message: str, value: str = "", nodes: Sequence[Node] = ()) -> None:
         super().__init__(message)
         self.value = value
-        self.within_bodies = within_bodies
+        self.nodes = tuple(nodes)
+
+    @property
+    def within_bodies(self) -> bool:
+        """Whether bodies of control flow, which nobody looks into, lie before the value."""
+        return any(node.bodies for node in self.nodes)
 
 
 def jumps(graph: Graph) -> bool:
@@ -219,12 +227,13 @@ class _Steps:
         )
 
     def _wrong(self, name: str, what: str) -> None:
-        segment = self._segment(name)
-        bodies = any(node.bodies for node in segment.nodes)
+        nodes = self._segment(name).nodes
+        operators = ", ".join(f"'{node.name}' ({node.op})" for node in nodes[-TOLD:])
         raise WrongProgramError(
-            f"value '{name}' of the compiled model {what}; the values before it are right",
+            f"value '{name}' of the compiled model {what}; the values before it are right, so that "
+            f"this concerns {operators}",
             name,
-            within_bodies=bodies,
+            nodes,
         )
 
     def _segment(self, name: str) -> Graph:
