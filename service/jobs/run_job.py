@@ -17,9 +17,11 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.kernels import KernelCache
+from compiler.process.bounded import Limits, Stop
 from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
+from service.jobs.bounded_planning import plan_bounded
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
@@ -77,11 +79,13 @@ class Workshop:
     """What a job works with: stores, builder processes, and what was made before.
 
     `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
-    builders.
+    builders. `planning` are the limits of a child that reads and plans models; None: this process
+    does.
     """
 
     storage: Storage
     builder: Builder
+    planning: Limits | None = None
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)
     loop: Timings = field(default_factory=Timings)
@@ -158,6 +162,7 @@ def run_job(
     output: Path | None = None,
     deliver_cancelled: bool = False,
     sharing: Sharing = UNSHARED,
+    stop: Stop | None = None,
 ) -> JobOutcome:
     """Tune a model for a device.
 
@@ -171,8 +176,10 @@ def run_job(
         output: folder for the artifact or the module; None makes none.
         sharing: what other jobs tune just now; without, nobody else tunes anything.
         deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
+        stop: ends at once what children compute for the job; without, the token does.
 
     Raises:
+        JobCancelled: if the job was stopped while a child read its model.
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
@@ -188,6 +195,7 @@ def run_job(
             output=output,
             deliver_cancelled=deliver_cancelled,
             sharing=sharing,
+            stop=stop or token,
         )
 
 
@@ -203,10 +211,11 @@ def _run(
     output: Path | None,
     deliver_cancelled: bool,
     sharing: Sharing,
+    stop: Stop,
 ) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
     watcher.phase("importing")
-    plans = _plan(spec, workshop)
+    plans = _plan(spec, workshop, stop)
 
     watcher.phase("planning")
     carry_over(plans, storage, workshop.builder)
@@ -330,15 +339,18 @@ def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
     return OpenTask(key, first.target.key, request.threads, request.numerics, CODEGEN_VERSION)
 
 
-def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
+def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
     timings = workshop.timings
     spec.budget.options()  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
-        plans = plan_programs(
-            spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
-        )
+        if workshop.planning is not None:
+            plans = plan_bounded(spec, workshop.planning, stop, timings)
+        else:
+            plans = plan_programs(
+                spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
+            )
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met
