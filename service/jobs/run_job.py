@@ -8,6 +8,7 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,8 +33,10 @@ from service.jobs.graph_choice import (
 )
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
+from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
+from service.jobs.phases import phase_seconds
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.stage_planning import plan_programs
@@ -92,7 +95,8 @@ class JobOutcome:
 
     `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
     hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
-    if no artifact was wanted.
+    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
+    phase.
     """
 
     served: tuple[Planned, ...]
@@ -102,6 +106,8 @@ class JobOutcome:
     settled: Settled | None = None
     confirmed: Confirmed = field(default_factory=Confirmed)
     verification: Verification | None = None
+    latencies: tuple[Latency, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cancelled(self) -> bool:
@@ -120,6 +126,8 @@ class JobOutcome:
             "ended": finished.ended.value,
             "forecast": _plain(finished.forecast),
             "forecast_error": _plain(finished.forecast_error),
+            "latency": [each.to_json() for each in self.latencies],
+            "phases": dict(self.phases),
             "largest_error": None if checked is None else checked.error,
             "verified": checked is not None and checked.complete,
             "unverified": [] if checked is None else list(checked.unverified),
@@ -174,7 +182,7 @@ def run_job(
         DatabaseError: if the database fails.
     """
     with ReferenceCache() as references:  # however the job ends, they end with it
-        return _run(
+        outcome = _run(
             spec,
             device,
             workshop,
@@ -186,6 +194,7 @@ def run_job(
             deliver_cancelled=deliver_cancelled,
             sharing=sharing,
         )
+    return replace(outcome, phases=phase_seconds(workshop.timings, workshop.beside))
 
 
 def _run(
@@ -248,7 +257,8 @@ def _run(
             beside=workshop.beside,
         )
         if not finished.cancelled:
-            confirmed += again.confirm(tasks)
+            with timings.stage("confirm"):
+                confirmed += again.confirm(tasks)
         return finished
 
     with timings.stage("tune"):
@@ -288,10 +298,13 @@ def _run(
             )
             if storage.ledger.use(settled.records, job_id):
                 break  # from now on the job is told when one of them is withdrawn
+        timed = latencies(settled, device, workshop.kernels, limit)
     for planned in plans:
         if planned.stages is None:
             keep_plan(planned, storage)
-    outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
+    outcome = replace(
+        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+    )
     if output is None:
         return outcome
 
