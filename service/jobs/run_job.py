@@ -8,7 +8,7 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -36,8 +36,10 @@ from service.jobs.graph_choice import (
 )
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
+from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
+from service.jobs.phases import phase_seconds
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.stage_planning import plan_programs
@@ -98,7 +100,8 @@ class JobOutcome:
 
     `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
     hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
-    if no artifact was wanted.
+    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
+    phase.
     """
 
     served: tuple[Planned, ...]
@@ -108,6 +111,8 @@ class JobOutcome:
     settled: Settled | None = None
     confirmed: Confirmed = field(default_factory=Confirmed)
     verification: Verification | None = None
+    latencies: tuple[Latency, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cancelled(self) -> bool:
@@ -126,6 +131,8 @@ class JobOutcome:
             "ended": finished.ended.value,
             "forecast": _plain(finished.forecast),
             "forecast_error": _plain(finished.forecast_error),
+            "latency": [each.to_json() for each in self.latencies],
+            "phases": dict(self.phases),
             "largest_error": None if checked is None else checked.error,
             "verified": checked is not None and checked.complete,
             "by_steps": None if checked is None else _plain(checked.by_steps),
@@ -184,7 +191,7 @@ def run_job(
         DatabaseError: if the database fails.
     """
     with ReferenceCache() as references:  # however the job ends, they end with it
-        return _run(
+        outcome = _run(
             spec,
             device,
             workshop,
@@ -197,6 +204,7 @@ def run_job(
             sharing=sharing,
             stop=stop or token,
         )
+    return replace(outcome, phases=phase_seconds(workshop.timings, workshop.beside))
 
 
 def _run(
@@ -260,7 +268,8 @@ def _run(
             beside=workshop.beside,
         )
         if not finished.cancelled:
-            confirmed += again.confirm(tasks)
+            with timings.stage("confirm"):
+                confirmed += again.confirm(tasks)
         return finished
 
     with timings.stage("tune"):
@@ -300,10 +309,13 @@ def _run(
             )
             if storage.ledger.use(tuple(settled.records.values()), job_id):
                 break  # from now on the job is told when one of them is withdrawn
+        timed = latencies(settled, device, workshop.kernels, limit)
     for planned in plans:
         if planned.stages is None:
             keep_plan(planned, storage)
-    outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
+    outcome = replace(
+        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+    )
     if output is None:
         return outcome
 
@@ -326,8 +338,12 @@ def _run(
             check=verify,
         )
 
-    settled, found = deliver_verified(settled, device, storage, partial(deliver_to, output))
-    return replace(outcome, served=settled.planned, settled=settled, verification=found)
+    right, found = deliver_verified(settled, device, storage, partial(deliver_to, output))
+    if right is not settled:
+        timed = latencies(right, device, workshop.kernels, limit)
+    return replace(
+        outcome, served=right.planned, settled=right, latencies=timed, verification=found
+    )
 
 
 def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
