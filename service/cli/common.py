@@ -67,17 +67,18 @@ RangesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE|FIRST..LAST",
-        help="Size of a named dimension, or a range such as 1..512 or 32..640:32; repeatable",
+        metavar="NAME=SIZE|LOW..HIGH[:STEP][@HINT,...]",
+        help="Size of a named dimension, or a range such as 1..512 or 32..640:32@64,128 with size "
+        "hints; repeatable",
     ),
 ]
 SizesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE|FIRST..LAST[,...]",
-        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32; "
-        "the artifact serves them all; repeatable",
+        metavar="NAME=[SIZE,...,]SIZE|LOW..HIGH[:STEP][@HINT,...]",
+        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32@64,128, which is "
+        "tuned at its size hints; the artifact serves them all; repeatable",
     ),
 ]
 StatedOption = Annotated[
@@ -210,9 +211,11 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
-        name, _, listed = text.partition("=")
+        name, _, given_sizes = text.partition("=")
+        listed, at, hints = given_sizes.partition("@")
         each: list[int | str] = []
-        for size in listed.split(","):
+        *sizes_before, last = listed.split(",")
+        for size in (*sizes_before, f"{last}{at}{hints}"):
             ranged = ".." in size and name
             each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
         try:

@@ -29,6 +29,7 @@ from compiler.ranges import (
     default_range,
     narrower_text,
     size_choices,
+    with_hints,
     within_defaults,
 )
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
@@ -95,6 +96,12 @@ class OpenPlan:
     stated: bool = False
     implied: tuple[Dimension, ...] = ()
     hints: Sizes = ()
+
+    @property
+    def hinted(self) -> dict[str, tuple[int, ...]]:
+        """The sizes at which dimensions with a hint are measured, by name, each once."""
+        rows = [dict(each.sizes) for each in self.drawn]
+        return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
     @property
     def measured(self) -> tuple[DrawnSizes, ...]:
@@ -203,7 +210,8 @@ def plan_sizes(
     """`plan_model` for every combination of sizes, in the order in which they are given.
 
     Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
-    have a default range. `shares` says at which sizes of ranges to measure, by dimension.
+    have a default range. The hints of ranges say at which sizes to measure, and so do `shares`, by
+    dimension.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, or there are more
@@ -231,6 +239,7 @@ def _plan_each(
     shares: Shares | None = None,
 ) -> Iterator[Planned]:
     dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
+    shares = with_hints(dims, shares)
     ranges = {
         name: as_range(name, size)
         for name, sizes in dims.items()
@@ -264,7 +273,7 @@ def _plan_each(
         empty = cache_lengths(proto)
         sizes: dict[str, int | Dimension] = {**one, **ranges}
         ports = model_ports(proto)
-        yield _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares or {})
+        yield _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares)
         if not own:
             return
     else:

@@ -250,6 +250,10 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
     capsys.readouterr()
     assert cli.run([*tune, *stated]) == 0
     assert "0 trials" in capsys.readouterr().out, "the same sizes need nothing more"
+    hinted = ["tune", str(tmp_path / "m.onnx"), "--dim", "rows=1..90@7,64", "--trials", "4"]
+    assert cli.run(hinted) == 0
+    shown = capsys.readouterr().out
+    assert "0 trials" in shown, "hints have equal shares"
     x = np.random.default_rng(2).standard_normal((53, 24), dtype=np.float32)
     (y,) = compiler.load_artifact(tmp_path / "artifact").run({"x": x})
     assert np.abs(y - x @ w).max() < 1e-4
@@ -272,6 +276,7 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
         (["sequence=70..1"], "70..1 has no sizes"),
         (["sequence=1..70:3"], "70 is no multiple of 3|1 is no multiple of 3"),
         (["sequence=a..b"], "'a..b' is no size"),
+        (["sequence=1..70@8,71"], "hint 71 is not a size of 1..70"),
         (["sequence=1..2", "sequence=1..3"], "'sequence' has sizes already"),
         (["=1..2"], "expected NAME=SIZE"),
         (["width=1..2"], "no open dimension 'width'"),

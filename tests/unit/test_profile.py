@@ -9,11 +9,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.errors import InvalidArgumentError
 from compiler.profile import agreeing_size, nearest_size, profile_text, size_hints
 from compiler.ranges import default_range, parse_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import OpenSizeError, SizesDifferError, open_size
+from service.cli.view import range_lines
 from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.shown_sizes import shown_sizes
+from service.jobs.verified_sizes import at_verified_sizes
 
 
 def hints(**inputs: Dims) -> dict[str, int]:
@@ -66,9 +70,35 @@ def test_a_dimension_takes_the_size_that_an_operator_needs() -> None:
 
 def test_one_line_tells_the_profile() -> None:
     ranges = [default_range("batch"), parse_range("seq", "1..512")]
-    text = profile_text(ranges, {"batch": 1, "seq": 128})
-    assert text.startswith("dynamic: batch=1 (1..4096), seq=128 (1..512);")
+    text = profile_text(ranges, {"batch": [1], "seq": [8, 128]}, ["batch"])
+    assert text.startswith("dynamic: batch=1 (1..4096), seq=8,128 (1..512);")
+    assert text.endswith("change with --dim 'batch=LOW..HIGH@SIZE'")
+    assert profile_text(ranges, {"seq": [8]}) == "dynamic: seq=8 (1..512); tuned at these sizes"
     assert profile_text([], {}) == ""
+
+
+def test_stated_hints_are_planned_measured_verified_and_shown() -> None:
+    table = numpy_helper.from_array(np.ones((8, 4), np.float32), "w")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["batch", "seq", 8]), ("y", ["batch", "seq", 4]))
+    )
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "profiled", [x], [y], [table])
+    request = ModelRequest(helper.make_model(graph).SerializeToString())
+    planned = plan_first_sizes(request, {"seq": ("1..512@24,96",)})
+    assert planned.open is not None
+    assert planned.sizes == (("batch", 1), ("seq", 24))
+    measured = [({"batch": 1, "seq": 24}, 0.5), ({"batch": 1, "seq": 96}, 0.5)]
+    assert [(dict(each.sizes), each.share) for each in planned.open.drawn] == measured
+    assert [sizes for sizes, _ in measured] == shown_sizes(planned)
+    verified = [dict(each.sizes) for each in at_verified_sizes(planned)]
+    assert all(sizes in verified for sizes, _ in measured)
+    (line,) = (line for line in range_lines([planned]) if line.startswith("dynamic"))
+    assert line.startswith("dynamic: batch=1 (1..4096), seq=24,96 (1..512);")
+    assert "--dim 'batch=" in line
+    with pytest.raises(InvalidArgumentError, match="'seq' has hints and sizes with shares"):
+        plan_first_sizes(request, {"seq": ("1..512@24",)}, {"seq": {32: 1.0}})
 
 
 def model(nodes: list[Any], dims: list[Any], **constants: np.ndarray) -> bytes:
