@@ -295,22 +295,31 @@ def test_ranges_that_mean_nothing_are_refused(
     assert not (tmp_path / "artifact").exists()
 
 
-def test_why_no_program_serves_a_range_is_said(
+def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
     saved: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    make_plan = driver.make_plan
+
     def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
-        raise OpenSizeError("whether sequence is even is known at run time only")
+        if graph.dimensions:
+            raise OpenSizeError("whether sequence is even is known at run time only")
+        return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)
-    ranges = ["--dim", "batch=1..2", "--dim", "sequence=1..70"]
-    assert cli.run(["compile", str(saved), "-o", str(tmp_path / "artifact"), *ranges]) == 1
-    assert capsys.readouterr().err.strip() == (
-        "error: no program serves a range of sizes of this model: whether sequence is even is "
-        "known at run time only; give dimension 'sequence' a size, such as --dim 'sequence=1'"
-    )
+    ranges = ["--dim", "batch=1..2", "--dim", "sequence=1..70@16,24"]
+    folder = tmp_path / "artifact"
+    assert cli.run(["compile", str(saved), "-o", str(folder), *ranges]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    said = "whether sequence is even is known at run time only"
+    assert f"sequence=16, since no program serves 1..70: {said}" in shown
+    assert f"batch=1, since no program serves 1..2: {said}" in shown
+    loaded = compiler.load_artifact(folder)
+    for sequence in (16, 24):
+        sizes = {"batch": 1, "sequence": sequence}
+        assert loaded.run(_bert(sizes))[0].shape == (1, sequence, HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["total", "past + sequence"])

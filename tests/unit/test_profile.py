@@ -9,13 +9,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import InvalidArgumentError
+from compiler import driver
+from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.graph.ir import Graph
+from compiler.plan import GraphPlan
 from compiler.profile import agreeing_size, nearest_size, profile_text, size_hints
 from compiler.ranges import default_range, parse_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import OpenSizeError, SizesDifferError, open_size
 from service.cli.view import range_lines
-from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
 from service.jobs.shown_sizes import shown_sizes
 from service.jobs.verified_sizes import at_verified_sizes
 
@@ -128,6 +131,62 @@ def test_a_height_that_the_model_needs_is_found_and_told() -> None:
     assert dict(planned.sizes) == {"batch": 1, "width": 224}
     assert planned.graph.types["x"].shape[2] // 48 == 1
     assert len(planned.notes) == 1 and planned.notes[0].startswith("height=")
+
+
+def test_a_range_that_a_user_gave_is_narrowed_and_told() -> None:
+    halved = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 1], strides=[2, 1]),
+        helper.make_node("Resize", ["p", "", "scales"], ["twice"]),
+        helper.make_node("Concat", ["x", "twice"], ["y"], axis=1),
+    ]
+    made = model(halved, [1, 3, "height", "width"], scales=np.array([1, 1, 2, 1], dtype=np.float32))
+    planned = plan_first_sizes(ModelRequest(made), {"height": ["2..64@10"]})
+    assert planned.open is not None
+    assert dict(planned.sizes) == {"height": 10, "width": 224}
+    assert [d.range_text for d in planned.open.ranges] == ["2..64:2", "1..4096"]
+    (note,) = planned.notes
+    assert note.startswith("height has 2..64:2 of 2..64, since no program serves all of it: Concat")
+
+
+def test_a_size_that_is_taken_for_a_number_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_plan = driver.make_plan
+
+    def failing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
+        if any(d.name == "w" for d in graph.dimensions):
+            raise TypeError("a slice takes integers")
+        return make_plan(graph, *rest, **options)
+
+    monkeypatch.setattr(driver, "make_plan", failing)
+    relu = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", 3, "h", "w"])
+    planned = plan_first_sizes(ModelRequest(relu), {})
+    assert planned.open is not None
+    assert [d.name for d in planned.open.ranges] == ["batch", "h"]
+    (note,) = planned.notes
+    assert note.startswith("w=224, since no program serves its range: a size is taken for a number")
+
+
+def test_a_hint_that_the_model_refuses_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 512 rows is added to windows, as long as no range says so."""
+    load, taken = driver.load_graph, {512}
+
+    def refusing(source: Any, dims: Any = None, timings: Any = None) -> Graph:
+        graph = load(source, dims, timings)
+        if graph.dimensions:
+            raise OpenSizeError("whether frames is 512 is known at run time only")
+        if graph.types["x"].shape[1] not in taken:
+            raise InvalidModelError(f"Add 'mask': {graph.types['x'].shape[1]} against 512")
+        return graph
+
+    monkeypatch.setattr(driver, "load_graph", refusing)
+    made = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", "frames"])
+    (planned,) = plan_sizes(ModelRequest(made), {"batch": [1]})
+    assert planned.open is None and planned.graph.types["x"].shape == (1, 512)
+    assert (
+        planned.notes[-1] == "frames=512, since the model refuses 128: Add 'mask': 128 against 512"
+    )
+    taken.clear()
+    with pytest.raises(InvalidModelError, match=r"Add 'mask'.*'frames': give it one with --dim"):
+        plan_first_sizes(ModelRequest(made), {"batch": [1]})
 
 
 def test_a_model_is_planned_and_measured_at_its_hints() -> None:
