@@ -192,7 +192,7 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
     """{"batch": 1} from ["batch=1"]. Raises UserError."""
     dims: dict[str, int] = {}
     for text in given or ():
-        name, equals, size = text.partition("=")
+        name, equals, size = text.rpartition("=")
         number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
         if not equals or not name or not 1 <= number <= MAX_DIMENSION:
             raise UserError(
@@ -211,7 +211,7 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
-        name, _, given_sizes = text.partition("=")
+        name, _, given_sizes = text.rpartition("=")
         listed, at, hints = given_sizes.partition("@")
         each: list[int | str] = []
         *sizes_before, last = listed.split(",")
@@ -245,7 +245,7 @@ def parse_stated(given: list[str] | None) -> dict[str, dict[int, float]]:
 
     shares: dict[str, dict[int, float]] = {}
     for text in given or ():
-        name, equals, listed = text.partition("=")
+        name, equals, listed = text.rpartition("=")
         if not name or not equals:
             raise UserError(f"--sizes '{text}': expected NAME=SIZE:SHARE,SIZE:SHARE")
         if name in shares:

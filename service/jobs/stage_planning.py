@@ -57,12 +57,15 @@ def plan_programs(
 
 
 def plan_first_program(
-    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], shares: Shares | None = None
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    shares: Shares | None = None,
+    observer: Observer | None = None,
 ) -> Planned:
     """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
     that does, for what is wrong up to there."""
     try:
-        return plan_first_sizes(request, dims, shares)
+        return plan_first_sizes(request, dims, shares, observer)
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise
