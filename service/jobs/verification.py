@@ -56,6 +56,7 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
+from compiler.table_rows import table_rows
 from service.jobs.certificate import Certificate, WrongProgramError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
@@ -147,7 +148,7 @@ class Verifier:
     def __enter__(self) -> Verifier:
         for each in self._planned:
             ahead = self._device.runs(each.target) and not _follows(each.graph)
-            self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
+            self._expected.append(self._pool.submit(_first_draw, each) if ahead else None)
         return self
 
     def __exit__(
@@ -220,14 +221,17 @@ def verify_program(
     return found
 
 
-def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
-    types = graph.types
-    return {v: input_spec(v, types[v].shape, types[v].dtype, seed).draw() for v in graph.inputs}
+    types, made = planned.graph.types, planned.plan.graph
+    return {
+        v: input_spec(v, types[v].shape, types[v].dtype, seed, table_rows(made, v)).draw()
+        for v in planned.graph.inputs
+    }
 
 
-def _first_draw(graph: Graph) -> list[np.ndarray]:
-    return run_graph(graph, _draw(graph, INPUT_SEED))
+def _first_draw(planned: Planned) -> list[np.ndarray]:
+    return run_graph(planned.graph, _draw(planned, INPUT_SEED))
 
 
 def _follows(graph: Graph) -> bool:
@@ -243,7 +247,7 @@ def _verify(
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
     graph, threads, precision = planned.graph, planned.threads, planned.precision
-    inputs = _draw(graph, seed)
+    inputs = _draw(planned, seed)
     if any(node.bodies for node in graph.nodes):
         # first: it gives up on loops that do not end
         _ = run_graph(graph, inputs) if ahead is None else ahead.result()
