@@ -258,9 +258,6 @@ class _TuningRun:
             return False
         while (state := self._board.scheduler.next(self._options.batch_size)) is not None:
             size = min(left, self._options.batch_size)
-            if not state.progress.batches:
-                share = self._options.trials // (2 * max(1, self._board.searched))
-                size = min(size, max(1, share))
             # If the budget is small, most of it is spent when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
             # Likewise for each task: no more candidates are on their way than were measured. A
@@ -270,7 +267,8 @@ class _TuningRun:
             if unknown >= known and not self._pipeline.repeats:
                 return False
             size = min(size, max(1, known - unknown))
-            self._train()
+            if not state.is_untried:
+                self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
             if schedules:

@@ -79,11 +79,6 @@ class TaskBoard:
         return sum(not state.finished for state in self._states)
 
     @property
-    def searched(self) -> int:
-        """How many of them are searched, and do not wait for a relative's record."""
-        return sum(not (state.finished or state.follows) for state in self._states)
-
-    @property
     def trials(self) -> int:
         """How many trials of this job were made."""
         return sum(state.trials for state in self._states)

@@ -219,13 +219,26 @@ class TaskState:
         working = {s: m.run_seconds for s, m in found.items() if m.run_seconds is not None}
         return self.origins.get(min(working, key=working.__getitem__), "") if working else ""
 
-    def suggest(self, count: int) -> list[Suggestion]:
-        """The next candidates: first the default, then lost ones again, then the search's."""
-        chosen: list[Suggestion] = []
+    @property
+    def is_untried(self) -> bool:
+        """Whether its first trial, the default schedule, is neither made nor on its way."""
         default = self.task.space.default()
-        if default not in self.measured and default not in self.requested:
+        return default not in self.measured and default not in self.requested
+
+    def suggest(self, count: int) -> list[Suggestion]:
+        """The next candidates: the default alone, then lost ones again, then the search's.
+
+        The default waits for no search. Ranking the first candidates of a task takes longer than
+        measuring its default, and a small budget may end in between.
+        """
+        if self.is_untried:
+            default = self.task.space.default()
             self.search.update([Observed(default, None)])
-            chosen.append(Suggestion(default, "default"))
+            self.retries = [lost for lost in self.retries if lost != default]
+            self.requested.add(default)
+            self.origins.setdefault(default, "default")
+            return [Suggestion(default, "default")]
+        chosen: list[Suggestion] = []
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
             # The trials of a killed process may have the loss and also a repetition that succeeded.
