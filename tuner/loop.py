@@ -121,7 +121,7 @@ class _TuningRun:
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):
-                self._board = TaskBoard(tasks, self._model, options, timings)
+                self._board = TaskBoard(tasks, self._model, options, timings, self._stopped)
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._new_samples = 0
@@ -229,8 +229,8 @@ class _TuningRun:
     # ---- screening
 
     def _screen(self) -> None:
-        while not self._token.cancelled and not self._is_late() and self._limits.ended is None:
-            while self._pipeline.has_room(Phase.SCREEN) and not self._token.cancelled:
+        while not self._stopped() and self._limits.ended is None:
+            while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
                 if not self._send_next():
                     break
             if self._pipeline.is_empty:
@@ -243,6 +243,10 @@ class _TuningRun:
                 self._drain_until(self._clock() + CANCEL_SECONDS)
                 return
             self._drain_some()
+
+    def _stopped(self) -> bool:
+        """Whether nothing more is to be proposed: a search asks before each candidate."""
+        return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
         """Whether time is up. A repeated run has no time limit: its journal says when it ends."""
@@ -271,6 +275,8 @@ class _TuningRun:
                 self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
+            if self._stopped():
+                return False  # what a search found until then is tried by nobody
             if schedules:
                 break
             state.progress.exhausted = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from compiler.timings import Timings
 from tuner.cost_model.protocol import CostModel, Sample
@@ -28,13 +28,18 @@ class TaskBoard:
         model: CostModel,
         options: TuneOptions,
         timings: Timings | None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises TuningError if two tasks have one key, ValueError for an unknown strategy."""
+        """Once the run `stopped`, no search looks at further candidates.
+
+        Raises TuningError if two tasks have one key, ValueError for an unknown strategy.
+        """
         if len({task.key for task in tasks}) != len(tasks):
             raise TuningError("two tasks have the same record key: merge them and add their counts")
         self._states = [TaskState.start(task, model, options) for task in tasks]
         for state in self._states:
             state.features.timings = timings
+            state.features.stopped = stopped
         self._by_key = {state.task.key: state for state in self._states}
         self.scheduler: TaskScheduler[TaskState] = TaskScheduler([])
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, World
 from tuner.events import Ended, Event, Progress
@@ -79,6 +81,43 @@ def test_the_time_budget_ends_the_screening_and_leaves_time_for_finals(world: Wo
     assert finished.trials_done < 2 * 300
     assert all(finished.records)
     assert world.trials(Phase.FINAL)
+
+
+@pytest.mark.parametrize("strategy", ["bayesian", "epsilon-greedy", "evolutionary", "portfolio"])
+def test_a_search_stops_between_two_candidates_when_the_time_is_over(
+    world: World, gemm: Any, strategy: str
+) -> None:
+    """It would look at hundreds, each of which takes a second here."""
+    now = 0.0
+
+    def slowly(schedule: Schedule) -> Any:
+        nonlocal now
+        now += 1.0
+        return gemm.nest(schedule)
+
+    world.clock = lambda: now  # type: ignore[assignment]
+    world.tasks = [replace(task, lower=slowly) for task in world.tasks]
+    finished = world.tune(trials=100_000, seconds=30.0, strategy=strategy)
+    assert 0 < finished.seconds_elapsed <= 31.0
+    assert finished.ended is Ended.TIME
+    assert all(finished.records), "the defaults were measured before"
+
+
+def test_a_search_stops_between_two_candidates_when_it_is_cancelled(
+    world: World, gemm: Any
+) -> None:
+    looked_at = 0
+
+    def cancelled(schedule: Schedule) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at == 20:
+            world.token.cancel("no longer wanted")
+        return gemm.nest(schedule)
+
+    world.tasks = [replace(task, lower=cancelled) for task in world.tasks]
+    finished = world.tune(trials=100_000)
+    assert finished.cancelled and looked_at == 20
 
 
 def test_a_stuck_device_does_not_outlast_the_time_budget(world: World) -> None:
