@@ -8,6 +8,7 @@ from compiler.timings import Timings
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskSnapshot
 from tuner.forecast import Curve
+from tuner.limits import search_effort
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.options import TuneOptions, TuningError
 from tuner.task_scheduler import TaskScheduler
@@ -36,6 +37,7 @@ class TaskBoard:
         """
         if len({task.key for task in tasks}) != len(tasks):
             raise TuningError("two tasks have the same record key: merge them and add their counts")
+        self._options = options
         self._states = [TaskState.start(task, model, options) for task in tasks]
         for state in self._states:
             state.features.timings = timings
@@ -74,8 +76,11 @@ class TaskBoard:
             bounds: the least seconds of each task's kernel; None if they are unknown.
         """
         known = [0.0] * len(self._states) if bounds is None else bounds
+        searched = sum(not (state.finished or state.follows) for state in self._states)
         for state, bound in zip(self._states, known, strict=True):
             state.schedule(bound)
+            points = len(state.task.points)
+            state.features.effort = search_effort(self._options.seconds, searched, points)
         self.scheduler = TaskScheduler(self._states)
 
     @property

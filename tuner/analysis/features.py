@@ -228,11 +228,13 @@ class FeatureExtractor:
     `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
     fit. A nest with open sizes is looked at with those of each of the `points`. `timings` counts
     the time it takes, under "features". Once `stopped` says so, no schedule is looked at any more:
-    who ranks hundreds of them for a job that is over goes on with those that are known.
+    who ranks hundreds of them for a job that is over goes on with those that are known. `effort` is
+    the share of these hundreds that the job has time for.
     """
 
     timings: Timings | None = None
     stopped: Callable[[], bool] = staticmethod(lambda: False)
+    effort: float = 1.0
 
     def __init__(
         self,

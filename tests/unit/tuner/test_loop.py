@@ -85,6 +85,31 @@ def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
     assert [[c.schedule_digest for c in each] for each in first.values()] == [[digest]] * 5
 
 
+def test_a_small_budget_ranks_fewer_candidates(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the budget and not by the clock, which stands still here: a run can be repeated."""
+    looked_at: list[Schedule] = []
+    row = FeatureExtractor.row
+
+    def counted(self: FeatureExtractor, schedule: Schedule) -> Any:
+        looked_at.append(schedule)
+        return row(self, schedule)
+
+    monkeypatch.setattr(FeatureExtractor, "row", counted)
+
+    def ranked(seconds: float | None) -> int:
+        looked_at.clear()
+        again = World(world.tasks, FakeQueue(world.queue.seconds))
+        again.tune(trials=6, seconds=seconds, strategy="bayesian")
+        return len(looked_at)
+
+    most = ranked(None)
+    assert ranked(60.0) == most
+    assert 0.3 * most < ranked(2.0) < 0.7 * most
+    assert 0 < ranked(0.01) < 0.2 * most
+
+
 def test_single_candidates_keep_several_builders_busy(world: World, gemm: Any) -> None:
     """The defaults at the start: as many are on their way as a batch has candidates."""
     world.queue.capacity = 1
