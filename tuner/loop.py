@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from compiler.timings import Timings, timed
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
-from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
+from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started
 from tuner.forecast import Curve, gain_alone
 from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
@@ -130,8 +130,13 @@ class _TuningRun:
 
     def run(self) -> Finished:
         with timed(self._timings, "start"):
-            inputs, recorded = self._load()
+            known, recorded = self._load()
             adopted = self._adopt() if self._board.unfinished else ()
+        if self._board.unfinished:
+            self._send_defaults()
+            self._ask_bounds()
+        states = zip(self._board, known, strict=True)
+        inputs = tuple(state.inputs(trials) for state, trials in states)
         total = self._options.trials if self._board.unfinished else self._board.trials
         self._tell(Started(self._board.snapshots(), total, self._options, inputs, adopted))
         for event in recorded:
@@ -173,8 +178,8 @@ class _TuningRun:
 
     # ---- before the first batch
 
-    def _load(self) -> tuple[tuple[TaskInputs, ...], list[Recorded]]:
-        """Take over records and trials from the store, and ask what the machine allows.
+    def _load(self) -> tuple[list[int], list[Recorded]]:
+        """Take over records and trials from the store; returns how many trials each task has there.
 
         Also makes the records that a killed process owes, and returns their events: none is told
         before the run has started. A comparison that found no winner is repeated at the end.
@@ -198,14 +203,22 @@ class _TuningRun:
                 state.relative = self._relatives.get(state.task.key)
         self._board.group()
         if self._board.unfinished:
-            bounds = None
-            if self._bounds is not None:
-                with timed(self._timings, "bounds"):
-                    bounds = self._bounds()
-            self._board.schedule(bounds)
+            self._board.schedule()
             self._new_samples = self._board.measured
-        inputs = [state.inputs(trials) for state, trials in zip(self._board, known, strict=True)]
-        return tuple(inputs), recorded
+        return known, recorded
+
+    def _send_defaults(self) -> None:
+        """Send the first defaults, so that they are built while the machine is measured."""
+        while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
+            state = self._board.scheduler.next(self._options.batch_size)
+            if state is None or not state.is_untried or not self._send_next():
+                return
+
+    def _ask_bounds(self) -> None:
+        """Ask what the machine allows, which is measured for a second."""
+        if self._bounds is not None:
+            with timed(self._timings, "bounds"):
+                self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Wait for the requests that an earlier process of this job sent; returns them."""

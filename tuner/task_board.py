@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from compiler.timings import Timings
 from tuner.cost_model.protocol import CostModel, Sample
@@ -69,19 +70,20 @@ class TaskBoard:
                     state.lead = lead
                     lead.others += state.task.weight
 
-    def schedule(self, bounds: Sequence[float] | None) -> None:
-        """Tell the scheduler of all tasks, and of what the machine allows each.
-
-        Args:
-            bounds: the least seconds of each task's kernel; None if they are unknown.
-        """
-        known = [0.0] * len(self._states) if bounds is None else bounds
+    def schedule(self) -> None:
+        """Tell the scheduler of all tasks."""
         searched = sum(not (state.finished or state.follows) for state in self._states)
-        for state, bound in zip(self._states, known, strict=True):
-            state.schedule(bound)
+        for state in self._states:
+            state.schedule()
             points = len(state.task.points)
             state.features.effort = search_effort(self._options.seconds, searched, points)
         self.scheduler = TaskScheduler(self._states)
+
+    def bound(self, bounds: Sequence[float]) -> None:
+        """Tell the scheduler the least seconds that the machine allows each task; 0: unknown."""
+        for state, bound in zip(self._states, bounds, strict=True):
+            progress = state.progress
+            progress.profile = replace(progress.profile, bound_seconds=bound)
 
     @property
     def unfinished(self) -> int:

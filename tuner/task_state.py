@@ -156,23 +156,19 @@ class TaskState:
         """Whether its finalists are still to be compared."""
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
-    def schedule(self, bound_seconds: float) -> None:
-        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike.
-
-        Args:
-            bound_seconds: the least time that the machine allows; 0 if unknown.
-        """
+    def schedule(self) -> None:
+        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike."""
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
         weight = self.task.weight + self.others
         self.progress = TaskProgress(
-            Profile(weight, operations, kind, bound_seconds, len(self.task.space)),
+            Profile(weight, operations, kind, space=len(self.task.space)),
             exhausted=self.finished or self.follows,
         )
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """What the run knew at its start; call it after `schedule`."""
+        """What the run knew at its start; call it after `schedule` and `TaskBoard.bound`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
             task.key,

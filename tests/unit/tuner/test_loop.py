@@ -85,6 +85,25 @@ def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
     assert [[c.schedule_digest for c in each] for each in first.values()] == [[digest]] * 5
 
 
+def test_the_first_defaults_are_built_while_the_machine_is_measured(world: World) -> None:
+    sent: list[str] = []
+    submit = world.builder.submit
+
+    def submitted(task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        sent.append(task.name)
+        return submit(task, schedules)
+
+    def bounds() -> list[float]:
+        assert sorted(sent) == ["frequent", "small"]
+        return [1e-9, 2e-9]
+
+    world.builder.submit = submitted  # type: ignore[method-assign]
+    world.tune(trials=6, bounds=bounds)
+    started = world.events[0]
+    assert isinstance(started, Started)
+    assert [inputs.bound_seconds for inputs in started.inputs] == [1e-9, 2e-9]
+
+
 def test_a_small_budget_ranks_fewer_candidates(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
