@@ -36,6 +36,10 @@ POLL_SECONDS = 0.02
 CANCEL_SECONDS = 5.0
 """How long the run still takes results and compares finalists after a cancellation."""
 
+LAST_SECONDS, LAST_SHARE = 1.0, 0.1
+"""How long comparisons on their way when the time is over are waited for: so many seconds, and such
+a share of the budget."""
+
 LEAST_BATCH = 2
 """Candidates that a batch may have in any case: with a small budget, or few results of its task."""
 
@@ -145,7 +149,8 @@ class _TuningRun:
             self._screen()
             self._screened = Screened(self._measured_here, self._limits.elapsed)
             if self._limits.ended is not Ended.DEVICE and not self._token.cancelled:
-                self._finals(lambda: not self._token.cancelled)
+                self._finals(self._may_compare)
+                self._give_up_the_rest()
             if self._limits.ended is Ended.DEVICE or self._token.cancelled:
                 self._stop()
         else:
@@ -375,6 +380,24 @@ class _TuningRun:
             if self._pipeline.is_empty:
                 return  # the run that the journal repeats ended here, or a relative found nothing
             self._drain_some()
+
+    def _may_compare(self) -> bool:
+        """Whether there is time for comparisons. A repeated run ends as its journal says."""
+        left = self._limits.seconds_left
+        in_time = self._pipeline.repeats or left is None or left > 0
+        return in_time and not self._token.cancelled
+
+    def _give_up_the_rest(self) -> None:
+        """The time is over: wait a little for the comparisons on their way, and for no others.
+
+        Tasks that have none keep their trials, which the next run compares.
+        """
+        if not self._pipeline.is_empty and not self._token.cancelled:
+            self._limits.ended = self._limits.ended or Ended.TIME
+            patience = LAST_SECONDS + LAST_SHARE * (self._options.seconds or 0.0)
+            self._drain_until(self._clock() + patience)
+            self._pipeline.cancel()
+            self._drain_until(self._clock() + CANCEL_SECONDS)
 
     def _send_finalists(self, state: TaskState) -> None:
         state.compared.clear()

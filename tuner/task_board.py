@@ -141,9 +141,14 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Tasks whose finalists are to be compared; the largest share of the model's time first."""
+        """Tasks whose finalists are to be compared; the largest share of the model's time first.
+
+        Those with nothing but a default come last, if the time is over before all are compared.
+        """
         waiting = [state for state in self._states if state.needs_finals]
-        return sorted(waiting, key=lambda state: -state.seconds_in_model)
+        return sorted(
+            waiting, key=lambda state: (len(state.finalists()) < 2, -state.seconds_in_model)
+        )
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:

@@ -17,6 +17,7 @@ from tuner.measure.measurement import (
     Phase,
     Status,
 )
+from tuner.measure.wire import MeasureRequest
 from tuner.pipeline import AHEAD
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -76,11 +77,34 @@ def test_a_cancelled_run_does_not_wait_for_a_stuck_device(world: World) -> None:
 
 
 def test_the_time_budget_ends_the_screening_and_leaves_time_for_finals(world: World) -> None:
-    world.clock = Clock(step=0.01)
+    world.clock = Clock(step=0.004)
     finished = world.tune(trials=100_000, seconds=3.0)
-    assert finished.trials_done < 2 * 300
+    assert finished.trials_done < 2 * 300 and finished.ended is Ended.TIME
     assert all(finished.records)
     assert world.trials(Phase.FINAL)
+
+
+def test_comparisons_end_with_the_time_and_begin_with_what_matters(
+    world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a second here. What was not compared keeps its trials for the next run."""
+    now = 0.0
+    measure = world.queue._measure
+
+    def slowly(request: MeasureRequest) -> None:
+        nonlocal now
+        now += float(request.phase is Phase.FINAL)
+        measure(request)
+
+    monkeypatch.setattr(world.queue, "_measure", slowly)
+    world.clock = lambda: now  # type: ignore[assignment]
+    world.tasks = [FakeTask(f"{n}", gemm.space, gemm.nest, count=n) for n in range(1, 21)]
+    finished = world.tune(trials=60, seconds=10.0)
+    recorded = [record is not None for record in finished.records]
+    assert finished.ended is Ended.TIME and finished.seconds_elapsed <= 13.0
+    assert recorded == sorted(recorded) and 10 <= sum(recorded) <= 13
+    again = world.tune(trials=60, seconds=30.0)
+    assert all(again.records) and again.trials_done == 60
 
 
 @pytest.mark.parametrize("strategy", ["bayesian", "epsilon-greedy", "evolutionary", "portfolio"])
