@@ -51,6 +51,10 @@ element at random."""
 MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
 
+SUM_MOVED_BY = 2.5e-6
+"""The same of sums of products, as a share of the largest element of their channel: an eighth of
+what the sums of a step may be off, which a subtraction behind them may make a large share."""
+
 NEAR_TIE = 2.0**-20
 """How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
 before it."""
@@ -65,6 +69,7 @@ table of 256 results takes all elements with it that read the entry."""
 TOLD = 3
 """Operators before a wrong value that its error names."""
 
+_SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 _EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
@@ -349,7 +354,10 @@ class _Mover:
                 return np.asarray(operator.reference(shifted, node.attrs))
         if operator.kind in _EXACT or _integral(result):
             return result
-        moved: np.ndarray = result * (1.0 + MOVED_BY * self._rng.standard_normal(result.shape))
+        by = MOVED_BY * result
+        if operator.kind in _SUMS:
+            by = SUM_MOVED_BY * _by_channel(np.where(np.isfinite(result), np.abs(result), 0.0))
+        moved: np.ndarray = result + by * self._rng.standard_normal(result.shape)
         return moved
 
     def _shifted(self, array: np.ndarray) -> np.ndarray:
@@ -400,13 +408,18 @@ def _errors(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _scales(own: np.ndarray, right: np.ndarray) -> np.ndarray:
     """By element, the largest finite element of its channel among those that differ by more than a
-    rounding; the channel is the second axis. 1 where all are zero."""
+    rounding; 1 where all are zero."""
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
         sizes = np.where(np.abs(own - right) > ROUNDED * sizes, sizes, 0.0)
-    axes = tuple(axis for axis in range(right.ndim) if axis != 1)
-    if right.ndim < 2 or right.size < LEAST_CHANNEL * right.shape[1]:
-        axes = tuple(range(right.ndim))
-    scales = sizes.max(axis=axes, keepdims=True, initial=0.0)
-    scales = np.where(scales > 0.0, scales, 1.0)
-    return np.broadcast_to(scales, right.shape)
+    scales = _by_channel(sizes)
+    return np.where(scales > 0.0, scales, 1.0)
+
+
+def _by_channel(sizes: np.ndarray) -> np.ndarray:
+    """By element, the largest of its channel, which is the second axis; of the whole value if
+    channels have few elements."""
+    axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
+    if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
+        axes = tuple(range(sizes.ndim))
+    return np.broadcast_to(sizes.max(axis=axes, keepdims=True, initial=0.0), sizes.shape)
