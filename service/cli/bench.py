@@ -28,7 +28,7 @@ from service.cli.common import (
 )
 from service.cli.local import known_facts, opened, served_facts, tell_served
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console, say_json
+from service.cli.terminal import complain, console, say_json
 from service.units import milliseconds
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def bench(
     Example: tilewright bench model.onnx --against onnxruntime
     """
     from compiler.ranges import with_hints
+    from compiler.runtime.sized import SizedExecutable
 
     if on is not None:
         if against is not None:
@@ -97,9 +98,12 @@ def bench(
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
     ranges = parse_ranges(dim)
-    shares = with_hints({name: [size] for name, size in ranges.items()}, parse_stated(sizes))
+    stated = parse_stated(sizes)
+    shares = with_hints({name: [size] for name, size in ranges.items()}, stated)
     with opened(model, threads, numerics, precision, ranges) as (executable, known):
         feeds = _feeds(executable, shares, ranges)
+        if not feeds and isinstance(executable, SizedExecutable):
+            feeds = _feeds_at_hints(executable, model, ranges, stated)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
         if as_json:
@@ -112,16 +116,39 @@ def bench(
         tell_served(known)
 
 
+def _feeds_at_hints(
+    executable: SizedExecutable,
+    model: Path,
+    ranges: Mapping[str, int | str],
+    stated: Shares,
+) -> list[Feed]:
+    """Seeded inputs at the hints of a model of which no program serves a range."""
+    from compiler.runtime.ports import sizes_text
+    from service.jobs.planning import ModelRequest, plan_sizes
+    from tuner.measure.model_runs import draw_inputs
+
+    dims = {name: (size,) for name, size in ranges.items()}
+    found = []
+    for planned in plan_sizes(ModelRequest(model), dims, shares=stated):
+        for note in planned.notes:
+            complain(note)
+        at = planned.request.dims or {}
+        sizes = {name: at[name] for name in executable.open}
+        inputs = draw_inputs(executable.executable(sizes).inputs)
+        found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
+    return found
+
+
 def _feeds(
     executable: Executable | SizedExecutable | StagedExecutable,
     shares: Shares,
     given: Collection[str],
 ) -> list[Feed]:
     """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
-    artifact has programs of their own for.
+    artifact has programs of their own for. None if no program serves a range.
 
     Raises:
-        UserError: if no program serves a range and nobody said which sizes are wanted.
+        UserError: if the data decide sizes.
     """
     from compiler.runtime.executable import Executable
     from compiler.runtime.ports import sizes_text
@@ -135,15 +162,10 @@ def _feeds(
     if not isinstance(executable, SizedExecutable):
         raise UserError("the data decide sizes of this model: drawn inputs would say little of it")
     ranged = executable.ranged
-    if ranged is None and not executable.served:
-        raise UserError(
-            f"no program serves a range of sizes of this model: {executable.reason}; "
-            f"give dimension '{executable.open[0]}' a size with --dim"
-        )
     found = []
-    if ranged is None:
+    if ranged is None and executable.served:
         stated_sizes((), shares)
-    else:
+    if ranged is not None:
         for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, given):
             inputs = draw_inputs(ranged.program.at(sizes).inputs)
             found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
