@@ -64,7 +64,7 @@ from service.jobs.observation import Observation, with_program
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
-from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
+from tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
 """Most draws of the inputs, if truth values depend on rounding."""
@@ -224,10 +224,11 @@ def verify_program(
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
     types, made = planned.graph.types, planned.plan.graph
-    return {
-        v: input_spec(v, types[v].shape, types[v].dtype, seed, table_rows(made, v)).draw()
+    ports = [
+        Port(v, types[v].dtype, types[v].shape, rows=table_rows(made, v))
         for v in planned.graph.inputs
-    }
+    ]
+    return planned.request.given.draw(ports, seed)
 
 
 def _first_draw(planned: Planned) -> list[np.ndarray]:
