@@ -81,6 +81,8 @@ def bench(
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
+    from compiler.ranges import with_hints
+
     if on is not None:
         if against is not None:
             raise UserError(f"--against {against.value} runs on this machine, not on a worker")
@@ -94,7 +96,8 @@ def bench(
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
-    shares, ranges = parse_stated(sizes), parse_ranges(dim)
+    ranges = parse_ranges(dim)
+    shares = with_hints({name: [size] for name, size in ranges.items()}, parse_stated(sizes))
     with opened(model, threads, numerics, precision, ranges) as (executable, known):
         feeds = _feeds(executable, shares, ranges)
         peer = None if against is None else (against.value, existing_file(onnx or model))

@@ -185,8 +185,8 @@ def range_lines(planned: Sequence[Planned]) -> list[str]:
     for each in planned:
         if each.open is not None:
             lines.append(f"one program for {ranges_text(each.open.ranges)}")
-            ranges = [d for d in each.open.ranges if d.name in each.open.defaults]
-            lines.append(profile_text(ranges, dict(each.sizes)))
+            open_plan = each.open
+            lines.append(profile_text(open_plan.ranges, open_plan.hinted, open_plan.defaults))
         lines += each.notes
     return [line for line in lines if line]
 

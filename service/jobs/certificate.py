@@ -51,6 +51,10 @@ element at random."""
 MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
 
+SUM_MOVED_BY = 2.5e-6
+"""The same of sums of products, as a share of the largest element of their channel: an eighth of
+what the sums of a step may be off, which a subtraction behind them may make a large share."""
+
 NEAR_TIE = 2.0**-20
 """How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
 before it."""
@@ -58,12 +62,14 @@ before it."""
 AS_FAR = 8.0
 """A float may be so many times further from the reference than the moved ones are."""
 
-TIES = 0.01
-"""The largest share of a value's integers that ties may excuse; two are always few."""
+TIES = 0.1
+"""The largest share of a value's integers that ties may excuse; two are always few. A tie in a
+table of 256 results takes all elements with it that read the entry."""
 
-JUMPS = frozenset({"round", "floor", "ceil", "sign", "mod", "fmod"})
-"""Operators from floats to floats whose results jump."""
+TOLD = 3
+"""Operators before a wrong value that its error names."""
 
+_SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 _EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
@@ -73,7 +79,7 @@ class Certificate:
 
     Attributes:
         compared: the values that agree.
-        written: the values that kernels write.
+        written: the values that kernels and the model's outputs show.
         worst: the largest error of a float, as a share of the largest element of its channel.
         excused: the elements that rounding ties or ill-conditioned steps explain.
     """
@@ -94,20 +100,23 @@ def together(found: Sequence[Certificate]) -> Certificate:
     )
 
 
-class WrongValueError(CompilerError):
-    """A program writes a value that the operators before it do not explain.
+class WrongProgramError(CompilerError):
+    """A program must not be used: it computes something else than its model.
 
     Attributes:
-        value: its name.
-        workload: the key of the kernel's workload; "" if no kernel wrote it.
-        within_bodies: whether bodies of control flow, which nobody looks into, lie before it.
+        value: the first value that is wrong; "" if nobody knows.
+        nodes: the operators of the model that make it of values that are right.
     """
 
-    def __init__(self, message: str, value: str, workload: str, *, within_bodies: bool) -> None:
+    def __init__(self, message: str, value: str = "", nodes: Sequence[Node] = ()) -> None:
         super().__init__(message)
         self.value = value
-        self.workload = workload
-        self.within_bodies = within_bodies
+        self.nodes = tuple(nodes)
+
+    @property
+    def within_bodies(self) -> bool:
+        """Whether bodies of control flow, which nobody looks into, lie before the value."""
+        return any(node.bodies for node in self.nodes)
 
 
 def jumps(graph: Graph) -> bool:
@@ -130,15 +139,16 @@ def certify(
         ports: the program's outputs, by the graph's.
 
     Raises:
-        WrongValueError: at the first value that is wrong.
-        CompilerError: if the program writes other outputs once it is looked at.
+        WrongProgramError: at the first value that is wrong, or if the program writes other outputs
+            once its values are copied.
         DeviceError: if the device cannot run the program.
     """
     if not seen.same_as_plain():
-        raise CompilerError("the compiled model gives other outputs when its values are copied")
+        raise WrongProgramError("the compiled model gives other outputs when its values are copied")
     steps = _Steps(graph, inputs, seen, ports)
     run_graph(graph, inputs, float64=True, chosen=steps)
-    return Certificate(steps.compared, len(seen.written), steps.worst, steps.excused)
+    written = len(seen.written.keys() | ports.keys())
+    return Certificate(steps.compared, written, steps.worst, steps.excused)
 
 
 class _Steps:
@@ -195,59 +205,40 @@ class _Steps:
         return values.astype(np.float64) if self._own[name].is_float else values
 
     def _compare(self, name: str, own: np.ndarray, right: np.ndarray) -> None:
-        """Raises WrongValueError if an element differs and rounding is not the reason."""
-        if not self._own[name].is_float:
-            self._compare_integers(name, own, right)
-            return
-        scales = _scales(own, right)
-        errors = _errors(own, right)
-        bounds = self._allowed[name] * scales
+        """Raises WrongProgramError if an element differs and rounding is not the reason."""
+        if self._own[name].is_float:
+            scales = _scales(own, right)
+            errors, bounds = _errors(own, right), self._allowed[name] * scales
+        else:
+            scales = np.ones(own.shape)
+            errors, bounds = (own != right).astype(np.float64), np.zeros(own.shape)
         wrong = ~(errors <= bounds)
         if not wrong.any():
             self.worst = max(self.worst, float((errors / scales).max(initial=0.0)))
             return
-        self.excused += int(wrong.sum())
-        apart = np.zeros_like(right)
-        for moved in self._moved(name):
-            apart = np.maximum(apart, _errors(moved, right))
-            same = _errors(own, moved) == 0.0  # also where both are infinite
-            reach = np.where(np.isfinite(apart), AS_FAR * apart, 0.0)
-            wrong &= ~((errors <= bounds + reach) | same)
-            if not wrong.any():
-                return
+        count = int(wrong.sum())
+        if self._own[name].is_float or count <= max(2.0, TIES * wrong.size):
+            self.excused += count
+            for low, high, moved in self._moved(name, right):
+                wrong &= ~((own >= low - bounds) & (own <= high + bounds))
+                wrong &= ~((own == moved) | (np.isnan(own) & np.isnan(moved)))
+                if not wrong.any():
+                    return
         place = np.unravel_index(int(np.argmax(np.where(wrong, errors / scales, -1.0))), own.shape)
         self._wrong(
             name,
             f"is {own[place]:.6g} instead of {right[place]:.6g} at {tuple(map(int, place))}, "
-            f"and so are {int(wrong.sum())} of its {wrong.size} elements wrong",
-        )
-
-    def _compare_integers(self, name: str, own: np.ndarray, right: np.ndarray) -> None:
-        wrong = own != right
-        ties = int(wrong.sum())
-        if not ties:
-            return
-        if ties <= max(2.0, TIES * wrong.size):
-            self.excused += ties
-            for moved in self._moved(name):
-                wrong &= own != moved
-                if not wrong.any():
-                    return
-        place = np.unravel_index(int(np.argmax(wrong)), own.shape)
-        self._wrong(
-            name,
-            f"is {own[place]} instead of {right[place]} at {tuple(map(int, place))}, "
-            f"and {ties} of its {wrong.size} elements differ",
+            f"and {count} of its {wrong.size} elements differ",
         )
 
     def _wrong(self, name: str, what: str) -> None:
-        segment = self._segment(name)
-        bodies = any(node.bodies for node in segment.nodes)
-        raise WrongValueError(
-            f"value '{name}' of the compiled model {what}; the values before it are right",
+        nodes = self._segment(name).nodes
+        operators = ", ".join(f"'{node.name}' ({node.op})" for node in nodes[-TOLD:])
+        raise WrongProgramError(
+            f"value '{name}' of the compiled model {what}; the values before it are right, so that "
+            f"this concerns {operators}",
             name,
-            self._seen.workloads.get(name, ""),
-            within_bodies=bodies,
+            nodes,
         )
 
     def _segment(self, name: str) -> Graph:
@@ -267,8 +258,11 @@ class _Steps:
         before |= wanted & set(graph.inputs)
         return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
 
-    def _moved(self, name: str) -> Iterator[np.ndarray]:
-        """The value where what it is computed from is moved by roundings."""
+    def _moved(
+        self, name: str, right: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What a value may be where what it is computed from is moved by roundings: from where,
+        up to where, and what it was in one run."""
         segment = self._segment(name)
         given = {}
         for value in segment.inputs:
@@ -277,15 +271,68 @@ class _Steps:
                 given[value] = self._inputs[value]
             else:
                 given[value] = to_memory(self._numbers(value), dtype)
+        before, end = _before_jump(segment, name)
+        maker = segment.producer(before)
+        chosen = maker is not None and _jumps(segment, maker)  # positions that lie far apart
+        (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
+        jumped = before != name
+        hair = NEAR_TIE * _largest(start) if jumped else 0.0
+        apart = np.zeros(start.shape)
         rng = np.random.default_rng(MOVES)
+        watched = segment.replace(outputs=[before, name])
         for number in range(MOVES):
             beside = {v: _beside(a, segment.types[v].dtype, rng) for v, a in given.items()}
             mover = _Mover(segment, rng, {0: 1.0, 1: -1.0}.get(number))
             try:
-                (found,) = run_graph(segment, beside, float64=True, chosen=mover)
+                moved, found = run_graph(watched, beside, float64=True, chosen=mover)
             except CompilerError:
                 return  # a loop that ends on these values does not on those beside them
-            yield found
+            apart = np.maximum(apart, _errors(_numbers_of(moved), _numbers_of(start)))
+            reach = hair + (0.0 if chosen else AS_FAR) * np.where(np.isfinite(apart), apart, 0.0)
+            ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
+            if jumped:
+                dtype = segment.types[before].dtype
+                ends = [
+                    run_graph(end, {before: to_memory(e, dtype)}, float64=True)[0] for e in ends
+                ]
+            yield np.minimum(np.minimum(*ends), right), np.maximum(np.maximum(*ends), right), found
+
+
+def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
+    """The operand of the first jump among the elementwise operators that end a segment, and the
+    operators from there; the value itself if none of them jumps."""
+    chain: list[Node] = []
+    before, kept, value = name, 0, name
+    while True:
+        node = segment.producer(value)
+        if node is None or ops.get(node.op).kind not in (OpKind.ELEMENTWISE, OpKind.VIEW):
+            break
+        computed = [each for each in node.inputs if each not in segment.constants]
+        if len(computed) != 1:
+            break
+        chain.append(node)
+        (value,) = computed
+        if _jumps(segment, node):
+            before, kept = value, len(chain)
+    nodes = chain[:kept][::-1]
+    return before, segment.replace(inputs=[before], nodes=nodes, outputs=[name])
+
+
+def _numbers_of(array: np.ndarray) -> np.ndarray:
+    """Integers and truth values as float64."""
+    return array.astype(np.float64, copy=False)
+
+
+def _integral(array: np.ndarray) -> bool:
+    """Whether all numbers are integers, which rounding leaves as they are: what was rounded before
+    must not be cut off by a hair."""
+    return array.dtype.kind != "f" or bool((array == np.rint(array)).all())
+
+
+def _largest(array: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    numbers = _numbers_of(array)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 class _Mover:
@@ -302,19 +349,19 @@ class _Mover:
     ) -> np.ndarray:
         operator = ops.get(node.op)
         if _jumps(self._graph, node):
-            shifted = [
-                self._shifted(each) if self._graph.types[value].dtype.is_float else each
-                for value, each in zip(node.inputs, operands, strict=True)
-            ]
+            shifted = [each if _integral(each) else self._shifted(each) for each in operands]
             with np.errstate(all="ignore"):
                 return np.asarray(operator.reference(shifted, node.attrs))
-        if operator.kind in _EXACT or result.dtype.kind != "f":
+        if operator.kind in _EXACT or _integral(result):
             return result
-        moved: np.ndarray = result * (1.0 + MOVED_BY * self._rng.standard_normal(result.shape))
+        by = MOVED_BY * result
+        if operator.kind in _SUMS:
+            by = SUM_MOVED_BY * _by_channel(np.where(np.isfinite(result), np.abs(result), 0.0))
+        moved: np.ndarray = result + by * self._rng.standard_normal(result.shape)
         return moved
 
     def _shifted(self, array: np.ndarray) -> np.ndarray:
-        by = NEAR_TIE * float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+        by = NEAR_TIE * _largest(array)
         if self._sign is not None:
             return array + self._sign * by
         shifted: np.ndarray = array + by * self._rng.choice((-1.0, 1.0), array.shape)
@@ -323,7 +370,7 @@ class _Mover:
 
 def _beside(array: np.ndarray, dtype: DType, rng: np.random.Generator) -> np.ndarray:
     """An array in memory with floats beside its own."""
-    if dtype is not DType.FLOAT32:  # a rounding of float32 is lost in 16 bits
+    if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
     factors = 1.0 + MOVED_BY * rng.standard_normal(array.shape)
     return (array * factors).astype(np.float32)
@@ -336,8 +383,10 @@ def _jumps(graph: Graph, node: Node) -> bool:
     )
     if not floats or node.bodies:
         return False
-    native = ops.get(node.op).native is not None
-    return native or node.op in JUMPS or not graph.types[node.output].dtype.is_float
+    operator = ops.get(node.op)
+    return (
+        operator.jumps or operator.native is not None or not graph.types[node.output].dtype.is_float
+    )
 
 
 def _rounding(graph: Graph, node: Node) -> float:
@@ -359,13 +408,18 @@ def _errors(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _scales(own: np.ndarray, right: np.ndarray) -> np.ndarray:
     """By element, the largest finite element of its channel among those that differ by more than a
-    rounding; the channel is the second axis. 1 where all are zero."""
+    rounding; 1 where all are zero."""
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
         sizes = np.where(np.abs(own - right) > ROUNDED * sizes, sizes, 0.0)
-    axes = tuple(axis for axis in range(right.ndim) if axis != 1)
-    if right.ndim < 2 or right.size < LEAST_CHANNEL * right.shape[1]:
-        axes = tuple(range(right.ndim))
-    scales = sizes.max(axis=axes, keepdims=True, initial=0.0)
-    scales = np.where(scales > 0.0, scales, 1.0)
-    return np.broadcast_to(scales, right.shape)
+    scales = _by_channel(sizes)
+    return np.where(scales > 0.0, scales, 1.0)
+
+
+def _by_channel(sizes: np.ndarray) -> np.ndarray:
+    """By element, the largest of its channel, which is the second axis; of the whole value if
+    channels have few elements."""
+    axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
+    if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
+        axes = tuple(range(sizes.ndim))
+    return np.broadcast_to(sizes.max(axis=axes, keepdims=True, initial=0.0), sizes.shape)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE
-from compiler.kernels import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.workload import Workload
@@ -130,15 +129,16 @@ class Settled:
 
     `planned` are the plans that were asked about, or the rules' plans if the untuned program is
     served. `known` of the `workloads` have a record in the database, and `related` others have that
-    of a workload which differs in numbers alone; `records` are the ids of those that are served.
+    of a workload which differs in numbers alone; `records` are the ids of those that are served, by
+    the keys of workloads.
     """
 
     planned: tuple[Planned, ...]
-    schedules: ScheduleSource
+    schedules: FixedSchedules
     verdict: Verdict
     known: int
     workloads: int
-    records: tuple[str, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
     related: int = 0
 
 
@@ -171,12 +171,12 @@ def settle(
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
     if verdict.served is Served.DEFAULT:
-        plans = tuple(_by_rules(each) for each in planned)
-    used = tuple(
-        record_id(one.key, one.schedule.digest, one.trial_id)
+        plans = tuple(by_rules(each) for each in planned)
+    used = {
+        key: record_id(one.key, one.schedule.digest, one.trial_id)
         for key, one in tuned.items()
         if key in kept
-    )
+    }
     schedules = FixedSchedules(kept)
     return Settled(plans, schedules, verdict, len(own), len(workloads), used, len(related))
 
@@ -304,7 +304,7 @@ class _Programs:
 
     @cached_property
     def _untuned(self) -> Variant:
-        return _variant(self._builder, [_by_rules(each) for each in self._planned])
+        return _variant(self._builder, [by_rules(each) for each in self._planned])
 
 
 def _race(
@@ -368,7 +368,7 @@ def _variant(builder: driver.ProgramBuilder, planned: Sequence[Planned]) -> Vari
     ]
 
 
-def _by_rules(planned: Planned) -> Planned:
+def by_rules(planned: Planned) -> Planned:
     """The model with the rules' plan, whatever plan was chosen by measurements."""
     if planned.decision is None or planned.decision["choice"] == RULE.to_json():
         return planned

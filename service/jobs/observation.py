@@ -123,9 +123,6 @@ class Observation:
         self._loadable = loadable
         self._device = device
         self._run = threads, seed
-        self.workloads = {
-            step.output: step.workload.key for step in plan.steps if isinstance(step, KernelStep)
-        }
         self.written = {each.value: each for each in written(plan, loadable.program)}
         self._groups = _groups(tuple(self.written.values()))
         self._group_of = {e.value: k for k, group in enumerate(self._groups) for e in group}

@@ -22,8 +22,9 @@ TIMES = 8
 
 
 def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str, int]]:
-    """Sizes of a model's open dimensions: those that are stated, or else its hints and the largest,
-    or as near to these as a run stays short. One without a name if nothing is open.
+    """Sizes of a model's open dimensions: those that are stated here or were in its plan, or else
+    its hints and the largest, or as near to these as a run stays short. One without a name if
+    nothing is open.
 
     Raises:
         InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
@@ -32,6 +33,8 @@ def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str
     ranges = () if found is None else found.ranges
     if stated or found is None:
         return stated_sizes(ranges, stated)
+    if found.stated:
+        return [dict(each.sizes) for each in found.drawn]
 
     def cost(sizes: Mapping[str, int]) -> int:
         return round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))

@@ -16,6 +16,9 @@ By induction over the choices, every value of the program is within the toleranc
 that makes the same choices, each of which was right. If no call matches a choice (it was folded),
 the reference keeps its own choice, and what depends on it must agree with that.
 
+A float32 model that rounds or chooses, and differs as a whole, is verified step by step instead
+(`service.jobs.certificate`).
+
 A model in a narrower precision is compared with its float32 reference, within what the type allows
 (`service.jobs.rounding.tolerances`). What is further off is tested in the same way as what lies
 behind choices that cannot be seen:
@@ -53,7 +56,8 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
-from service.jobs.certificate import Certificate, WrongValueError, certify, jumps, together
+from compiler.table_rows import table_rows
+from service.jobs.certificate import Certificate, WrongProgramError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
 from service.jobs.observation import Observation, with_program
@@ -73,7 +77,7 @@ TRIM = "trim"
 """The native function that chooses nothing: it cuts the result of a choice."""
 
 
-class UndecidedError(CompilerError):
+class UndecidedError(WrongProgramError):
     """The inputs that were drawn leave a choice open; others will not."""
 
 
@@ -144,7 +148,7 @@ class Verifier:
     def __enter__(self) -> Verifier:
         for each in self._planned:
             ahead = self._device.runs(each.target) and not _follows(each.graph)
-            self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
+            self._expected.append(self._pool.submit(_first_draw, each) if ahead else None)
         return self
 
     def __exit__(
@@ -185,9 +189,9 @@ def verify_program(
     so.
 
     Raises:
-        CompilerError: if the program must not be used: the error is over the tolerance and
+        WrongProgramError: if the program must not be used: the error is over the tolerance and
             rounding cannot be the reason, a choice contradicts the values, or the program crashes.
-            Also if a loop of the model does not end.
+        CompilerError: if a loop of the model does not end.
     """
     if not device.runs(planned.target):
         return Verification(
@@ -204,7 +208,7 @@ def verify_program(
             undecided = error
         except DeviceError as error:
             if error.ran:
-                raise
+                raise WrongProgramError(str(error)) from error
             # what an earlier draw has shown holds
             return found or Verification(None, not_run=str(error))
         else:
@@ -217,14 +221,17 @@ def verify_program(
     return found
 
 
-def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
-    types = graph.types
-    return {v: input_spec(v, types[v].shape, types[v].dtype, seed).draw() for v in graph.inputs}
+    types, made = planned.graph.types, planned.plan.graph
+    return {
+        v: input_spec(v, types[v].shape, types[v].dtype, seed, table_rows(made, v)).draw()
+        for v in planned.graph.inputs
+    }
 
 
-def _first_draw(graph: Graph) -> list[np.ndarray]:
-    return run_graph(graph, _draw(graph, INPUT_SEED))
+def _first_draw(planned: Planned) -> list[np.ndarray]:
+    return run_graph(planned.graph, _draw(planned, INPUT_SEED))
 
 
 def _follows(graph: Graph) -> bool:
@@ -240,7 +247,7 @@ def _verify(
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
     graph, threads, precision = planned.graph, planned.threads, planned.precision
-    inputs = _draw(graph, seed)
+    inputs = _draw(planned, seed)
     if any(node.bodies for node in graph.nodes):
         # first: it gives up on loops that do not end
         _ = run_graph(graph, inputs) if ahead is None else ahead.result()
@@ -279,7 +286,7 @@ def _verify(
     if choices.undecided:
         raise UndecidedError(f"what '{choices.undecided}' chooses hangs on rounding")
     worst_of = max(apart, key=lambda name: errors[name] / allowed[name])
-    raise CompilerError(
+    raise WrongProgramError(
         f"output '{worst_of}' of the compiled model differs from its reference by "
         f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
@@ -297,7 +304,7 @@ def _by_steps(
     """
     try:
         return certify(graph, inputs, seen, ports)
-    except WrongValueError as error:
+    except WrongProgramError as error:
         if error.within_bodies:
             return None
         raise
@@ -391,7 +398,7 @@ class Choices:
             with np.errstate(all="ignore"):
                 right = np.asarray(operator.reference(own, node.attrs))
             if not np.array_equal(to_memory(right.reshape(kind.shape), kind.dtype), made):
-                raise CompilerError(
+                raise WrongProgramError(
                     f"'{node.name}' ({node.op}) chose other elements than its own values say"
                 )
             return made

@@ -99,8 +99,13 @@ def read_samples(
     return split(samples, {**dims, **{n: size for n, (size, _) in bound.items()}}, str(path))
 
 
-def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
-    """Samples that are drawn: standard normal, integers 0 and 1; `dims` as in `read_samples`.
+def drawn_samples(
+    inputs: Sequence[Input], dims: Mapping[str, int], rows: Mapping[str, int | None] | None = None
+) -> Samples:
+    """Random samples (`input_spec`); `dims` as in `read_samples`.
+
+    Args:
+        rows: of the tables that integer inputs index (`table_rows`), by name.
 
     Raises:
         QuantizeError: if a dimension has no size.
@@ -111,9 +116,12 @@ def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
             if isinstance(dim, str):
                 raise QuantizeError(f"dimension '{dim}' has no size; give one with --dim")
         shapes[one.name] = tuple(int(dim) for dim in one.dims)
+    known = rows or {}
     samples = [
         {
-            one.name: input_spec(one.name, shapes[one.name], DType(one.dtype.name), seed).draw()
+            one.name: input_spec(
+                one.name, shapes[one.name], DType(one.dtype.name), seed, known.get(one.name)
+            ).draw()
             for one in inputs
         }
         for seed in range(RANDOM_SAMPLES)

@@ -67,6 +67,29 @@ def test_inspect_shows_operators_and_workloads(
     assert summary["decision"] is None and "plan: by rule; no job has compared it" in text
 
 
+def test_inspect_tells_the_names_and_hints_of_open_dimensions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dimensions without a name that can be typed are called by input and position."""
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+        for name, dims in (("x", ["?", "a=b", None, 4]), ("y", None))
+    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "open.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    assert run("inspect", path) == 0
+    shown = capsys.readouterr().out
+    assert "open dimensions: x (x[0], a=b, x[2], 4)" in shown
+    assert "dynamic: a=b=128 (1..4096), x[0]=1 (1..4096), x[2]=128 (1..4096);" in shown
+    typed = ("--dim", "x[0]=2", "--dim", "a=b=3", "--dim", "x[2]=1..9@5")
+    assert run("inspect", path, *typed, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "[2,3,5,4]" in str(told["inputs"])
+    assert told["dynamic"][-1] == "dynamic: x[2]=5 (1..9); tuned at these sizes"
+
+
 def test_a_plan_that_was_chosen_is_shown_and_used(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,12 +365,15 @@ MISTAKES = [
     (["inspect", "{empty}"], 1, "empty"),
     (["inspect", "{noise}"], 1, "noise.onnx"),
     (["inspect", "{folder}"], 1, "is no artifact"),
-    (["inspect", "{model}"], 1, "batch"),
     (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=٣"], 1, "NAME=SIZE"),
-    (["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"], 1, "'batch' is 2 already"),
+    (
+        ["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"],
+        1,
+        "'batch' has sizes already",
+    ),
     (["inspect", "{model}", "--dim", "batch=2", "--dim", "bach=3"], 1, "no open dimension 'bach'"),
     (["inspect", "/dev/null"], 1, "a device"),
     (["inspect", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),
