@@ -85,9 +85,17 @@ class Settings(BaseSettings):
         default=120.0, gt=0, description="Longest time that reading and planning a model may take."
     )
     planning_memory_bytes: int = Field(
-        default=8 << 30,
-        ge=1 << 28,
-        description="Address space of the process that reads and plans models.",
+        default=0,
+        ge=0,
+        description="Memory that reading and planning a model may take; 0: half of the machine's, "
+        "or of its container's.",
+    )
+    planning_processes: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Models that the service reads and plans at a time; of several, one token's "
+        "take all but one.",
     )
     header_seconds: float = Field(
         default=10.0, gt=0, description="Longest time that the head of a request may take."

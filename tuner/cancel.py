@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 
 class CancelToken:
@@ -25,3 +26,14 @@ class CancelToken:
     def wait(self, timeout_seconds: float) -> bool:
         """Sleep until the timeout or a cancellation; returns whether there was a cancellation."""
         return self._event.wait(timeout_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyToken:
+    """Cancelled as soon as one of its tokens is."""
+
+    tokens: tuple[CancelToken, ...]
+
+    @property
+    def cancelled(self) -> bool:
+        return any(token.cancelled for token in self.tokens)

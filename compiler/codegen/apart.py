@@ -14,8 +14,8 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 
-from compiler.child import ChildProcess
 from compiler.errors import CompilerError
+from compiler.process.child import ChildProcess
 from compiler.target import Target
 
 LIMIT_SECONDS = 30

@@ -46,6 +46,9 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[object, ...]:  # the hash of None is another in each process
+        return Layout, (self.factors,)
+
     def __str__(self) -> str:
         return " ".join(map(str, self.factors)) or "row"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -77,6 +78,11 @@ def pointwise(
         commutative=commutative,
         idempotent=idempotent,
     )
+
+
+def jumping(operator: Operator) -> Operator:
+    """An operator whose floats jump where an operand hardly moves."""
+    return replace(operator, jumps=True)
 
 
 def floats_only(types: Sequence[TensorType]) -> None:
@@ -225,7 +231,7 @@ OPERATORS = (
         (OnnxRule("Div", same("div")),),
         effort=Effort.COSTLY,
     ),
-    pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),)),
+    jumping(pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),))),
     pointwise(
         "pow",
         2,

@@ -26,7 +26,7 @@ def run_graph(
 ) -> list[np.ndarray]:
     """The graph's outputs for these inputs, in order.
 
-    `chosen` may replace the result of a native operator outside of bodies.
+    `chosen` may replace the result of any operator outside of bodies.
 
     With `float64`, every float value is computed in float64 and the float outputs are float64.
     float16 and bfloat16 are computed in float32, each result rounded to its type; bfloat16 arrays
@@ -77,6 +77,8 @@ def _run(
             values[node.output] = np.zeros(0)  # `field` nodes read the values in `blocks`
         elif node.op == "field":
             result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
+            if chosen is not None:
+                result = chosen(node, [], result)
             values[node.output] = _rounded(result, graph.types[node.output], float64)
             del result
         else:
@@ -100,7 +102,7 @@ def _result(
     operator, kind = ops.get(node.op), graph.types[node.output]
     with np.errstate(all="ignore"):
         result = np.asarray(operator.reference(operands, node.attrs))
-    if chosen is not None and operator.native is not None:
+    if chosen is not None:
         result = chosen(node, operands, result)
     if node.op == "trim":  # the type states only the largest extent
         kind = TensorType(kind.dtype, result.shape)

@@ -140,7 +140,7 @@ class Operator:
     box; `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control`
     belongs to CONTROL and stands in the place of a reference; these have no tensor expression
     either. `commutative`: its operands may change places. `idempotent`: applied to its own result,
-    it changes nothing.
+    it changes nothing. `jumps`: its floats jump where an operand hardly moves.
     """
 
     name: str
@@ -156,6 +156,7 @@ class Operator:
     effort: Effort = Effort.ORDINARY
     commutative: bool = False
     idempotent: bool = False
+    jumps: bool = False
 
 
 def get(name: str) -> Operator:

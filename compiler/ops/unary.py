@@ -15,7 +15,7 @@ from compiler.graph.types import TensorType
 from compiler.loops import maths, semantics
 from compiler.loops.expr import Const, Expr, Operation, constant, op
 from compiler.ops.attributes import integer, number, optional
-from compiler.ops.elementwise import floats_only, native, pointwise, same
+from compiler.ops.elementwise import floats_only, jumping, native, pointwise, same
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Effort, OnnxRule, Operator
 from compiler.ops.shapes import operand_count
@@ -203,22 +203,24 @@ def _infer_bool(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 OPERATORS = (
     _any_type("neg", "Neg", np.negative, Operation.NEG),
     _any_type("abs", "Abs", np.abs, Operation.ABS, idempotent=True),
-    pointwise(
-        "sign",
-        1,
-        lambda arrays, _attrs: np.sign(arrays[0]),
-        _sign,
-        (OnnxRule("Sign", same("sign")),),
-        idempotent=True,
+    jumping(
+        pointwise(
+            "sign",
+            1,
+            lambda arrays, _attrs: np.sign(arrays[0]),
+            _sign,
+            (OnnxRule("Sign", same("sign")),),
+            idempotent=True,
+        )
     ),
     plain("exp", "Exp", np.exp, maths.exp, Effort.COSTLY),
     plain("log", "Log", np.log, maths.log, Effort.COSTLY),
     plain("sqrt", "Sqrt", np.sqrt, maths.sqrt, Effort.COSTLY),
     plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal, Effort.COSTLY),
     plain("erf", "Erf", erf, maths.erf, Effort.COSTLY),
-    plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True),
-    plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x), idempotent=True),
-    plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x), idempotent=True),
+    jumping(plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True)),
+    jumping(plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x), idempotent=True)),
+    jumping(plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x), idempotent=True)),
     pointwise(
         "clip",
         1,

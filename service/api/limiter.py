@@ -51,6 +51,11 @@ class Limiter:
         self._storage = storage
         self._settings = settings
 
+    @property
+    def asker(self) -> str:
+        """Who takes turns with others."""
+        return self._token.id
+
     def take(self, what: Limited) -> None:
         """Count one. A minute's worth may come at once.
 
@@ -82,7 +87,7 @@ async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter:
     """
     if not planning.knows(question):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-    return await planning.find(question)
+    return await planning.find(question, limiter.asker)
 
 
 @refuses(429)

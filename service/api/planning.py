@@ -1,8 +1,8 @@
-"""Models are read and planned in a process of their own, one at a time, within limits.
+"""Models are read and planned in processes of their own, within limits.
 
 A model may be of any size, crafted, or merely large: it can make its reader slow, run out of memory
-or crash. That ends the child and this one request, never the web process, and costs no other
-request its time.
+or crash. That ends the child and this one request, never the web process. Askers take turns, and
+one that asks for much leaves a child to the others.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ from service.api.planning_child import (
     Refusal,
 )
 from service.api.remembered import Remembered
+from service.api.turns import TooManyError, Turns
+from service.jobs.bounded_planning import memory_limit
 from service.settings import Settings
 
 MOST_WAITING = 64
-"""Questions that wait for the child; one more is answered 503 at once."""
+"""Questions that wait for a child; one more is answered 503 at once."""
+
+MOST_OF_ONE = 16
+"""Of them those of one asker."""
 
 LOOK_SECONDS = 5.0
 """How often a question that waits looks whether there is still a pool that will answer it."""
@@ -44,32 +49,37 @@ T = TypeVar("T")
 
 
 class Planning:
-    """The child process, which starts when it is first needed and stays; and what it said."""
+    """The child processes, which start when they are first needed and stay; and what they said.
+
+    An `asker` is a token, by its ID.
+    """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._seconds = settings.planning_seconds
-        self._memory_bytes = settings.planning_memory_bytes
+        self._memory_bytes = memory_limit(settings)
+        self._processes = settings.planning_processes
+        self._turns = Turns(self._processes, MOST_WAITING, MOST_OF_ONE)
         self._pool: ProcessPool | None = None
-        self._waiting = 0
         self._kept: dict[type[KeptQuestion[Any]], Remembered[Any]] = {}
 
-    async def check_model(self, path: Path, name: str) -> None:
+    async def check_model(self, path: Path, name: str, asker: str) -> None:
         """Raises a problem that says why a file is no ONNX model."""
-        await self._ask(ModelCheck(path, name), f"model '{name}'")
+        await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
-    async def check_job(self, check: JobCheck) -> None:
+    async def check_job(self, check: JobCheck, asker: str) -> None:
         """Raises a problem that says why a model cannot be tuned so."""
         async with self._local(check.digest) as path:
-            await self._ask(replace(check, path=path), f"model '{check.digest}'")
+            await self._ask(replace(check, path=path), f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any]) -> bool:
         """Whether the answer is there, or made just now."""
         return question.key() in self._remembered(question)
 
-    async def find(self, question: KeptQuestion[T]) -> T:
+    async def find(self, question: KeptQuestion[T], asker: str) -> T:
         """The answer, made once for the same question. Raises ApiProblem if it cannot be made."""
-        return await self._remembered(question).get(question.key(), lambda: self._made(question))
+        kept = self._remembered(question)
+        return await kept.get(question.key(), lambda: self._made(question, asker))
 
     def _remembered(self, question: KeptQuestion[T]) -> Remembered[T]:
         kind = type(question)
@@ -77,37 +87,37 @@ class Planning:
             self._kept[kind] = Remembered(question.MOST_BYTES)
         return self._kept[kind]
 
-    async def _made(self, question: KeptQuestion[T]) -> tuple[T, int]:
+    async def _made(self, question: KeptQuestion[T], asker: str) -> tuple[T, int]:
         found: tuple[T, int]
         if not isinstance(question, ModelQuestion):
-            found = await self._ask(Measured(question), question.subject)
+            found = await self._ask(Measured(question), question.subject, asker)
             return found
         async with self._local(question.model) as path:
-            found = await self._ask(Measured(question.at(path)), question.subject)
+            found = await self._ask(Measured(question.at(path)), question.subject, asker)
         return found
 
     def _local(self, digest: str) -> AbstractAsyncContextManager[Path]:
         return contextmanager_in_threadpool(self._blobs.local(digest))
 
     def close(self) -> None:
-        """End the child."""
+        """End the children."""
         if self._pool is not None:
             _end(self._pool)
 
-    async def _ask(self, question: Question, what: str) -> Any:
-        if self._waiting >= MOST_WAITING:
+    async def _ask(self, question: Question, what: str, asker: str) -> Any:
+        try:
+            async with self._turns.turn(asker):
+                try:
+                    answer = await self._answer(question)
+                except BrokenProcessPool:  # a child without work was killed: not its fault
+                    answer = await self._answer(question)
+        except TooManyError as error:
             raise ApiProblem(
                 503,
                 "planning-busy",
-                f"{self._waiting} models wait to be read already",
+                f"{error.waiting} models wait to be read already",
                 headers={"Retry-After": "5"},
-            )
-        self._waiting += 1
-        try:
-            try:
-                answer = await self._answer(question)
-            except BrokenProcessPool:  # a child without work was killed: this was not its fault
-                answer = await self._answer(question)
+            ) from None
         except TooLongError:
             limit = f"{self._seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
             raise ApiProblem(
@@ -126,8 +136,6 @@ class Planning:
                 "the process that reads models ended twice before it read this one",
                 headers={"Retry-After": "5"},
             ) from error
-        finally:
-            self._waiting -= 1
         if isinstance(answer, Refusal):
             raise ApiProblem(answer.status, answer.slug, answer.detail, answer.extra)
         return answer
@@ -162,7 +170,7 @@ class Planning:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([planning_child.__name__])
             self._pool = ProcessPool(
-                max_workers=1,
+                max_workers=self._processes,
                 context=context,
                 initializer=planning_child.begin,
                 initargs=[self._memory_bytes],

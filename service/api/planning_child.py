@@ -7,7 +7,6 @@ comes back as a value: an exception of ours would not survive the way between tw
 from __future__ import annotations
 
 import hashlib
-import resource
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
+from compiler.process.bounded import NICENESS, go_last, limit_memory
 from compiler.target import Target
 from db.errors import DatabaseError, StorageError, StorageKind
 from db.stores.plans import StoredPlan
@@ -275,10 +275,10 @@ Question = ModelCheck | JobCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:
-    """Limit this process; Ctrl-C in a terminal is for its parent."""
+    """Limit this process, and let requests go first; Ctrl-C in a terminal is for its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory_bytes)
+    go_last(NICENESS)
 
 
 def answer(question: Question) -> Any:

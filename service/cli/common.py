@@ -146,6 +146,10 @@ DumpOption = Annotated[
 ]
 
 
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show every task, and what suggested the schedules")
+]
+
 TimingsOption = Annotated[
     bool, typer.Option("--timings", help="Print the milliseconds that each stage took")
 ]

@@ -29,6 +29,8 @@ from service.wording import (
 from tuner.events import Finished
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from service.jobs.no_regret import Settled
     from service.jobs.planning import Planned
 
@@ -40,6 +42,25 @@ def make_table(*columns: str, title: str | None = None) -> Table:
         left = name.startswith("<")
         table.add_column(name.lstrip("<"), justify="left" if left else "right", no_wrap=not left)
     return table
+
+
+MOST_TASKS = 10
+"""Tasks that a table shows unless somebody asks for all."""
+
+
+def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
+    """The tasks of a job that ended: those that matter, or all of them.
+
+    A task of which nothing is known has no row of its own.
+    """
+    known = [task for task in tasks if task.best_seconds or task.default_seconds]
+    shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
+    told: list[RenderableType] = [task_table(shown)] if shown else []
+    if more := len(tasks) - len(shown):
+        told.append(f"and {more} more {'task' if more == 1 else 'tasks'}: -v shows all")
+    if verbose and (suggested := origins_line(tasks)):
+        told.append(suggested)
+    return told
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:

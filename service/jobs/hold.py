@@ -12,7 +12,7 @@ from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import JobClaim
 from service.jobs.interrupts import Interrupted, JobCancelled
-from tuner.cancel import CancelToken
+from tuner.cancel import AnyToken, CancelToken
 
 log = structlog.get_logger("tilewright.tuner")
 
@@ -27,12 +27,14 @@ class Hold:
         claim: what is renewed.
         cancel: set when the user has ended the job.
         interrupt: set when the job is paused or another tuner's, or the process ends.
+        stop: set with either.
     """
 
     def __init__(self, storage: Storage, claim: JobClaim, lease_seconds: float) -> None:
         self.claim = claim
         self.cancel = CancelToken()
         self.interrupt = CancelToken()
+        self.stop = AnyToken((self.cancel, self.interrupt))
         self._storage = storage
         self._lease_seconds = lease_seconds
         self._over = threading.Event()

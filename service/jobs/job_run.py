@@ -140,16 +140,21 @@ class JobRun:
         ):
             reporter.device = device
             folder = Path(temporary) / "artifact"
-            outcome = run_job(
-                replace(spec, budget=budget),
-                device,
-                self._workshop,
-                reporter,
-                job_id=job.id,
-                token=hold.cancel,
-                output=folder,
-                sharing=SharedTasks(storage, hold, lambda: reporter.phase("waiting")),
-            )
+            try:
+                outcome = run_job(
+                    replace(spec, budget=budget),
+                    device,
+                    self._workshop,
+                    reporter,
+                    job_id=job.id,
+                    token=hold.cancel,
+                    output=folder,
+                    stop=hold.stop,
+                    sharing=SharedTasks(storage, hold, lambda: reporter.phase("waiting")),
+                )
+            except JobCancelled:
+                hold.check()  # which says so if it was not the user who ended it
+                raise
             hold.check()
             digest = store_artifact(folder, storage)
         nothing = untuned(outcome, spec.budget, storage, job.id)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE
-from compiler.kernels import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedule
 from compiler.workload import Workload
@@ -40,6 +39,7 @@ from service.jobs.known_plan import known_plan, planner_of
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
 from service.jobs.second_opinion import race_again
+from service.units import finite
 from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.measure.model_runs import Race
@@ -70,8 +70,8 @@ class Verdict:
     `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
     untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
     raced them: the device could not, or no job had all these records together. `dropped` names the
-    workloads that fell back, `device` the CPU that they were raced on. `backing` says whose word it
-    is; None if nobody raced.
+    workloads that fell back, `device` the CPU that they were raced on, `untuned_seconds` the
+    fastest run of the untuned program there. `backing` says whose word it is; None if nobody raced.
     """
 
     served: Served
@@ -81,6 +81,7 @@ class Verdict:
     reason: str = ""
     device: str = ""
     backing: Backing | None = None
+    untuned_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,6 +92,7 @@ class Verdict:
             "reason": self.reason,
             "device": self.device,
             "backing": self.backing,
+            "untuned_seconds": self.untuned_seconds,
         }
 
     @classmethod
@@ -105,6 +107,7 @@ class Verdict:
             str(data["reason"]),
             str(data.get("device", "")),
             None if data.get("backing") is None else Backing(data["backing"]),
+            finite(data.get("untuned_seconds")),
         )
 
 
@@ -126,15 +129,16 @@ class Settled:
 
     `planned` are the plans that were asked about, or the rules' plans if the untuned program is
     served. `known` of the `workloads` have a record in the database, and `related` others have that
-    of a workload which differs in numbers alone; `records` are the ids of those that are served.
+    of a workload which differs in numbers alone; `records` are the ids of those that are served, by
+    the keys of workloads.
     """
 
     planned: tuple[Planned, ...]
-    schedules: ScheduleSource
+    schedules: FixedSchedules
     verdict: Verdict
     known: int
     workloads: int
-    records: tuple[str, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
     related: int = 0
 
 
@@ -167,12 +171,12 @@ def settle(
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
     if verdict.served is Served.DEFAULT:
-        plans = tuple(_by_rules(each) for each in planned)
-    used = tuple(
-        record_id(one.key, one.schedule.digest, one.trial_id)
+        plans = tuple(by_rules(each) for each in planned)
+    used = {
+        key: record_id(one.key, one.schedule.digest, one.trial_id)
         for key, one in tuned.items()
         if key in kept
-    )
+    }
     schedules = FixedSchedules(kept)
     return Settled(plans, schedules, verdict, len(own), len(workloads), used, len(related))
 
@@ -300,7 +304,7 @@ class _Programs:
 
     @cached_property
     def _untuned(self) -> Variant:
-        return _variant(self._builder, [_by_rules(each) for each in self._planned])
+        return _variant(self._builder, [by_rules(each) for each in self._planned])
 
 
 def _race(
@@ -311,8 +315,12 @@ def _race(
     tuned = programs.tuned
     race = programs.race(device, tuned)
     (whole,) = race.comparisons
+    taken = race.incumbent_seconds
     if whole.outcome is Outcome.FASTER:
-        return Verdict(Served.TUNED, whole.outcome.value, whole, device=where), race.worker
+        verdict = Verdict(
+            Served.TUNED, whole.outcome.value, whole, device=where, untuned_seconds=taken
+        )
+        return verdict, race.worker
     sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
     found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
     worker = race.worker
@@ -322,10 +330,26 @@ def _race(
         worker = worker if race.worker == worker else ""
         if partly.outcome is Outcome.FASTER:
             dropped = tuple(sorted(tuned.keys() - sure.keys()))
-            verdict = Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found, where)
+            verdict = Verdict(
+                Served.PARTLY,
+                partly.outcome.value,
+                partly,
+                dropped,
+                found,
+                where,
+                untuned_seconds=race.incumbent_seconds,
+            )
             return verdict, worker
-    dropped = tuple(sorted(tuned))
-    return Verdict(Served.DEFAULT, whole.outcome.value, whole, dropped, found, where), worker
+    verdict = Verdict(
+        Served.DEFAULT,
+        whole.outcome.value,
+        whole,
+        tuple(sorted(tuned)),
+        found,
+        where,
+        untuned_seconds=taken,
+    )
+    return verdict, worker
 
 
 def _is_sure(record: TuningRecord) -> bool:
@@ -344,7 +368,7 @@ def _variant(builder: driver.ProgramBuilder, planned: Sequence[Planned]) -> Vari
     ]
 
 
-def _by_rules(planned: Planned) -> Planned:
+def by_rules(planned: Planned) -> Planned:
     """The model with the rules' plan, whatever plan was chosen by measurements."""
     if planned.decision is None or planned.decision["choice"] == RULE.to_json():
         return planned

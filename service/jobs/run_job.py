@@ -8,6 +8,7 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -16,14 +17,17 @@ from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.kernels import KernelCache
+from compiler.process.bounded import Limits, Stop
 from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
-from service.jobs.bounds import task_bounds
+from service.jobs.bounded_planning import plan_bounded
+from service.jobs.bounds import bounds_within
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
 from service.jobs.device import Device
+from service.jobs.fallback import deliver_verified
 from service.jobs.graph_choice import (
     SHARE,
     ChosenPlan,
@@ -32,8 +36,10 @@ from service.jobs.graph_choice import (
 )
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
+from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
+from service.jobs.phases import phase_seconds
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.stage_planning import plan_programs
@@ -45,7 +51,7 @@ from service.jobs.tuning import (
     save_texts,
     tune_tasks,
 )
-from service.jobs.verification import Verification, Verifier
+from service.jobs.verification import Verification
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Event, Finished
 from tuner.measure.builder import Builder
@@ -75,11 +81,13 @@ class Workshop:
     """What a job works with: stores, builder processes, and what was made before.
 
     `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
-    builders.
+    builders. `planning` are the limits of a child that reads and plans models; None: this process
+    does.
     """
 
     storage: Storage
     builder: Builder
+    planning: Limits | None = None
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)
     loop: Timings = field(default_factory=Timings)
@@ -92,7 +100,8 @@ class JobOutcome:
 
     `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
     hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
-    if no artifact was wanted.
+    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
+    phase.
     """
 
     served: tuple[Planned, ...]
@@ -102,6 +111,8 @@ class JobOutcome:
     settled: Settled | None = None
     confirmed: Confirmed = field(default_factory=Confirmed)
     verification: Verification | None = None
+    latencies: tuple[Latency, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cancelled(self) -> bool:
@@ -120,8 +131,11 @@ class JobOutcome:
             "ended": finished.ended.value,
             "forecast": _plain(finished.forecast),
             "forecast_error": _plain(finished.forecast_error),
+            "latency": [each.to_json() for each in self.latencies],
+            "phases": dict(self.phases),
             "largest_error": None if checked is None else checked.error,
             "verified": checked is not None and checked.complete,
+            "by_steps": None if checked is None else _plain(checked.by_steps),
             "unverified": [] if checked is None else list(checked.unverified),
             "not_verified": "" if checked is None else checked.not_run,
             "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
@@ -155,6 +169,7 @@ def run_job(
     output: Path | None = None,
     deliver_cancelled: bool = False,
     sharing: Sharing = UNSHARED,
+    stop: Stop | None = None,
 ) -> JobOutcome:
     """Tune a model for a device.
 
@@ -168,13 +183,15 @@ def run_job(
         output: folder for the artifact or the module; None makes none.
         sharing: what other jobs tune just now; without, nobody else tunes anything.
         deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
+        stop: ends at once what children compute for the job; without, the token does.
 
     Raises:
+        JobCancelled: if the job was stopped while a child read its model.
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
     with ReferenceCache() as references:  # however the job ends, they end with it
-        return _run(
+        outcome = _run(
             spec,
             device,
             workshop,
@@ -185,7 +202,9 @@ def run_job(
             output=output,
             deliver_cancelled=deliver_cancelled,
             sharing=sharing,
+            stop=stop or token,
         )
+    return replace(outcome, phases=phase_seconds(workshop.timings, workshop.beside))
 
 
 def _run(
@@ -200,10 +219,11 @@ def _run(
     output: Path | None,
     deliver_cancelled: bool,
     sharing: Sharing,
+    stop: Stop,
 ) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
     watcher.phase("importing")
-    plans = _plan(spec, workshop)
+    plans = _plan(spec, workshop, stop)
 
     watcher.phase("planning")
     carry_over(plans, storage, workshop.builder)
@@ -243,12 +263,13 @@ def _run(
             on_event=on_event,
             token=token,
             references=references,
-            bounds=lambda: task_bounds(tasks, device),
+            bounds=bounds_within(spec.budget.seconds, tasks, device),
             timings=workshop.loop,
             beside=workshop.beside,
         )
         if not finished.cancelled:
-            confirmed += again.confirm(tasks)
+            with timings.stage("confirm"):
+                confirmed += again.confirm(tasks)
         return finished
 
     with timings.stage("tune"):
@@ -286,34 +307,43 @@ def _run(
                 kernels=workshop.kernels,
                 weight_limit_bytes=limit,
             )
-            if storage.ledger.use(settled.records, job_id):
+            if storage.ledger.use(tuple(settled.records.values()), job_id):
                 break  # from now on the job is told when one of them is withdrawn
+        timed = latencies(settled, device, workshop.kernels, limit)
     for planned in plans:
         if planned.stages is None:
             keep_plan(planned, storage)
-    outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
+    outcome = replace(
+        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+    )
     if output is None:
         return outcome
 
     watcher.phase("building")
-    with Verifier(settled.planned, device) as verifier:
 
-        def check(made: LoadableOf) -> None:
+    def deliver_to(output: Path, served: Settled, check: Callable[[LoadableOf], object]) -> None:
+        def verify(made: LoadableOf) -> None:
             watcher.phase("verifying")
             with timings.stage("verify"):
-                verifier.verify(made)
+                check(made)
 
         deliver(
-            settled.planned,
-            settled.schedules,
+            served.planned,
+            served.schedules,
             output,
             limit,
             pad=spec.pad,
             timings=timings,
             kernels=workshop.kernels,
-            check=check,
+            check=verify,
         )
-    return replace(outcome, verification=verifier.found)
+
+    right, found = deliver_verified(settled, device, storage, partial(deliver_to, output))
+    if right is not settled:
+        timed = latencies(right, device, workshop.kernels, limit)
+    return replace(
+        outcome, served=right.planned, settled=right, latencies=timed, verification=found
+    )
 
 
 def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
@@ -325,15 +355,18 @@ def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
     return OpenTask(key, first.target.key, request.threads, request.numerics, CODEGEN_VERSION)
 
 
-def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
+def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
     timings = workshop.timings
     spec.budget.options()  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
-        plans = plan_programs(
-            spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
-        )
+        if workshop.planning is not None:
+            plans = plan_bounded(spec, workshop.planning, stop, timings)
+        else:
+            plans = plan_programs(
+                spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
+            )
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met

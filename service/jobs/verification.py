@@ -16,6 +16,9 @@ By induction over the choices, every value of the program is within the toleranc
 that makes the same choices, each of which was right. If no call matches a choice (it was folded),
 the reference keeps its own choice, and what depends on it must agree with that.
 
+A float32 model that rounds or chooses, and differs as a whole, is verified step by step instead
+(`service.jobs.certificate`).
+
 A model in a narrower precision is compared with its float32 reference, within what the type allows
 (`service.jobs.rounding.tolerances`). What is further off is tested in the same way as what lies
 behind choices that cannot be seen:
@@ -54,8 +57,10 @@ from compiler.runtime.program import (
     Program,
 )
 from compiler.table_rows import table_rows
+from service.jobs.certificate import Certificate, WrongProgramError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
+from service.jobs.observation import Observation, with_program
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
@@ -72,7 +77,7 @@ TRIM = "trim"
 """The native function that chooses nothing: it cuts the result of a choice."""
 
 
-class UndecidedError(CompilerError):
+class UndecidedError(WrongProgramError):
     """The inputs that were drawn leave a choice open; others will not."""
 
 
@@ -85,11 +90,13 @@ class Verification:
             value; None if there are none, or it was not run.
         unverified: outputs that differ from the reference, behind choices that cannot be seen.
         not_run: why it was not run; "" if it was.
+        by_steps: the certificate by steps, where rounding takes the whole model elsewhere.
     """
 
     error: float | None
     unverified: tuple[str, ...] = ()
     not_run: str = ""
+    by_steps: Certificate | None = None
 
     @property
     def complete(self) -> bool:
@@ -102,7 +109,9 @@ def worst(found: Sequence[Verification]) -> Verification:
     errors = [one.error for one in found if one.error is not None]
     unverified = dict.fromkeys(name for one in found for name in one.unverified)
     reason = next((one.not_run for one in found if one.not_run), "")
-    return Verification(max(errors, default=None), tuple(unverified), reason)
+    steps = [one.by_steps for one in found if one.by_steps is not None]
+    by_steps = together(steps) if steps else None
+    return Verification(max(errors, default=None), tuple(unverified), reason, by_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +189,9 @@ def verify_program(
     so.
 
     Raises:
-        CompilerError: if the program must not be used: the error is over the tolerance and
+        WrongProgramError: if the program must not be used: the error is over the tolerance and
             rounding cannot be the reason, a choice contradicts the values, or the program crashes.
-            Also if a loop of the model does not end.
+        CompilerError: if a loop of the model does not end.
     """
     if not device.runs(planned.target):
         return Verification(
@@ -199,7 +208,7 @@ def verify_program(
             undecided = error
         except DeviceError as error:
             if error.ran:
-                raise
+                raise WrongProgramError(str(error)) from error
             # what an earlier draw has shown holds
             return found or Verification(None, not_run=str(error))
         else:
@@ -247,7 +256,7 @@ def _verify(
     looked_at = [name for call in calls for name in call.buffers]
     values: Mapping[str, np.ndarray] = {}
     if calls:
-        watched = _with_program(loadable, program)
+        watched = with_program(loadable, program)
         values = device.check(watched, threads, seed, {}, looked_at).fetched
     choices = Choices(graph, calls, values, precision)
     expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
@@ -268,15 +277,38 @@ def _verify(
     apart = [name for name in judged if not errors[name] <= allowed[name]]
     if (apart or unverified) and precision == DType.FLOAT16:
         _check_range(planned, inputs)
+    if (apart or unverified) and precision == DType.FLOAT32:
+        seen = Observation(planned.plan, loadable, device, threads, seed)
+        by_steps = _by_steps(graph, inputs, seen, dict(zip(graph.outputs, ports, strict=True)))
+        if by_steps is not None and jumps(graph):  # else nothing explains the whole
+            return Verification(max(errors.values()), by_steps=by_steps)
     if not apart:
         return Verification(max((errors[name] for name in judged), default=None), unverified)
     if choices.undecided:
         raise UndecidedError(f"what '{choices.undecided}' chooses hangs on rounding")
     worst_of = max(apart, key=lambda name: errors[name] / allowed[name])
-    raise CompilerError(
+    raise WrongProgramError(
         f"output '{worst_of}' of the compiled model differs from its reference by "
         f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
+
+
+def _by_steps(
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    seen: Observation,
+    ports: Mapping[str, str],
+) -> Certificate | None:
+    """The certificate by steps; None if what is wrong lies behind bodies, which nobody looks into.
+
+    Raises what `certify` does.
+    """
+    try:
+        return certify(graph, inputs, seen, ports)
+    except WrongProgramError as error:
+        if error.within_bodies:
+            return None
+        raise
 
 
 def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
@@ -289,15 +321,6 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
             f"value '{name}' reaches {largest:.3g} on drawn inputs, which is infinite in float16: "
             "compile the model in bfloat16 or float32"
         )
-
-
-def _with_program(loadable: Loadable, program: Program) -> Loadable:
-    """Another program over the same code and weights."""
-    return replace(
-        loadable,
-        program=program,
-        load=lambda threads: loadable.load(threads).with_program(program),
-    )
 
 
 def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
@@ -376,7 +399,7 @@ class Choices:
             with np.errstate(all="ignore"):
                 right = np.asarray(operator.reference(own, node.attrs))
             if not np.array_equal(to_memory(right.reshape(kind.shape), kind.dtype), made):
-                raise CompilerError(
+                raise WrongProgramError(
                     f"'{node.name}' ({node.op}) chose other elements than its own values say"
                 )
             return made

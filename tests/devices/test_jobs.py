@@ -118,7 +118,12 @@ def check_whole_model(service: Service, machine: Machine, job: str, printed: str
     verdict = result["end_to_end"]
     assert verdict["outcome"] in ("same", "faster", "tie", "slower"), verdict["reason"]
     if verdict["outcome"] != "same":
-        assert len(verdict["comparison"]["ratios"]) > 1 and verdict["device"] == machine.model
+        assert verdict["device"] == machine.model
+    if verdict["comparison"] is None and verdict["outcome"] != "same":
+        # the emulator's times are noise, so that its second race may contradict the first
+        assert verdict["served"] == "default" and "found it" in verdict["reason"], verdict
+    elif verdict["outcome"] != "same":
+        assert len(verdict["comparison"]["ratios"]) > 1
     facts = result["device"]["facts"]
     assert (facts["model"], facts["memory_bytes"]) == (machine.model, machine.memory_kib << 10)
     assert worker.name in printed

@@ -43,8 +43,7 @@ INSIDE: dict[str, set[str]] = {
     "detection": _BASE,
     "local": _BASE | {"detection"},
     "timings": set(),
-    "process": set(),
-    "child": set(),
+    "process": {"errors"},
     "graph": _BASE | {"ranges"},
     "loops": _BASE | {"graph"},
     "ops": _IR,
@@ -65,7 +64,7 @@ INSIDE: dict[str, set[str]] = {
     "memory_plan": _IR | {"ops", "workload", "placement", "plan", "regions", "runtime"},
     "stacked_memory": {"memory_plan", "plan", "regions", "sizes"},
     "schedule": _IR | {"ops", "workload", "runtime"},
-    "codegen": _BASE | {"loops", "child"},
+    "codegen": _BASE | {"loops", "process"},
     "runtime": {"errors", "dtypes", "labels", "sizes", "ranges", "loops", "detection", "targets"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},

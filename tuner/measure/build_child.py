@@ -9,8 +9,8 @@ from typing import Any
 
 from pebble import ProcessExpired
 
-from compiler.child import ChildProcess
 from compiler.errors import CompilerError
+from compiler.process.child import ChildProcess
 from tuner.measure.builder import Compile, timed_compile
 
 START_SECONDS = 120.0

@@ -53,9 +53,6 @@ WRAPPED_SUM = 1.2e9
 SCALED_SUM = 8.0
 """Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
 
-ROUNDING = ("round", "floor", "ceil")
-"""Operators whose results jump where their operands hardly move."""
-
 NEAR_TIE = 2.0**-18
 """So near to a jump, as a share of the largest operand, may float32's rounding fall either way."""
 
@@ -120,7 +117,7 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
     that is rounded moved up and down by as much as float32's own rounding may have moved it.
     """
     graph = workload.graph
-    rounded = [node.inputs[0] for node in graph.nodes if node.op in ROUNDING]
+    rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
     exact = workload.output.type.dtype in (DType.BOOL, *HALVES)
     if exact or not output.size or len(rounded) <= (not workload.output.type.dtype.is_float):
         return 0.0  # rounding to the output alone is that of `_tolerance`
@@ -138,12 +135,17 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
     return apart / largest if largest else 0.0
 
 
+def _jumps(graph: Graph, node: Node) -> bool:
+    """Whether the floats of a node jump where its operand hardly moves."""
+    return ops.get(node.op).jumps and graph.types[node.output].dtype.is_float
+
+
 def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
     """The graph with these values moved before they are rounded."""
     nodes: list[Node] = []
     types, constants = dict(graph.types), dict(graph.constants)
     for node in graph.nodes:
-        if node.op in ROUNDING:
+        if _jumps(graph, node):
             value = node.inputs[0]
             shift, name = f"{value} by", f"{node.output} of"
             dtype = types[value].dtype

@@ -41,6 +41,9 @@ SMALLER = 0.75
 STEPS = 64
 """After so many such steps, any size is the least one."""
 
+MOST_SECONDS = 120.0
+"""How long one reference may take. Those of most workloads take milliseconds."""
+
 QUICK_BYTES = 256 << 20
 """A reference of no more is quick, unless it takes many operations."""
 
@@ -62,6 +65,7 @@ class ReferenceLimit:
 
     bytes: int = field(default_factory=most_bytes)
     operations: int = MOST_OPERATIONS
+    seconds: float = MOST_SECONDS
 
     def refusal(self, workload: Workload) -> str:
         """Why the reference of a workload of fixed sizes is not begun; empty if it may be."""

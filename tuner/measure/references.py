@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from compiler.errors import CompilerError
+from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
 from compiler.workload import Workload
 from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
-from tuner.measure.oracle import DRAWS, ExpectedOutput
+from tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
 from tuner.measure.points import ITSELF, SizePoint
-from tuner.measure.reference_child import ReferenceChild
 from tuner.measure.reference_cost import ReferenceLimit, is_quick
 
 
@@ -139,12 +139,15 @@ class ReferenceCache:
             return self._quick
 
     def _make(
-        self, child: ReferenceChild, workload: Workload, draw: int
+        self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
         """In the thread that asks the child."""
         made: ExpectedOutput | str = "cannot be computed"
         try:
-            made = self._each.refusal(workload) or child.compute(workload.text(), draw)
+            made = self._each.refusal(workload)
+            if not made:
+                found = child.ask(computed, (workload.text(), draw))
+                made = _reason(found) if isinstance(found, NoAnswer) else found
         except CompilerError as error:
             made = f"cannot be computed: {error}"
         finally:
@@ -175,13 +178,24 @@ class _Lane:
     """A child, and the thread that asks it."""
 
     def __init__(self, each: ReferenceLimit) -> None:
-        self.child = ReferenceChild(each.bytes)
+        self.child = BoundedChild(Limits(each.bytes, each.seconds))
         self.pool = ThreadPoolExecutor(1, "tilewright-references")
 
     def close(self) -> None:
         self.child.stop()
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.child.close()
+
+
+def computed(text: str, draw: int) -> ExpectedOutput:
+    """The reference of a workload's text for a draw: what the child runs."""
+    return make_reference(Workload.parse(text), draw)
+
+
+def _reason(failed: NoAnswer) -> str:
+    if failed.reason is Reason.CRASHED:
+        return f"cannot be computed: {failed.text}"
+    return failed.text
 
 
 def _outcome(made: Future[ExpectedOutput | NoReference]) -> ExpectedOutput | NoReference:

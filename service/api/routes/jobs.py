@@ -56,7 +56,7 @@ async def checked_job(
         return check, addressee
 
     check, addressee = await run_in_threadpool(found)
-    await planning.check_job(check)
+    await planning.check_job(check, limiter.asker)
     return addressee
 
 

@@ -58,7 +58,7 @@ async def upload_model(
     """Save an ONNX model. The body is the file; the same bytes again answer 200."""
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
     async with received(request, storage, settings.max_model_bytes, uploads) as staged:
-        await planning.check_model(staged.path, name)
+        await planning.check_model(staged.path, name, token.id)
 
         def save() -> tuple[ModelView, bool]:
             known = _known(storage, staged.digest)

@@ -290,8 +290,7 @@ def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **tol
     checked: Any = Verification(1e-6, ()) if output else None
     outcome = JobOutcome((served,), tracker, finished, device, verification=checked)
     watcher.tuned(outcome)
-    tell(console(), outcome, Path(output) if output else None)
-    tell(console(), replace(outcome, verification=None), Path("nowhere"))
+    tell(console(), outcome.report(), Path(output) if output else None)
 
 
 VIEWS: dict[str, Callable[[], RenderableType]] = {

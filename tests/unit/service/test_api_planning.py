@@ -67,7 +67,7 @@ def doing(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def refused(planning: Planning, question: Any) -> ApiProblem:
     async def ask() -> None:
-        await planning._ask(question, "model 'm'")
+        await planning._ask(question, "model 'm'", "me")
 
     with pytest.raises(ApiProblem) as raised:
         asyncio.run(ask())
@@ -80,7 +80,7 @@ def test_a_model_that_kills_its_reader_fails_alone(limited: Callable[..., Planni
     assert (problem.status, problem.slug) == (422, "planning-failed")
     assert "model 'm'" in problem.detail and "3" in problem.detail
     # the next one finds a new child
-    assert asyncio.run(planning._ask(doing(os.getpid), "next")) != os.getpid()
+    assert asyncio.run(planning._ask(doing(os.getpid), "next", "me")) != os.getpid()
 
 
 def test_a_child_that_is_killed_without_work_is_replaced(limited: Callable[..., Planning]) -> None:
@@ -88,11 +88,11 @@ def test_a_child_that_is_killed_without_work_is_replaced(limited: Callable[..., 
 
     async def run() -> None:
         for pause in (0.0, 0.3):  # before the pool has seen that the child is gone, and after
-            child = await planning._ask(doing(os.getpid), "first")
+            child = await planning._ask(doing(os.getpid), "first", "me")
             os.kill(child, signal.SIGKILL)
             await asyncio.sleep(pause)
             found = await asyncio.gather(
-                *(planning._ask(doing(os.getpid), "next") for _ in range(3))
+                *(planning._ask(doing(os.getpid), "next", "me") for _ in range(3))
             )
             assert child not in found
 
@@ -108,7 +108,7 @@ def test_a_pool_that_breaks_again_and_again_is_no_error_of_ours(
     assert (problem.status, problem.slug) == (503, "planning-broken")
     assert problem.headers == {"Retry-After": "5"}
     monkeypatch.undo()
-    assert asyncio.run(planning._ask(doing(len, b"123"), "next")) == 3
+    assert asyncio.run(planning._ask(doing(len, b"123"), "next", "me")) == 3
 
 
 def test_a_model_has_a_time_limit(limited: Callable[..., Planning]) -> None:
@@ -122,7 +122,7 @@ def test_a_model_has_a_memory_limit(limited: Callable[..., Planning]) -> None:
     planning = limited(planning_memory_bytes=2 << 30)
     problem = refused(planning, doing(bytes, 3 << 30))
     assert (problem.status, problem.slug) == (507, "insufficient-memory")
-    assert asyncio.run(planning._ask(doing(len, b"123"), "next")) == 3
+    assert asyncio.run(planning._ask(doing(len, b"123"), "next", "me")) == 3
 
 
 def test_one_more_than_may_wait_is_told_when_to_come_again(
@@ -131,6 +131,28 @@ def test_one_more_than_may_wait_is_told_when_to_come_again(
     monkeypatch.setattr(api_planning, "MOST_WAITING", 0)
     problem = refused(limited(), doing(len, b""))
     assert (problem.status, problem.headers) == (503, {"Retry-After": "5"})
+
+
+def test_one_that_asks_for_much_holds_up_nobody_else(limited: Callable[..., Planning]) -> None:
+    """However many models of one token would take for ever, those of another are planned."""
+    planning = limited()
+
+    async def run() -> None:
+        slow = [
+            asyncio.ensure_future(planning._ask(doing(time.sleep, 3600), "slow", "greedy"))
+            for _ in range(64)
+        ]
+        for _ in range(3):
+            assert await planning._ask(doing(len, b"123"), "small", "other") == 3
+        refused = [each for each in slow if each.done()]
+        assert len(refused) == 64 - api_planning.MOST_OF_ONE - 1
+        problem = refused[0].exception()
+        assert isinstance(problem, ApiProblem) and problem.status == 503
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_what_is_asked_for_at_once_is_planned_once(
@@ -142,11 +164,11 @@ def test_what_is_asked_for_at_once_is_planned_once(
     question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
 
     async def run() -> None:
-        found = await asyncio.gather(*(planning.find(question) for _ in range(8)))
+        found = await asyncio.gather(*(planning.find(question, "me") for _ in range(8)))
         assert len({tuple(each) for each in found}) == 1
         assert found[0][0].name.startswith("matmul")
-        await planning.find(replace(question, dims={"batch": 3}))
-        await planning.find(replace(question, dims={"batch": 3}, threads=2))
+        await planning.find(replace(question, dims={"batch": 3}), "me")
+        await planning.find(replace(question, dims={"batch": 3}, threads=2), "me")
 
     asyncio.run(run())
     assert asked == [1, 1, 1], "once for each question: sizes and threads are others"
@@ -160,7 +182,7 @@ def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
         path.write_bytes(b"x" + model_bytes()[1:])
     question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
     with pytest.raises(ApiProblem) as raised:
-        asyncio.run(limited().find(question))
+        asyncio.run(limited().find(question, "me"))
     assert (raised.value.status, raised.value.slug) == (500, "storage-error")
 
 
@@ -168,9 +190,9 @@ def count_questions(planning: Planning) -> list[int]:
     asked: list[int] = []
     ask = planning._ask
 
-    async def counting(question: Any, what: str) -> Any:
+    async def counting(question: Any, what: str, asker: str) -> Any:
         asked.append(1)
-        return await ask(question, what)
+        return await ask(question, what, asker)
 
     planning._ask = counting  # type: ignore[method-assign]
     return asked

@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -279,11 +280,21 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     assert run(*arguments) == 0
     first = capsys.readouterr().out
     assert f"{trained}\n" in first
-    assert "tuning  tasks 0/1  trials 0/6  best - (untuned -)\n" in first
-    assert "largest error" in first and f"artifact: {tmp_path / 'a'}\n" in first
+    lines = first.splitlines()
+    phases = ["importing", "planning", "tuning 1 tasks", "settling", "building", "verifying"]
+    assert [line for line in lines if line in phases] == phases, "a line for each phase"
+    assert "trials 0/6" not in first, "and none for a trial"
+    (end,) = (number for number, line in enumerate(lines) if line.startswith("run it: "))
+    latency, peer, certificate, artifact, use = lines[end - 4 : end + 1]
+    assert latency.startswith("latency: ") and " ms" in latency
+    assert re.match(r"ONNX Runtime [\d.]+: [\d.e-]+ ms, [\d.]+ times as long", peer)
+    assert certificate.startswith("verified: largest error")
+    assert artifact == f"artifact: {tmp_path / 'a'}"
+    assert use == f"run it: tilewright run {tmp_path / 'a'} --inputs IN.npz --outputs OUT.npz"
     assert run(*arguments[:-2]) == 0
     second = capsys.readouterr().out
     assert "; 0 trials" in second and "artifact:" not in second
+    assert "latency: " in second and "ONNX Runtime" not in second
     assert run("compile", model, "--dim", "batch=2", "-o", tmp_path / "b") == 0
     compiled = capsys.readouterr().out
     assert "1 of 1 workloads known" in compiled and "not raced" not in compiled

@@ -262,14 +262,14 @@ def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
 
     def slow(*arguments: Any, **options: Any) -> Any:
         found = settle(*arguments, **options)
-        storage.ledger.withdraw("sick", record_ids=found.records)
+        storage.ledger.withdraw("sick", record_ids=list(found.records.values()))
         return found
 
     monkeypatch.setattr(run_job_module, "settle", slow)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     assert states(storage) == [Standing.WITHDRAWN]
-    assert outcome.settled is not None and outcome.settled.records == ()
+    assert outcome.settled is not None and outcome.settled.records == {}
     (record,) = storage.ledger.list()
     assert storage.ledger.uses(record.id) == []
 

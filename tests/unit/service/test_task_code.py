@@ -43,7 +43,7 @@ POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, TARGET).points), 
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child answers in this process: how it is asked has tests of its own."""
 
-    async def ask(self: Planning, question: Any, what: str) -> Any:
+    async def ask(self: Planning, question: Any, what: str, asker: str) -> Any:
         found = answer(question)
         if isinstance(found, Refusal):
             raise ApiProblem(found.status, found.slug, found.detail, found.extra)

@@ -40,6 +40,8 @@ from tuner.measure.model_runs import draw_inputs
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""
 
+WRONG = r"differs from its reference|hangs on rounding|the values before it are right"
+
 
 def detector() -> bytes:
     """A convolution, its 3 best places, where it is positive, and what is gathered there."""
@@ -169,7 +171,7 @@ def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) 
     checked = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-5
     other = _with_weight_moved(planned)
-    with pytest.raises(CompilerError, match=r"differs from its reference|hangs on rounding"):
+    with pytest.raises(CompilerError, match=WRONG):
         verify_artifact(other, read_artifact(tmp_path / "a"), HERE)
 
 
@@ -186,7 +188,7 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
     for place in ("a", "b"):
         with (
             Verifier([wrong], HERE) as verifier,
-            pytest.raises(CompilerError, match="differs from its"),
+            pytest.raises(CompilerError, match=WRONG),
         ):
             artifacts.save_artifact(
                 {(): given.plan}, builder, tmp_path / place, check=checked(verifier)
@@ -211,7 +213,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
                 checked(verifier)(read_artifact(tmp_path / "a"))
                 assert verifier.found == verify_artifact(given, read_artifact(tmp_path / "a"), HERE)
             else:
-                with pytest.raises(CompilerError, match=r"differs from its|hangs on rounding"):
+                with pytest.raises(CompilerError, match=WRONG):
                     checked(verifier)(read_artifact(tmp_path / "a"))
 
 
@@ -265,7 +267,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(element_type, 1.5)))
-    with pytest.raises(CompilerError, match=r"output '[yz]' .* differs .* allowed are [15]e-02"):
+    with pytest.raises(CompilerError, match=r"value '[yz]' of the compiled model is"):
         verify_artifact(other, artifact, HERE)
 
 

@@ -7,22 +7,23 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
+from compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.measure import reference_child
 from tuner.measure.measurement import Phase, Status
 from tuner.measure.oracle import ExpectedOutput, make_reference
-from tuner.measure.reference_child import OWN_BYTES, ReferenceChild
 from tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
-from tuner.measure.references import ENDED, NoReference, ReferenceCache
+from tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
 
 SECONDS_MOST = 10.0
 """In which a reference that would take minutes has to be gone, on a machine that is busy."""
@@ -55,7 +56,7 @@ def _children() -> set[int]:
             asked = folder.joinpath("cmdline").read_text()
         except OSError:
             continue
-        if int(parent) == os.getpid() and "reference_child" in asked:
+        if int(parent) == os.getpid() and "compiler.process.bounded" in asked:
             found.add(int(folder.name))
     return found
 
@@ -128,10 +129,10 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compute(self: ReferenceChild, text: str, draw: int) -> str:
+    def ask(self: BoundedChild, *asked: object) -> str:
         raise AssertionError("it is begun")
 
-    monkeypatch.setattr(ReferenceChild, "compute", compute)
+    monkeypatch.setattr(BoundedChild, "ask", ask)
     with ReferenceCache(each=ReferenceLimit(1 << 20)) as cache:
         found = cache.prepare(_product(1000, 1000, 1000), Phase.SCREEN).cases()
     assert isinstance(found, NoReference)
@@ -199,7 +200,8 @@ def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     limit = ReferenceLimit(64 * GIB)
     with ReferenceCache(each=limit) as cache:
         child = cache._slow.child
-        monkeypatch.setattr(child, "_limit_bytes", -OWN_BYTES + (256 << 20))
+        few = replace(child._limits, memory_bytes=-OWN_BYTES + (256 << 20))
+        monkeypatch.setattr(child, "_limits", few)
         asked = cache.prepare(workload, Phase.SCREEN)
         failed = asked.cases()
         assert isinstance(failed, NoReference)
@@ -207,50 +209,31 @@ def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
         assert asked.cases() is failed, "who asked is told"
         assert not cache._known
         assert isinstance(cache.get(_product()), ExpectedOutput), "others go on"
-        child._drop(child._child)  # type: ignore[arg-type]
-        monkeypatch.setattr(child, "_limit_bytes", limit.bytes)
+        child.drop()
+        monkeypatch.undo()
         assert isinstance(cache.get(workload), ExpectedOutput)
 
 
-@pytest.fixture
-def child() -> Iterator[ReferenceChild]:
-    made = ReferenceChild(64 * GIB)
-    yield made
-    made.stop()
-    made.close()
+def test_a_reference_that_takes_too_long_is_given_up() -> None:
+    limit = ReferenceLimit(64 * GIB, operations=10**15, seconds=2.0)
+    with ReferenceCache(each=limit) as cache:
+        begun = time.monotonic()
+        assert cache.get(_slow()) == NoReference("takes more than 2 s")
+        assert time.monotonic() - begun < SECONDS_MOST
+        assert isinstance(cache.get(_product()), ExpectedOutput)
 
 
-def test_a_child_that_dies_is_told_and_replaced(child: ReferenceChild) -> None:
-    text = _product().text()
-    assert isinstance(child.compute(text, 0), ExpectedOutput)
-    running = child._child
-    assert running is not None
-    running.stop()
-    assert child.compute(text, 0) == "cannot be computed: its process was ended by SIGKILL"
-    assert isinstance(child.compute(text, 0), ExpectedOutput)
-
-
-def test_what_a_child_does_not_expect_is_its_last_word(child: ReferenceChild) -> None:
-    assert child.compute(_product().text(), 99) == (
-        "cannot be computed: IndexError: tuple index out of range"
-    )
-    assert child.compute("nonsense", 0) == (
-        "cannot be computed: workload: expected 'workload', got 'nonsense'"
-    )
-
-
-def test_a_reference_that_takes_too_long_is_given_up(
-    child: ReferenceChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference_child, "LIMIT_SECONDS", 0.5)
-    begun = time.monotonic()
-    assert child.compute(_slow().text(), 0) == "takes more than 0.5 s"
-    assert time.monotonic() - begun < SECONDS_MOST
-    monkeypatch.undo()
-    assert isinstance(child.compute(_product().text(), 0), ExpectedOutput)
-
-
-def test_references_are_those_of_numpy(child: ReferenceChild) -> None:
-    made = child.compute(_product().text(), 2)
-    assert made == make_reference(_product(), 2)
+def test_what_is_wrong_with_a_workload_is_told() -> None:
+    child = BoundedChild(Limits(GIB, 60.0))
+    try:
+        with pytest.raises(CompilerError, match="workload: expected 'workload', got 'nonsense'"):
+            child.ask(computed, ("nonsense", 0))
+        text = _product().text()
+        assert child.ask(computed, (text, 2)) == make_reference(_product(), 2)
+        bug = child.ask(computed, (text, 99))
+        assert isinstance(bug, NoAnswer)
+        assert bug.text == "IndexError: tuple index out of range"
+    finally:
+        child.stop()
+        child.close()
     assert np.isfinite(make_reference(_product(), 2).tolerance)

@@ -43,6 +43,10 @@ class ChildProcess:
                 pass_fds=[theirs.fileno()],
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         """Let it end, and wait for that."""
         self.pipe.close()

@@ -1,0 +1,10 @@
+"""This process, and children of it for work that may be killed."""
+
+from compiler.process.own_process import (
+    BLAS_THREADS,
+    YOUNG_OBJECTS,
+    leave_garbage,
+    settle_process,
+)
+
+__all__ = ["BLAS_THREADS", "YOUNG_OBJECTS", "leave_garbage", "settle_process"]

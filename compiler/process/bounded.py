@@ -1,0 +1,362 @@
+"""Functions run in a child of this process, within limits of memory, time and priority.
+
+A model may be of any size, crafted or merely large: a thread inside NumPy cannot be stopped, and
+memory that it takes is the whole process's. A child is killed at once when nobody wants its answer
+any more. What it does not survive is data.
+
+found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from compiler.errors import CompilerError, OutOfMemoryError
+from compiler.process import settle_process
+from compiler.process.child import ChildProcess
+
+T = TypeVar("T")
+
+OWN_BYTES = 512 << 20
+"""What a child holds beside what it is asked for: Python and the compiler."""
+
+START_SECONDS = 120.0
+"""How long a child may take to load the compiler, on a machine that is busy."""
+
+LOOK_SECONDS = 0.05
+"""How often a question looks whether its answer is still wanted."""
+
+NICENESS = 5
+"""The niceness of children, as of the builders: measurements go first."""
+
+MOST_WORDS = 1 << 16
+"""Characters that are kept of what a child wrote before it ended."""
+
+ALIGNMENT = 64
+"""Of arrays in an answer, as NumPy aligns its own."""
+
+PARENT_DIES = 1
+"""What Linux calls PR_SET_PDEATHSIG."""
+
+
+class Stop(Protocol):
+    """What says that an answer is not wanted any more, such as the token of a job."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one question may take.
+
+    Attributes:
+        memory_bytes: of memory that the child allocates beside its own code. Linux alone counts it.
+        seconds: by the clock on the wall.
+        niceness: of the child.
+    """
+
+    memory_bytes: int
+    seconds: float
+    niceness: int = NICENESS
+
+
+class Reason(StrEnum):
+    MEMORY = "memory"
+    TIME = "time"
+    ENDED = "ended"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a question was not answered.
+
+    Attributes:
+        reason: what a caller decides by; `ENDED` if the answer was not wanted any more.
+        text: the same for people.
+        words: all that the child wrote before it ended, such as the traceback of a bug.
+    """
+
+    reason: Reason
+    text: str
+    words: str = ""
+
+
+_Asked: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def run(
+    function: Callable[..., T], arguments: tuple[Any, ...], limits: Limits, stop: Stop | None = None
+) -> T | NoAnswer:
+    """What a function returns, computed in a child of its own.
+
+    Args:
+        function: one that its module has by its name.
+        arguments: values that `pickle` takes; so must the answer be. Their arrays cannot be written
+            to there, those of the answer can be here.
+        limits: what it may take.
+        stop: kills the child at once when it is cancelled.
+
+    Raises:
+        CompilerError: that the function raised. Of another class, with the same text, if its own
+            cannot be sent.
+    """
+    child = BoundedChild(limits)
+    try:
+        return child.ask(function, arguments, stop)
+    finally:
+        child.stop()
+        child.close()
+
+
+class BoundedChild:
+    """One child for many questions, started when it is first needed, and anew after it died.
+
+    One thread asks it, and that must live as long: Linux ends a child with the thread that started
+    it. Any thread may stop it.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._child: ChildProcess | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def ask(
+        self, function: Callable[..., T], arguments: tuple[Any, ...], stop: Stop | None = None
+    ) -> T | NoAnswer:
+        """What a function returns for these arguments (`run`)."""
+        answered = False
+        try:
+            child = self._ready()
+            if child is None:
+                return _ENDED
+            answer = self._answer(child, (function, arguments), stop)
+            answered = not isinstance(answer, NoAnswer)
+        except MemoryError:
+            return NoAnswer(Reason.MEMORY, "does not fit the memory of this process")
+        except OSError as error:  # no child can be started, or no file be mapped
+            return NoAnswer(Reason.CRASHED, str(error))
+        finally:
+            if not answered:
+                self.drop()
+        if isinstance(answer, _Raised):
+            raise answer.error
+        if isinstance(answer, _OutOfMemory):
+            return NoAnswer(Reason.MEMORY, f"takes more memory than it may{answer.text}")
+        found: T | NoAnswer = answer
+        return found
+
+    def stop(self) -> None:
+        """End the child at once, for good. Who waits in `ask` is told."""
+        with self._lock:
+            self._stopped = True
+            if self._child is not None:
+                self._child.stop()
+
+    def close(self) -> None:
+        """Clear away what is left after `stop`, when no thread is in `ask`."""
+        self.drop()
+
+    def drop(self) -> None:
+        """End the child; the next question gets a new one."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+
+    def _ready(self) -> ChildProcess | None:
+        with self._lock:
+            if self._child is None and not self._stopped:
+                self._child = ChildProcess(__name__, "serve")
+                self._child.pipe.send(self._limits)
+            return None if self._stopped else self._child
+
+    def _answer(self, child: ChildProcess, asked: _Asked, stop: Stop | None) -> Any:
+        try:
+            _send(child.pipe, asked, child.pid)
+            # it has loaded what it was asked for
+            if not (late := self._wait(child, START_SECONDS, stop)):
+                child.pipe.recv()
+                late = self._wait(child, self._limits.seconds, stop)
+            return late or _receive(child.pipe, writable=True)
+        except (EOFError, ConnectionError):
+            return _ENDED if self._stopped else _last(child, self._limits)
+
+    def _wait(self, child: ChildProcess, seconds: float, stop: Stop | None) -> NoAnswer | None:
+        """Until the child says something; otherwise, why nobody waits any longer."""
+        end = time.monotonic() + seconds
+        while not child.pipe.poll(LOOK_SECONDS):
+            if stop is not None and stop.cancelled:
+                return _ENDED
+            if time.monotonic() >= end:
+                return _late(self._limits)
+        return None
+
+
+_ENDED = NoAnswer(Reason.ENDED, "is not wanted any more")
+
+
+def _late(limits: Limits) -> NoAnswer:
+    return NoAnswer(Reason.TIME, f"takes more than {limits.seconds:g} s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: CompilerError
+
+
+@dataclass(frozen=True, slots=True)
+class _OutOfMemory:
+    text: str
+
+
+def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
+    """Why a child ended before it answered."""
+    status = child.wait()
+    lines = child.last_words()
+    words = "\n".join(lines)[-MOST_WORDS:]
+    if sys.platform != "win32" and status == -signal.SIGXCPU:
+        return _late(limits)
+    if status < 0:
+        text = f"its process was ended by {signal.Signals(-status).name}"
+    else:
+        text = lines[-1] if lines else f"its process ended with {status}"
+    return NoAnswer(Reason.CRASHED, text, words)
+
+
+def serve(pipe: Connection) -> None:
+    """Answer what comes through the pipe until it is closed: what the child runs.
+
+    It answers what is expected to fail. Any other error ends it, and its last line says why.
+    """
+    settle_process()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for its parent
+    _die_with_parent()
+    with pipe:
+        try:
+            limits: Limits = pipe.recv()
+            limit_memory(limits.memory_bytes)
+            go_last(limits.niceness)
+            while True:
+                function, arguments = _receive(pipe, writable=False)
+                pipe.send("ready")
+                _limit_time(limits)
+                _send(pipe, _made(function, arguments), os.getppid())
+                del function, arguments
+        except (EOFError, BrokenPipeError):
+            return
+
+
+def _made(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except CompilerError as error:
+        if isinstance(error, OutOfMemoryError) and isinstance(error.__cause__, MemoryError):
+            return _OutOfMemory(_behind(error.__cause__))
+        return _Raised(_sendable(error))
+    except MemoryError as error:
+        return _OutOfMemory(_behind(error))
+
+
+def _behind(error: MemoryError) -> str:
+    return f": {error}" if str(error) else ""
+
+
+def _sendable(error: CompilerError) -> CompilerError:
+    """The error itself if it can be sent, or else one with its text."""
+    plain = error.with_traceback(None)
+    try:
+        same = pickle.loads(pickle.dumps(plain))
+    except (TypeError, ValueError, LookupError, AttributeError, pickle.PicklingError):
+        return CompilerError(str(error))
+    return plain if str(same) == str(error) else CompilerError(str(error))
+
+
+def _send(pipe: Connection, value: Any, to: int) -> None:
+    """A value in a file that both processes map: neither copies its large arrays.
+
+    Args:
+        to: the process at the other end.
+    """
+    apart: list[pickle.PickleBuffer] = []
+    with tempfile.TemporaryFile() as file:
+        pickle.dump(value, file, 5, buffer_callback=apart.append)
+        sizes = [file.tell()]
+        for view in (each.raw() for each in apart):
+            file.write(bytes(-sizes[-1] % ALIGNMENT))
+            file.write(view)
+            sizes.append(view.nbytes)
+        file.flush()
+        pipe.send(sizes)
+        reduction.send_handle(pipe, file.fileno(), to)
+
+
+def _receive(pipe: Connection, *, writable: bool) -> Any:
+    """What was sent. Writing to its arrays, if that is possible, changes no file.
+
+    Linux counts memory that may be written to, so that questions are not `writable`.
+    """
+    sizes = pipe.recv()
+    with os.fdopen(reduction.recv_handle(pipe), "rb") as file:
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=access))
+    text, *arrays = _views(whole, sizes)
+    return pickle.loads(text, buffers=arrays)
+
+
+def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
+    start = 0
+    for size in sizes:
+        yield whole[start : start + size]
+        start += size + -size % ALIGNMENT
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process with its parent. Elsewhere it ends by its limit of time."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Let this process allocate no more. Linux alone counts what is allocated."""
+    if sys.platform == "linux":
+        import resource
+
+        most = most_bytes + OWN_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def go_last(niceness: int) -> None:
+    """Let other processes go first."""
+    if sys.platform != "win32":
+        os.nice(niceness)
+
+
+def _limit_time(limits: Limits) -> None:
+    """End this process after so many seconds on all cores, also when nobody waits for it."""
+    if sys.platform != "win32":
+        import resource
+
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        used = int(usage.ru_utime + usage.ru_stime) + 1
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        most = used + int(limits.seconds * (os.cpu_count() or 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))

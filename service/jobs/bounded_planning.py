@@ -1,0 +1,92 @@
+"""A job's model, imported and planned in a bounded child of the process that works on the job.
+
+Whatever is wrong with the model, the process goes on with its other jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+import structlog
+
+from compiler.errors import CompilerError, OutOfMemoryError
+from compiler.process import bounded
+from compiler.process.bounded import Limits, NoAnswer, Reason, Stop
+from compiler.runtime.memory import total_bytes
+from compiler.timings import StageTime, Timings
+from service.jobs.interrupts import JobCancelled
+from service.jobs.job_spec import JobSpec
+from service.jobs.planning import Planned
+from service.jobs.stage_planning import plan_programs
+from service.settings import Settings
+
+log = structlog.get_logger("tilewright.planning")
+
+SHARE = 2
+"""Reading and planning one model may take one part of so many of the memory of this machine."""
+
+UNKNOWN_BYTES = 8 << 30
+"""What it may take on a machine that does not say how much it has."""
+
+
+def memory_limit(settings: Settings) -> int:
+    """Bytes that reading and planning a model may take."""
+    return settings.planning_memory_bytes or (total_bytes() or SHARE * UNKNOWN_BYTES) // SHARE
+
+
+def planning_limits(settings: Settings) -> Limits:
+    """What reading and planning a model may take in the child of a tuner."""
+    return Limits(memory_limit(settings), settings.planning_seconds)
+
+
+def plan_bounded(
+    spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
+) -> tuple[Planned, ...]:
+    """The plans of all programs of a job's model (`plan_programs`), made by a child.
+
+    Raises:
+        CompilerError: as that does, and if the model takes more than it may.
+        JobCancelled: if `stop` ended the child.
+    """
+    found = bounded.run(plans_of, (spec,), limits, stop)
+    if isinstance(found, NoAnswer):
+        raise _error(found, limits)
+    plans, stages = found
+    if timings is not None:
+        for stage in stages:
+            timings.add(stage.stage, stage.seconds, stage.count)
+    return tuple(_with_model(planned, spec.model) for planned in plans)
+
+
+def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
+    """What the child does. The model itself does not come back."""
+    timings = Timings()
+    plans = plan_programs(spec.request, spec.sizes, None, timings, spec.shares)
+    return tuple(_with_model(planned, b"") for planned in plans), timings.stages
+
+
+def _with_model(planned: Planned, model: Path | bytes) -> Planned:
+    return replace(planned, request=replace(planned.request, model=model))
+
+
+def _error(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+    what = "reading and planning the model"
+    match found.reason:
+        case Reason.ENDED:
+            return JobCancelled("while its model was read")
+        case Reason.MEMORY:
+            gib = f"{limits.memory_bytes / (1 << 30):.3g} GiB"
+            return OutOfMemoryError(
+                f"{what} takes more memory than {gib} (TILEWRIGHT_PLANNING_MEMORY_BYTES)"
+            )
+        case Reason.TIME:
+            return CompilerError(
+                f"{what} takes longer than {limits.seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
+            )
+        case Reason.CRASHED:
+            log.error("bug", reason=found.text, words=found.words)
+            return CompilerError(f"{what} failed: {found.text}")
+        case _:
+            assert_never(found.reason)

@@ -1,0 +1,92 @@
+"""A tuned program that its verification refuses falls back to defaults, and there is an artifact.
+
+The kernel that wrote the wrong value gets its default schedule; where nobody knows which one did,
+all kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that
+made a program wrong on our own machine, which is right without it, is withdrawn: nobody else is
+served by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from compiler.intervals import pieces
+from db.storage import Storage
+from service.jobs.certificate import WrongProgramError
+from service.jobs.device import Device
+from service.jobs.loadables import LoadableOf
+from service.jobs.no_regret import FixedSchedules, Served, Settled, by_rules
+from service.jobs.verification import Verification, Verifier
+from service.jobs.withdrawal import withdraw_records
+
+Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
+"""Compiles what is served, calls the check with it, and delivers it if that does not raise."""
+
+
+def deliver_verified(
+    settled: Settled, device: Device, storage: Storage, deliver: Deliver
+) -> tuple[Settled, Verification]:
+    """Deliver a program that a device holds right; what is served at last, and the verification.
+
+    Raises:
+        WrongProgramError: if the untuned program is wrong.
+        CompilerError: if it cannot be compiled, linked or written.
+        DatabaseError: if the database fails.
+    """
+    fallen: list[tuple[Settled, str]] = []
+    while True:
+        with Verifier(settled.planned, device) as verifier:
+            try:
+                deliver(settled, verifier.verify)
+            except WrongProgramError as error:
+                if _is_untuned(settled):
+                    raise
+                fallen.append((settled, str(error)))
+                settled = _without(settled, error)
+                continue
+        for before, reason in fallen if device.trusted else ():
+            gone = before.schedules.schedules.keys() - settled.schedules.schedules.keys()
+            if len(gone) == 1:  # this kernel, beyond doubt
+                withdraw_records(storage, reason, record_ids=_ids(before, gone))
+        return settled, verifier.found
+
+
+def _is_untuned(settled: Settled) -> bool:
+    return not settled.schedules.schedules and settled.planned == tuple(
+        map(by_rules, settled.planned)
+    )
+
+
+def _without(settled: Settled, error: WrongProgramError) -> Settled:
+    """What is served once the kernels at fault have their default schedules."""
+    kept = dict(settled.schedules.schedules)
+    at_fault = kept.keys() & {
+        piece.workload.key
+        for planned in settled.planned
+        for step in planned.served_plan.kernels
+        if step.output == error.value
+        for piece in pieces(step.workload)
+    }
+    for key in at_fault or tuple(kept):
+        del kept[key]
+    gone = settled.schedules.schedules.keys() - kept.keys()
+    verdict = replace(
+        settled.verdict,
+        served=Served.PARTLY if kept else Served.DEFAULT,
+        outcome="not_run",
+        comparison=None,
+        dropped=tuple(sorted({*settled.verdict.dropped, *gone})),
+        reason=f"tuned, {error}",
+    )
+    return replace(
+        settled,
+        planned=settled.planned if kept else tuple(map(by_rules, settled.planned)),
+        schedules=FixedSchedules(kept),
+        verdict=verdict,
+        records={key: one for key, one in settled.records.items() if key in kept},
+    )
+
+
+def _ids(settled: Settled, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(settled.records[key] for key in keys if key in settled.records)

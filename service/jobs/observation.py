@@ -1,0 +1,235 @@
+"""What the kernels of a program wrote, one by one, as values of its plan.
+
+A copy of the buffer follows each step as a further output of the same program: the same kernels on
+the same memory. The copies come back in groups of bounded size, a run of the program for each.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.types import TensorType
+from compiler.loops.layout import strides
+from compiler.placement import Placement
+from compiler.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    RefusalStep,
+    Step,
+    ViewStep,
+)
+from compiler.runtime.kernel import BufferRole
+from compiler.runtime.packing import unpack
+from compiler.runtime.program import (
+    Branch,
+    BufferRef,
+    BufferSpace,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Port,
+    Program,
+    Refuse,
+)
+from service.jobs.device import Device, Loadable
+from tuner.measure.run_result import FETCH_BYTES
+
+KEPT_GROUPS = 4
+"""Groups that stay in memory: a comparison looks at few values before its own."""
+
+_CALLS = {
+    KernelStep: KernelCall,
+    NativeStep: NativeCall,
+    LoopStep: Loop,
+    BranchStep: Branch,
+    RefusalStep: Refuse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A value that a step writes: after instruction `after` of the program its bytes are at
+    `place`.
+
+    """
+
+    value: str
+    type: TensorType
+    placement: Placement
+    after: int
+    place: BufferRef
+
+    @property
+    def bytes(self) -> int:
+        count = strides(self.type.shape, self.placement.layout, self.placement.halo)[1]
+        return count * self.type.dtype.bytes
+
+
+def written(plan: GraphPlan, program: Program) -> tuple[Written, ...]:
+    """The values that kernels and native functions outside of bodies write, in order.
+
+    They are none if the program is not the plan's: its instructions belong to other steps. Values
+    that lie at the place of an output are left out, because the output shows them.
+    """
+    steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
+    calls = [k for k, each in enumerate(program.instructions) if not isinstance(each, Copy)]
+    instructions = [program.instructions[k] for k in calls]
+    if len(steps) != len(calls) or any(
+        not isinstance(call, _CALLS[type(step)])
+        for step, call in zip(steps, instructions, strict=True)
+    ):
+        return ()
+    found = []
+    for number, step, call in zip(calls, steps, instructions, strict=True):
+        match step, call:
+            case KernelStep(), KernelCall():
+                buffers = program.kernels[call.kernel].buffers
+                roles = [buffer.role for buffer in buffers]
+                place = call.buffers[roles.index(BufferRole.OUTPUT)]
+            case NativeStep(), NativeCall():
+                place = call.buffers[len(step.inputs)]
+            case _:
+                continue
+        if place.space is BufferSpace.ARENA:
+            kind, placement = plan.graph.types[step.output], plan.placements[step.output]
+            found.append(Written(step.output, kind, placement, number, place))
+    return tuple(found)
+
+
+class Observation:
+    """The values that a program writes on drawn inputs, fetched from a device when asked for.
+
+    Each fetch runs the program once; a deterministic program writes the same each time.
+    """
+
+    def __init__(
+        self,
+        plan: GraphPlan,
+        loadable: Loadable,
+        device: Device,
+        threads: int,
+        seed: int,
+    ) -> None:
+        self._loadable = loadable
+        self._device = device
+        self._run = threads, seed
+        self.written = {each.value: each for each in written(plan, loadable.program)}
+        self._groups = _groups(tuple(self.written.values()))
+        self._group_of = {e.value: k for k, group in enumerate(self._groups) for e in group}
+        self._kept: OrderedDict[int, Mapping[str, np.ndarray]] = OrderedDict()
+        self._outputs: dict[str, np.ndarray] = {}
+
+    def value(self, name: str) -> np.ndarray:
+        """A value as it lies in row-major memory; bfloat16 as its raw bits.
+
+        Raises:
+            DeviceError: if the device cannot run the program.
+        """
+        number = self._group_of[name]
+        if number not in self._kept:
+            self._kept[number] = self._fetched(self._groups[number])
+            while len(self._kept) > KEPT_GROUPS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(number)
+        return self._kept[number][name]
+
+    def output(self, port: str) -> np.ndarray:
+        """An output of the program without any copies. Raises what `value` does."""
+        if port not in self._outputs:
+            checked = self._device.check(self._loadable, *self._run, {}, [port])
+            self._outputs[port] = checked.fetched[port]
+        return self._outputs[port]
+
+    def same_as_plain(self) -> bool:
+        """Whether the program with copies writes the outputs of the program without, bit by bit.
+
+        Slices and outputs in place of inputs are parts of the plain program alone.
+        """
+        ports = [port.name for port in self._loadable.program.outputs]
+        group = self._groups[0] if self._groups else ()
+        watched, _ = _watched(self._loadable, group)
+        return all(
+            _bits(self.output(port))
+            == _bits(self._device.check(watched, *self._run, {}, [port]).fetched[port])
+            for port in ports
+        )
+
+    def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:
+        watched, names = _watched(self._loadable, group)
+        fetched: dict[str, np.ndarray] = {}
+        if sum(each.bytes for each in group) <= FETCH_BYTES:
+            runs = [[name for each in group for name in names[each.value]]]
+        else:  # one large value
+            runs = [[name] for each in group for name in names[each.value]]
+        for ports in runs:
+            fetched |= self._device.check(watched, *self._run, {}, ports).fetched
+        found = {}
+        for each in group:
+            raw = np.concatenate([fetched[name] for name in names[each.value]])
+            shape, place, dtype = each.type.shape, each.placement, each.type.dtype
+            found[each.value] = unpack(raw, shape, place.layout, place.halo, dtype)
+        return found
+
+
+def with_program(loadable: Loadable, program: Program) -> Loadable:
+    """Another program over the same code and weights."""
+    return replace(
+        loadable,
+        program=program,
+        load=lambda threads: loadable.load(threads).with_program(program),
+    )
+
+
+def _bits(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _groups(values: Sequence[Written]) -> tuple[tuple[Written, ...], ...]:
+    """Values in order, in groups that one fetch may bring; one that is larger is by itself."""
+    groups: list[list[Written]] = []
+    room = 0
+    for each in values:
+        if each.bytes > room:
+            groups.append([])
+            room = FETCH_BYTES
+        groups[-1].append(each)
+        room -= each.bytes
+    return tuple(map(tuple, groups))
+
+
+def _watched(
+    loadable: Loadable, group: Sequence[Written]
+) -> tuple[Loadable, Mapping[str, tuple[str, ...]]]:
+    """The program with a copy of each value, and the names of the outputs with its bytes."""
+    program = loadable.program
+    taken = {port.name for port in program.outputs}
+    ports = list(program.outputs)
+    copies: dict[int, list[Copy]] = {}
+    names = {}
+    for each in group:
+        parts = []
+        for start in range(0, each.bytes, FETCH_BYTES):
+            name, size = f"observed {len(ports)}", min(FETCH_BYTES, each.bytes - start)
+            while name in taken:
+                name += "'"
+            there = BufferRef(BufferSpace.OUTPUT, len(ports))
+            here = replace(each.place, offset=each.place.offset + start)
+            ports.append(Port(name, DType.UINT8, (size,)))
+            copies.setdefault(each.after, []).append(Copy(there, here, size))
+            parts.append(name)
+        names[each.value] = tuple(parts)
+    instructions: list[Instruction] = []
+    for number, instruction in enumerate(program.instructions):
+        instructions += [instruction, *copies.get(number, ())]
+    changed = replace(program, outputs=tuple(ports), instructions=tuple(instructions), slices=None)
+    return with_program(loadable, changed), names

@@ -1,0 +1,251 @@
+"""Functions in a bounded child: what it takes, and what it does not survive."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.errors import (
+    CompilerError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+    enough_memory_for,
+)
+from compiler.loops.layout import Layout
+from compiler.process import bounded
+from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
+from tuner.cancel import CancelToken
+
+LIMITS = Limits(256 << 20, 60.0)
+
+AT_ONCE = 1.0
+"""Seconds in which a child is gone whose answer nobody wants."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+
+
+def here() -> tuple[int, int, str]:
+    return os.getpid(), os.nice(0), os.environ["OPENBLAS_NUM_THREADS"]
+
+
+def doubled(array: np.ndarray) -> dict[str, np.ndarray]:
+    assert not array.flags.writeable
+    twice = array * 2
+    return {"twice": twice, "again": twice, "empty": twice[:0], "row": twice[0]}
+
+
+def length(array: np.ndarray) -> int:
+    return len(array)
+
+
+def blocked() -> Layout:
+    return Layout.parse("0 1/16 2 3 1%16")
+
+
+def endless() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+def held(gib: int) -> int:
+    return sum(bytearray(gib << 30))
+
+
+def refused(kind: str) -> None:
+    match kind:
+        case "model":
+            raise InvalidModelError("node 'a' is wrong")
+        case "operator":
+            raise UnsupportedOperatorError("a", "Loop", "", 17, "the data decide", waits_for=("b",))
+        case "memory":
+            with enough_memory_for("to compile the model"):
+                raise MemoryError
+        case "bug":
+            raise KeyError("k0_out.room")
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def named(path: str) -> None:
+    """Says which process this is, and goes on for ever."""
+    Path(path).write_text(str(os.getpid()))
+    endless()
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked for its status has, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _until_written(path: Path) -> int:
+    ends = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def test_a_function_runs_in_a_nice_process_of_its_own() -> None:
+    found = bounded.run(here, (), LIMITS)
+    assert not isinstance(found, NoAnswer)
+    pid, niceness, threads = found
+    assert pid != os.getpid()
+    assert niceness == min(os.nice(0) + bounded.NICENESS, 19)
+    assert threads == os.environ.get("OPENBLAS_NUM_THREADS", "1")
+    assert _gone(pid)
+
+
+def test_arrays_come_back_as_they_are_and_may_be_written_to() -> None:
+    made = np.arange(600_000, dtype=np.float32).reshape(2, -1)
+    found = bounded.run(doubled, (made,), LIMITS)
+    assert not isinstance(found, NoAnswer)
+    np.testing.assert_array_equal(found["twice"], made * 2)
+    np.testing.assert_array_equal(found["row"], made[0] * 2)
+    assert found["again"] is found["twice"]
+    assert found["empty"].shape == (0, 300_000)
+    assert found["twice"].ctypes.data % 16 == 0
+    np.testing.assert_array_equal(made[0, :3], [0, 1, 2])
+    found["twice"] += 1
+    assert found["twice"][0, 0] == 1
+
+
+def test_a_layout_is_found_in_the_process_that_it_comes_to() -> None:
+    """The hash of None, which a factor may have for its last part, is another in each process."""
+    assert bounded.run(blocked, (), LIMITS) in {blocked()}
+
+
+def test_time_is_limited() -> None:
+    begun = time.monotonic()
+    found = bounded.run(endless, (), Limits(LIMITS.memory_bytes, 0.5))
+    assert found == NoAnswer(Reason.TIME, "takes more than 0.5 s")
+    assert time.monotonic() - begun < 30
+
+
+def test_memory_is_limited() -> None:
+    assert held(0) == 0
+    found = bounded.run(held, (2,), LIMITS)
+    assert found == NoAnswer(Reason.MEMORY, "takes more memory than it may")
+    assert bounded.run(held, (0,), LIMITS) == 0
+
+
+def test_arrays_of_a_question_are_not_memory_that_the_child_takes() -> None:
+    assert bounded.run(length, (np.zeros(1 << 30, np.uint8),), LIMITS) == 1 << 30
+
+
+@pytest.mark.parametrize("function", [endless, busy])
+def test_a_token_ends_the_child_at_once(function: object, tmp_path: Path) -> None:
+    assert callable(function)
+    token, told = CancelToken(), []
+    child = BoundedChild(LIMITS)
+
+    def ask() -> None:
+        told.append((child.ask(function, (), token), time.monotonic()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while child._child is None:
+        time.sleep(0.01)
+    pid = child._child.pid
+    time.sleep(0.5)
+    begun = time.monotonic()
+    token.cancel()
+    thread.join()
+    ((found, ended),) = told
+    assert found == NoAnswer(Reason.ENDED, "is not wanted any more")
+    assert ended - begun < AT_ONCE
+    assert _gone(pid)
+    child.close()
+
+
+def test_who_stops_a_child_ends_it_for_good() -> None:
+    child = BoundedChild(LIMITS)
+    told: list[object] = []
+    thread = threading.Thread(target=lambda: told.append(child.ask(endless, ())))
+    thread.start()
+    while child._child is None:
+        time.sleep(0.01)
+    child.stop()
+    thread.join()
+    told.append(child.ask(here, ()))
+    child.close()
+    assert [each.reason for each in told if isinstance(each, NoAnswer)] == [Reason.ENDED] * 2
+
+
+def test_a_child_answers_many_questions_and_is_replaced_when_it_dies() -> None:
+    child = BoundedChild(LIMITS)
+    first, second = child.ask(here, ()), child.ask(here, ())
+    assert first == second
+    died = child.ask(refused, ("crash",))
+    assert died == NoAnswer(Reason.CRASHED, "its process was ended by SIGSEGV")
+    third = child.ask(here, ())
+    assert not isinstance(third, NoAnswer)
+    assert third != first
+    child.stop()
+    child.close()
+
+
+def test_errors_of_users_are_raised_again() -> None:
+    with pytest.raises(InvalidModelError, match=r"^node 'a' is wrong$"):
+        bounded.run(refused, ("model",), LIMITS)
+    said = r"^node 'a': operator Loop \(ai.onnx, opset 17\): the data decide$"
+    with pytest.raises(CompilerError, match=said):
+        bounded.run(refused, ("operator",), LIMITS)
+
+
+def test_no_memory_for_a_model_is_the_childs_limit() -> None:
+    found = bounded.run(refused, ("memory",), LIMITS)
+    assert found == NoAnswer(Reason.MEMORY, "takes more memory than it may")
+
+
+def test_a_bug_leaves_its_traceback() -> None:
+    found = bounded.run(refused, ("bug",), LIMITS)
+    assert isinstance(found, NoAnswer)
+    assert (found.reason, found.text) == (
+        Reason.CRASHED,
+        "KeyError: 'k0_out.room'",
+    )
+    assert "in refused" in found.words
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also when that is killed, and the child is in the middle of its work."""
+    told = tmp_path / "pid"
+    code = (
+        "import sys; sys.path[:] = sys.argv[2:]\n"
+        "from compiler.process import bounded\n"
+        f"from {__name__} import LIMITS, named\n"
+        "bounded.run(named, (sys.argv[1],), LIMITS)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(told), *sys.path])
+    child = _until_written(told)
+    assert not _gone(child)
+    begun = time.monotonic()
+    parent.kill()
+    parent.wait()
+    while not _gone(child):
+        assert time.monotonic() - begun < AT_ONCE
+        time.sleep(0.01)
+
+
+def test_it_is_imported_where_limits_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has neither the module nor the signals."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delitem(sys.modules, "compiler.process.bounded")
+    importlib.import_module("compiler.process.bounded")
