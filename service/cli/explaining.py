@@ -28,6 +28,7 @@ from service.cli.common import (
     parse_ranges,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say, say_json
 
@@ -60,6 +61,8 @@ def explain(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
     sizes: ShownOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
@@ -92,16 +95,17 @@ def explain(
     recorder = Timings()
     storage = open_storage(load_settings())
     try:
-        with device_for(on, target, storage) as (device, compiled_for):
+        dims = {name: (size,) for name, size in parse_ranges(dim).items()}
+        given, stated = given_inputs(model, samples, value, dims), parse_stated(sizes)
+        with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),
                 compiled_for,
                 threads,
                 numerics.value,
                 precision=precision.value,
+                given=given,
             )
-            dims = {name: (size,) for name, size in parse_ranges(dim).items()}
-            stated = parse_stated(sizes)
             planned = plan_first_sizes(
                 request, dims, observer=dump_observer(dump_after), timings=recorder
             )

@@ -40,7 +40,9 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the quantised model")],
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", metavar="PATH", help=f"Samples of the inputs: {_WHERE}"),
+        typer.Option(
+            "--calibration", "--samples", metavar="PATH", help=f"Samples of the inputs: {_WHERE}"
+        ),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Draw the samples: ranges and report mean little then")

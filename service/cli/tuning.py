@@ -38,6 +38,7 @@ from service.cli.common import (
     parse_sizes,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.terminal import console, say_json
 
 SPARE_SECONDS = 5.0
@@ -59,6 +60,8 @@ def tune(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
     sizes: StatedOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     seed: SeedOption = 0,
@@ -99,17 +102,20 @@ def tune(
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     chosen = resolve_target(target)
+    dims = parse_sizes(dim)
+    given = given_inputs(existing_file(model), samples, value, dims)
     spec = JobSpec(
-        existing_file(model),
+        model,
         chosen,
         threads,
         numerics.value,
-        parse_sizes(dim),
+        dims,
         pad,
         weight_limit,
         budget,
         precision=precision.value,
         shares=parse_stated(sizes),
+        given=given,
     )
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
@@ -122,7 +128,7 @@ def tune(
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"
     try:
-        with LocalDevice() as device:
+        with LocalDevice(given) as device:
             if not device.runs(chosen):
                 raise UserError(
                     f"this machine does not run target '{chosen.name}': `tilewright serve`, a "

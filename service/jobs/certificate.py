@@ -48,6 +48,9 @@ MOVES = 8
 """Runs beside the reference: in the first all that jumps is moved up, in the second down, then each
 element at random."""
 
+POOL = 65_521
+"""Random numbers of one comparison: a prime, so that no row of a value has those of the next."""
+
 MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
 
@@ -172,6 +175,7 @@ class _Steps:
         }
         self._own |= {value: graph.types[value].dtype for value in ports}
         self._allowed: dict[str, float] = {}
+        self._draw = _Draw()
         self.compared = 0
         self.worst = 0.0
         self.excused = 0
@@ -278,11 +282,11 @@ class _Steps:
         jumped = before != name
         hair = NEAR_TIE * _largest(start) if jumped else 0.0
         apart = np.zeros(start.shape)
-        rng = np.random.default_rng(MOVES)
+        draw = self._draw
         watched = segment.replace(outputs=[before, name])
         for number in range(MOVES):
-            beside = {v: _beside(a, segment.types[v].dtype, rng) for v, a in given.items()}
-            mover = _Mover(segment, rng, {0: 1.0, 1: -1.0}.get(number))
+            beside = {v: _beside(a, segment.types[v].dtype, draw) for v, a in given.items()}
+            mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number))
             try:
                 moved, found = run_graph(watched, beside, float64=True, chosen=mover)
             except CompilerError:
@@ -335,13 +339,26 @@ def _largest(array: np.ndarray) -> float:
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
+class _Draw:
+    """Standard normal numbers from a pool, each time from another place of it: drawing them anew
+    takes longer than the operators between two values."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(MOVES)
+        self._pool = self._rng.standard_normal(POOL)
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        start = int(self._rng.integers(POOL))
+        return np.resize(np.roll(self._pool, start), shape)
+
+
 class _Mover:
     """Moves results by a rounding of float32, and operands of jumps by a hair: up, down, or each
     element at random."""
 
-    def __init__(self, graph: Graph, rng: np.random.Generator, sign: float | None) -> None:
+    def __init__(self, graph: Graph, draw: _Draw, sign: float | None) -> None:
         self._graph = graph
-        self._rng = rng
+        self._draw = draw
         self._sign = sign
 
     def __call__(
@@ -357,22 +374,22 @@ class _Mover:
         by = MOVED_BY * result
         if operator.kind in _SUMS:
             by = SUM_MOVED_BY * _by_channel(np.where(np.isfinite(result), np.abs(result), 0.0))
-        moved: np.ndarray = result + by * self._rng.standard_normal(result.shape)
+        moved: np.ndarray = result + by * self._draw(result.shape)
         return moved
 
     def _shifted(self, array: np.ndarray) -> np.ndarray:
         by = NEAR_TIE * _largest(array)
         if self._sign is not None:
             return array + self._sign * by
-        shifted: np.ndarray = array + by * self._rng.choice((-1.0, 1.0), array.shape)
+        shifted: np.ndarray = array + by * np.sign(self._draw(array.shape))
         return shifted
 
 
-def _beside(array: np.ndarray, dtype: DType, rng: np.random.Generator) -> np.ndarray:
+def _beside(array: np.ndarray, dtype: DType, draw: _Draw) -> np.ndarray:
     """An array in memory with floats beside its own."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
-    factors = 1.0 + MOVED_BY * rng.standard_normal(array.shape)
+    factors = 1.0 + MOVED_BY * draw(array.shape)
     return (array * factors).astype(np.float32)
 
 

@@ -42,6 +42,7 @@ from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
 from service.jobs.fitted_ranges import FittedRanges
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tuner.analysis.compute_costs import compute_costs
 from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_within
 from tuner.graph.planner import Optimised, optimise
@@ -76,6 +77,8 @@ class ModelRequest:
     digest: str = ""
     precision: str = DType.FLOAT32
     in_place: bool = True
+    given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
+    """Real inputs, on which programs are verified, and whose sizes are hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,10 +330,10 @@ def _plan_ranges(
 
     numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
     given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
-    hints = size_hints(ports, [*map(default_range, defaults), *given.values()]) | first_sizes(
-        shares
-    )
-    fitted = FittedRanges(given, defaults, hints, shares)
+    stated = {**request.given.shares(ports.fixed(numbers).inputs), **shares}
+    hints = size_hints(ports, [*map(default_range, defaults), *given.values()])
+    hints |= first_sizes(stated)
+    fitted = FittedRanges(given, defaults, hints, stated)
     while fitted.left or fitted.given:
         before = imports
         try:
@@ -351,7 +354,8 @@ def _plan_ranges(
         OpenPlan(made, graph, graph.dimensions, fitted.left, implied=implied),
         ports,
         free,
-        fitted.shares,
+        # a dimension that others express has no sizes of its own
+        {name: each for name, each in fitted.shares.items() if name in known or name in shares},
     )
     closed = replace(request, dims={**numbers, **fitted.sizes})
     yield replace(planned_for_ranges(closed, target, open_plan), notes=tuple(fitted.notes))

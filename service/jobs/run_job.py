@@ -22,7 +22,7 @@ from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounded_planning import plan_bounded
-from service.jobs.bounds import task_bounds
+from service.jobs.bounds import bounds_within
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
@@ -266,7 +266,7 @@ def _run(
             on_event=on_event,
             token=token,
             references=references,
-            bounds=lambda: task_bounds(tasks, device),
+            bounds=bounds_within(spec.budget.seconds, tasks, device),
             timings=workshop.loop,
             beside=workshop.beside,
         )

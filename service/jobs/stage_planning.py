@@ -155,6 +155,7 @@ def _beginning(
             raise InvalidArgumentError(
                 f"sizes are stated of dimension '{name}', which has no range"
             )
+    shares = {**request.given.shares(ports.inputs), **shares}
     request = replace(request, dims=given, target=target)
 
     def compiling() -> Callable[[Graph, bool], Planned]:

@@ -64,7 +64,7 @@ from service.jobs.observation import Observation, with_program
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
-from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
+from tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
 """Most draws of the inputs, if truth values depend on rounding."""
@@ -224,10 +224,11 @@ def verify_program(
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
     types, made = planned.graph.types, planned.plan.graph
-    return {
-        v: input_spec(v, types[v].shape, types[v].dtype, seed, table_rows(made, v)).draw()
+    ports = [
+        Port(v, types[v].dtype, types[v].shape, rows=table_rows(made, v))
         for v in planned.graph.inputs
-    }
+    ]
+    return planned.request.given.draw(ports, seed)
 
 
 def _first_draw(planned: Planned) -> list[np.ndarray]:
@@ -276,10 +277,10 @@ def _verify(
     apart = [name for name in judged if not errors[name] <= allowed[name]]
     if (apart or unverified) and precision == DType.FLOAT16:
         _check_range(planned, inputs)
-    if (apart or unverified) and precision == DType.FLOAT32 and jumps(graph):
+    if (apart or unverified) and precision == DType.FLOAT32:
         seen = Observation(planned.plan, loadable, device, threads, seed)
         by_steps = _by_steps(graph, inputs, seen, dict(zip(graph.outputs, ports, strict=True)))
-        if by_steps is not None:
+        if by_steps is not None and jumps(graph):  # else nothing explains the whole
             return Verification(max(errors.values()), by_steps=by_steps)
     if not apart:
         return Verification(max((errors[name] for name in judged), default=None), unverified)

@@ -99,6 +99,32 @@ def read_samples(
     return split(samples, {**dims, **{n: size for n, (size, _) in bound.items()}}, str(path))
 
 
+def read_each(
+    path: Path, inputs: Sequence[Input], values: Mapping[str, float]
+) -> Iterator[InputArrays]:
+    """The samples of a file or a folder, each of which may have sizes of its own.
+
+    An input of `values` that has no dimensions, or fixed ones, may be absent: a value fills it.
+
+    Raises:
+        QuantizeError: naming the file, and the array in it, that is wrong.
+        OSError: if a file cannot be read.
+    """
+    filled = {
+        one.name: np.full([int(dim) for dim in one.dims], values[one.name], one.dtype)
+        for one in inputs
+        if one.name in values and all(isinstance(dim, int) for dim in one.dims)
+    }
+    count = 0
+    for where, arrays in _arrays(path, inputs, ImageOptions()):
+        for sample in _rows(_checked(where, {**filled, **arrays}, inputs), inputs):
+            _bind(where, sample, inputs, {})
+            count += 1
+            yield sample
+    if not count:
+        raise QuantizeError(f"'{path}' holds no sample")
+
+
 def drawn_samples(
     inputs: Sequence[Input], dims: Mapping[str, int], rows: Mapping[str, int | None] | None = None
 ) -> Samples:

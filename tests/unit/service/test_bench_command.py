@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from compiler import driver
+from compiler.graph.ir import Graph
+from compiler.plan import GraphPlan
+from compiler.sizes import OpenSizeError
 from service.jobs.comparison import Timing
 from tests.unit.service.command_line import data_folder, model, run
 
@@ -47,6 +51,27 @@ def test_bench_times_ranges_at_stated_sizes(
     for arguments, said in refused:
         assert run("bench", *arguments, *(quick if "--on" not in arguments else ())) == 1
         assert said in capsys.readouterr().err
+
+
+def test_bench_times_a_range_at_its_hints(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("bench", model, "--dim", "batch=1..9@3,7", "--rounds", "1", "--seconds", "0.01")
+
+    def sizes() -> list[str]:
+        assert run(*arguments) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines() if "=" in line]
+
+    assert sizes() == ["batch=3", "batch=7"]
+    make_plan = driver.make_plan
+
+    def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
+        if graph.dimensions:
+            raise OpenSizeError("whether batch is even is known at run time only")
+        return make_plan(graph, *rest, **options)
+
+    monkeypatch.setattr(driver, "make_plan", refusing)
+    assert sizes() == ["batch=3", "batch=7"], "no program serves the range"
 
 
 def test_bench_passes_its_options_on(

@@ -85,7 +85,10 @@ def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
     assert [[c.schedule_digest for c in each] for each in first.values()] == [[digest]] * 5
 
 
-def test_the_first_defaults_are_built_while_the_machine_is_measured(world: World) -> None:
+def test_the_first_defaults_are_built_while_the_limits_are_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the machine allows, and how many schedules there are: each may take a second."""
     sent: list[str] = []
     submit = world.builder.submit
 
@@ -93,15 +96,24 @@ def test_the_first_defaults_are_built_while_the_machine_is_measured(world: World
         sent.append(task.name)
         return submit(task, schedules)
 
+    counted: list[int] = []
+
+    def count(self: ScheduleSpace) -> int:
+        counted.append(len(sent))
+        return sum(len(space.points) for space in self.subspaces)
+
     def bounds() -> list[float]:
-        assert sorted(sent) == ["frequent", "small"]
+        assert sorted(sent) == ["frequent", "small"] and not counted
         return [1e-9, 2e-9]
+
+    monkeypatch.setattr(ScheduleSpace, "__len__", count)
 
     world.builder.submit = submitted  # type: ignore[method-assign]
     world.tune(trials=6, bounds=bounds)
     started = world.events[0]
     assert isinstance(started, Started)
     assert [inputs.bound_seconds for inputs in started.inputs] == [1e-9, 2e-9]
+    assert counted[:2] == [2, 2]
 
 
 def test_a_small_budget_ranks_fewer_candidates(
