@@ -136,11 +136,12 @@ def decision_line(decision: Mapping[str, Any] | None) -> str:
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
 
-    They say how its plan was chosen at each size, why it ended and on which device, what is served
-    and why, why nothing was tuned, and where the time went. The last lines are what a user wants:
-    the latency before and after, that of another engine, and whether the artifact was verified.
+    They say which ranges of sizes it serves, how its plan was chosen at each size, why it ended and
+    on which device, what is served and why, why nothing was tuned, and where the time went. The
+    last lines are what a user wants: the latency before and after, that of another engine, and
+    whether the artifact was verified.
     """
-    lines = []
+    lines = [*result.get("ranges", ())]
     for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
         sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
         lines.append(decision_line(each["plan"]) + (f" ({sizes})" if sizes else ""))

@@ -79,10 +79,11 @@ def explain(
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
-    from service.cli.view import range_lines, settled_line, timings_table
+    from service.cli.view import settled_line, timings_table
     from service.jobs.explain import explain as explain_model
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest, plan_first_sizes
+    from service.jobs.shown_sizes import range_lines
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)

@@ -96,9 +96,9 @@ def inspect(
     from compiler.frontend.model_file import read_model
     from service.cli.inspect_view import open_inputs, summary_view
     from service.cli.plan_view import decision_view
-    from service.cli.view import range_lines
     from service.jobs.known_plan import known_plan
     from service.jobs.planning import ModelRequest, workload_name
+    from service.jobs.shown_sizes import range_lines
     from service.jobs.stage_planning import plan_first_program
     from service.storage import open_storage
 
@@ -181,9 +181,10 @@ def compile_(
     from compiler.target import resolve_target
     from compiler.timings import Timings
     from service.cli.inspect_view import size
-    from service.cli.view import range_lines, settled_line, timings_table
+    from service.cli.view import settled_line, timings_table
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
+    from service.jobs.shown_sizes import range_lines
     from service.jobs.stage_planning import plan_programs
     from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage

@@ -117,9 +117,8 @@ def watching(
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
-    """Print the ranges of sizes, what is served and why, how fast and how sure that is, and how to
-    run what was made."""
-    for line in (*report.get("ranges", ()), *result_lines(report)):
+    """Print what is served, why, how fast and how sure that is, and how to run what was made."""
+    for line in result_lines(report):
         out.print(line, soft_wrap=True, markup=False)
     if output is not None:
         tell_artifact(out, output)

@@ -87,7 +87,7 @@ def tune(
     from compiler.timings import Timings
     from service.api.views import task_view
     from service.cli.tune_view import tell, watching
-    from service.cli.view import range_lines, rate_line, timings_table
+    from service.cli.view import rate_line, timings_table
     from service.jobs.builders import open_builder
     from service.jobs.cost_models import describe, train_due
     from service.jobs.incomplete import untuned
@@ -149,7 +149,7 @@ def tune(
     finally:
         builder.close()
     note = "" if nothing is None else nothing.note
-    report = {**outcome.report(), "note": note, "ranges": range_lines(outcome.served)}
+    report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
     in_time = seconds is None or time.monotonic() - began <= seconds + SPARE_SECONDS
     if made is not None and not outcome.cancelled and in_time:

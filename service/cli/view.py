@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from compiler.profile import profile_text
-from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
 from service.api.schemas.jobs import JobView, TaskView
 from service.api.schemas.lookups import LookupView
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from service.jobs.no_regret import Settled
-    from service.jobs.planning import Planned
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -175,20 +172,6 @@ def settled_line(settled: Settled) -> str:
     if not (settled.known or settled.related):
         return f"end to end: {known}; the defaults are served"
     return f"end to end: {known}; {verdict_text(settled.verdict.to_json())}"
-
-
-def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """What ranges of sizes an artifact serves, and which of them nobody gave."""
-    if planned[0].stages is not None:
-        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
-    lines = []
-    for each in planned:
-        if each.open is not None:
-            lines.append(f"one program for {ranges_text(each.open.ranges)}")
-            open_plan = each.open
-            lines.append(profile_text(open_plan.ranges, open_plan.hinted, open_plan.defaults))
-        lines += each.notes
-    return [line for line in lines if line]
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:

@@ -43,6 +43,7 @@ from service.jobs.no_regret import Settled, settle
 from service.jobs.phases import phase_seconds
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
+from service.jobs.shown_sizes import range_lines
 from service.jobs.stage_planning import plan_programs
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
@@ -133,6 +134,7 @@ class JobOutcome:
             "ended": finished.ended.value,
             "forecast": _plain(finished.forecast),
             "forecast_error": _plain(finished.forecast_error),
+            "ranges": range_lines(self.served),
             "latency": [each.to_json() for each in self.latencies],
             "phases": dict(self.phases),
             "largest_error": None if checked is None else checked.error,
@@ -192,7 +194,8 @@ def run_job(
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
-    with ReferenceCache() as references:  # however the job ends, they end with it
+    # however the job ends, they end with it
+    with ReferenceCache(timings=workshop.beside) as references:
         outcome = _run(
             spec,
             device,

@@ -1,13 +1,13 @@
-"""The sizes at which a model with ranges is explained and profiled."""
+"""The sizes at which a model with ranges is explained and profiled, and what is said of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
 from compiler import costs
-from compiler.profile import size_hints
+from compiler.profile import profile_text, size_hints
 from compiler.ranges import Shares
-from compiler.runtime.ports import OpenPorts
+from compiler.runtime.ports import OpenPorts, ranges_text
 from compiler.sizes import Dimension
 from service.jobs.planning import Planned
 from service.jobs.verified_sizes import affordable, end_of
@@ -70,3 +70,17 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
         InvalidArgumentError: as `shown_sizes` does.
     """
     return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
+
+
+def range_lines(planned: Sequence[Planned]) -> list[str]:
+    """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    if planned[0].stages is not None:
+        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
+    lines = []
+    for each in planned:
+        if each.open is not None:
+            lines.append(f"one program for {ranges_text(each.open.ranges)}")
+            open_plan = each.open
+            lines.append(profile_text(open_plan.ranges, open_plan.hinted, open_plan.defaults))
+        lines += each.notes
+    return [line for line in lines if line]

@@ -17,9 +17,8 @@ from compiler.profile import agreeing_size, nearest_size, profile_text, size_hin
 from compiler.ranges import default_range, parse_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import OpenSizeError, SizesDifferError, open_size
-from service.cli.view import range_lines
 from service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
-from service.jobs.shown_sizes import shown_sizes
+from service.jobs.shown_sizes import range_lines, shown_sizes
 from service.jobs.verified_sizes import at_verified_sizes
 
 

@@ -42,11 +42,13 @@ def test_an_answer_says_what_where_and_how_sure() -> None:
     peer = {"engine": "ONNX Runtime 1", "sizes": {"rows": 4}, "seconds": 2.7e-3, "ratio": 1.5}
     result = {
         **RESULT,
+        "ranges": ["dynamic: rows=4 (1..64)"],
         "phases": {"import": 0.4, "plan": 0.01, "tuning": 10.0},
         "latency": [{**timed, "low_seconds": 1.7e-3, "high_seconds": 1.9e-3}, known],
         "peers": [peer],
     }
     assert result_lines(result) == [
+        "dynamic: rows=4 (1..64)",
         "plan: by rule; nothing is faster (rows=4)",
         "plan: by rule; no job has compared it with others yet (rows=8)",
         "little is left to gain; another 60 s is expected to gain 0.4 % end to end",
