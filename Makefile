@@ -13,6 +13,8 @@
 #   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
 #                 what fails is kept in tests/cases
 #   format        rewrite the sources as the formatter and the linter want them
+#   collection    tune each of the models that people have for 20 s, under 8 GiB; one report, which a
+#                 stopped run goes on with (ARGS="--groups quantised light-models --limit 5")
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
 #   models        export MobileNetV2 and BERT-base from transformers into benchmarks/models/
@@ -36,7 +38,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench collection mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -90,6 +92,9 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)
+
+collection: $(STAMPS)/run
+	$(PY) -m benchmarks.collection $(ARGS)
 
 docs: $(STAMPS)/test
 	$(BIN)/mkdocs build --quiet

@@ -8,7 +8,7 @@ model say what a dimension is: a batch, a side of an image, or the length of a s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from compiler.runtime.ports import OpenPorts
 from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, substituted
@@ -54,17 +54,27 @@ def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
     return found
 
 
-def profile_text(ranges: Iterable[Dimension], hints: Mapping[str, int]) -> str:
-    """One line about dimensions that nobody gave a size: `dynamic: batch=1 (1..4096)`, and how to
-    give them others. Empty where there are none."""
-    listed = [f"{d.name}={hints[d.name]} ({d.range_text})" for d in ranges]
+def profile_text(
+    ranges: Iterable[Dimension], hints: Mapping[str, Iterable[int]], defaults: Sequence[str] = ()
+) -> str:
+    """One line about dimensions with size hints: `dynamic: batch=1,8 (1..4096)`. Empty if there are
+    none.
+
+    Args:
+        ranges: of the dimensions.
+        hints: the sizes at which each dimension is tuned, by name.
+        defaults: dimensions that nobody gave a range; the line says how to.
+    """
+    listed = [
+        f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"
+        for d in ranges
+        if d.name in hints
+    ]
     if not listed:
         return ""
-    name = listed[0].partition("=")[0]
-    return (
-        f"dynamic: {', '.join(listed)}; tuned at these sizes; "
-        f"change with --dim '{name}=LOW..HIGH' and --sizes '{name}=SIZE:SHARE,SIZE:SHARE'"
-    )
+    name = next((name for name in defaults if name in hints), "")
+    advice = f"; change with --dim '{name}=LOW..HIGH@SIZE'" if name else ""
+    return f"dynamic: {', '.join(listed)}; tuned at these sizes{advice}"
 
 
 def nearest_size(dimension: Dimension, wanted: int) -> int:

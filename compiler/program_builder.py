@@ -23,6 +23,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.sizes import OpenSizeError
 from compiler.slices import slices_of
 from compiler.stacked_memory import stack_memory
+from compiler.table_rows import table_rows
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
@@ -305,4 +306,5 @@ def _port(plan: GraphPlan, name: str) -> Port:
         plan.labels(name),
         room,
         plan.part_of(name),
+        table_rows(plan.graph, name) if name in plan.graph.inputs else None,
     )

@@ -1,10 +1,13 @@
-"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`."""
+"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`.
+
+A range may state size hints (`compiler.profile`): `1..512@8,128`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
@@ -47,7 +50,23 @@ _ANSWERS = 3
 _FACTORS = (2, 4, 8, 16, 32, 64)
 """Multiples that models ask for: how often they halve an image."""
 
-_RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
+_RANGE = re.compile(
+    r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?(?:@(\d{1,19}(?:,\d{1,19})*))?)?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HintedRange:
+    """A range of sizes as a user writes it, with the size hints that it states."""
+
+    dimension: Dimension
+    hints: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`1..512@8,128`."""
+        hints = f"@{','.join(map(str, self.hints))}" if self.hints else ""
+        return f"{self.dimension.range_text}{hints}"
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:
@@ -79,20 +98,65 @@ def as_range(name: str, given: SizeRange) -> Dimension:
 
 
 def parse_range(name: str, text: str) -> Dimension:
+    """The sizes of `parse_hinted`, without the hints. Raises InvalidArgumentError as that does."""
+    return parse_hinted(name, text).dimension
+
+
+def parse_hinted(name: str, text: str) -> HintedRange:
     """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (no bound).
 
+    Size hints may follow a range: `1..512@8,128`.
+
     Raises:
-        InvalidArgumentError: if the text is none of these, naming the dimension.
+        InvalidArgumentError: if the text is none of these, or a hint is not a size of the range,
+            naming the dimension.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise InvalidArgumentError(
-            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32 or 1.."
+            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32, 1.. or "
+            "1..512@128"
         )
-    first, dots, last, step = match.groups()
+    first, dots, last, step, hints = match.groups()
     if not dots:
-        return _of(name, int(first), int(first))
-    return _of(name, int(first), int(last) if last else None, int(step) if step else 1)
+        return HintedRange(_of(name, int(first), int(first)))
+    found = _of(name, int(first), int(last) if last else None, int(step) if step else 1)
+    stated = tuple(dict.fromkeys(map(int, hints.split(",")))) if hints else ()
+    if len(stated) > MOST_STATED:
+        raise InvalidArgumentError(
+            f"dimension '{name}' has {len(stated)} hints, expected at most {MOST_STATED}"
+        )
+    for hint in stated:
+        if hint not in found:
+            raise InvalidArgumentError(
+                f"dimension '{name}': hint {hint} is not a size of {found.range_text}"
+            )
+    return HintedRange(found, stated)
+
+
+def as_hinted(name: str, given: SizeRange) -> HintedRange:
+    """`as_range` with the hints that a text states. Raises InvalidArgumentError as that does."""
+    if isinstance(given, str):
+        return parse_hinted(name, given)
+    return HintedRange(as_range(name, given))
+
+
+def with_hints(sizes: Mapping[str, Iterable[SizeRange]], shares: Shares | None) -> Shares:
+    """The sizes at which ranges are measured, by dimension: hints in equal shares, and `shares`.
+
+    Raises:
+        InvalidArgumentError: if a dimension has both, or a range is malformed.
+    """
+    found = dict(shares or {})
+    for name, listed in sizes.items():
+        hints = [hint for given in listed for hint in as_hinted(name, given).hints]
+        if hints and name in found:
+            raise InvalidArgumentError(
+                f"dimension '{name}' has hints and sizes with shares: give one of them"
+            )
+        if hints:
+            found[name] = dict.fromkeys(hints, 1.0)
+    return found
 
 
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
@@ -104,11 +168,11 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
         InvalidArgumentError: if one is no range or 0, or there are two ranges, naming the
             dimension.
     """
-    ranges = [as_range(name, given) for given in listed]
-    if any(each.high == 0 for each in ranges):
+    ranges = [as_hinted(name, given) for given in listed]
+    if any(each.dimension.high == 0 for each in ranges):
         raise InvalidArgumentError(f"dimension '{name}' is 0, expected a size from 1")
     chosen: dict[int | str, None] = dict.fromkeys(
-        each.low * each.multiple if each.low == each.high else each.range_text for each in ranges
+        d.low * d.multiple if (d := each.dimension).low == d.high else each.text for each in ranges
     )
     if sum(isinstance(size, str) for size in chosen) > 1:
         raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
@@ -159,7 +223,8 @@ def within_defaults(
     the model is invalid with it, the next one is: 64 reflected samples need 65 of them.
 
     Raises:
-        OpenSizeError: if no narrower ranges decide what is asked.
+        OpenSizeError: if no narrower ranges decide what is asked. Of several questions it is the
+            last one that single sizes answer.
         InvalidModelError: if the model is invalid in all of them.
     """
     ranges = {name: default_range(name) for name in names}
@@ -174,8 +239,8 @@ def within_defaults(
             narrower = narrowings(ranges, error)
             if not narrower and any(d.low == 0 for d in ranges.values()):
                 narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
-            if not narrower:
-                unanswered = unanswered or error
+            if not narrower and (unanswered is None or _has_solutions(error)):
+                unanswered = error
             untried += reversed(narrower[:_ANSWERS])
         except InvalidModelError as error:
             if number == 0:
@@ -186,6 +251,11 @@ def within_defaults(
     raise unanswered or OpenSizeError(
         f"{MOST_NARROWINGS} narrower ranges leave something undecided"
     )
+
+
+def _has_solutions(error: OpenSizeError) -> bool:
+    """Whether two sizes must be equal, which single sizes may be."""
+    return is_open(error.unequal) and not error.may_differ
 
 
 def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:

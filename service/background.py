@@ -24,7 +24,7 @@ import structlog
 from compiler.errors import CompilerError
 from compiler.frontend.model_file import write_model
 from compiler.kept_models import KeptModels, own_folder
-from compiler.ranges import as_range
+from compiler.ranges import as_hinted
 from service.jobs.known_model import KnownModel
 from service.settings import Settings
 from service.storage import open_storage
@@ -107,6 +107,6 @@ class BackgroundTuner:
         words += ["--threads", str(options.threads), "--numerics", options.numerics]
         words += ["--precision", str(options.precision)]
         for name, size in options.dims.items():
-            shown = size if isinstance(size, int) else as_range(name, size).range_text
+            shown = as_hinted(name, size).text
             words += ["--dim", f"{name}={shown}"]
         return ["nice", "-n", str(self.niceness), *words]

@@ -41,7 +41,7 @@ class Silent:
 
 
 class OnConsole:
-    """A bar and a line that are rewritten on a terminal; into a pipe, each line once."""
+    """A bar and a line that are rewritten on a terminal; into a pipe, a line for each phase."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -63,12 +63,14 @@ class OnConsole:
     def event(self, event: JobEventView) -> None:
         if event.kind == "progress":
             progress = ProgressView.model_validate(event.data)
-            line = progress_line(progress, event.data)
             if self._live is not None:
+                line = progress_line(progress, event.data)
                 self._live.update(_bar(share_done(progress), line))
-            elif line != self._shown:
-                self._out.print(line, soft_wrap=True)
-            self._shown = line
+                return
+            phase = phase_line(progress, event.data)
+            if phase != self._shown:
+                self._out.print(phase, soft_wrap=True)
+            self._shown = phase
         elif (said := why(event)) is not None:
             self._out.print(said, soft_wrap=True, markup=False)
 
@@ -116,6 +118,14 @@ def display_for_here() -> Display:
 
         return OnConsole(console(stderr=True))
     return Silent()
+
+
+def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
+    """The phase alone, which changes a few times in a job, and how much there is to tune."""
+    line = progress.phase or "waiting"
+    if line == "tuning":
+        line += f" {progress.tasks_total} tasks"
+    return line + (", no worker yet" if more.get("workers") == 0 else "")
 
 
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:

@@ -19,8 +19,12 @@ def finite(value: object) -> float | None:
 
 
 def milliseconds(seconds: float | None) -> str:
+    """To a microsecond, and below ten of them to three digits: no model takes no time."""
     known = finite(seconds)
-    return "-" if known is None else f"{known * 1e3:.3f} ms"
+    if known is None:
+        return "-"
+    shown = known * 1e3
+    return f"{shown:.3f} ms" if shown == 0.0 or abs(shown) >= 0.01 else f"{shown:.3g} ms"
 
 
 def microseconds(seconds: float | None) -> str:

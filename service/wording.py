@@ -6,13 +6,15 @@ here for where it is shown.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from db.standing import Backing
 from service.api.schemas.workers import WorkerCondition
 from service.sentences import one_sentence
-from service.units import microseconds
+from service.units import microseconds, milliseconds
 from tuner.events import Ended
 from tuner.forecast import Forecast
 
@@ -134,10 +136,12 @@ def decision_line(decision: Mapping[str, Any] | None) -> str:
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
 
-    They say how its plan was chosen at each size, why it ended and on which device, whether the
-    artifact was verified there, what is served and why, and why nothing was tuned.
+    They say which ranges of sizes it serves, how its plan was chosen at each size, why it ended and
+    on which device, what is served and why, why nothing was tuned, and where the time went. The
+    last lines are what a user wants: the latency before and after, that of another engine, and
+    whether the artifact was verified.
     """
-    lines = []
+    lines = [*result.get("ranges", ())]
     for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
         sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
         lines.append(decision_line(each["plan"]) + (f" ({sizes})" if sizes else ""))
@@ -148,10 +152,6 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     if device is not None:
         model = (device["facts"] or {}).get("model", "")
         lines.append(f"device: {device['name']}" + (f", {model}" if model else ""))
-    if result.get("not_verified"):
-        lines.append(f"not verified: {result['not_verified']}")
-    elif result.get("largest_error") is not None or result.get("unverified"):
-        lines.append(f"verified: {_certificate(result)}")
     verdict = result.get("end_to_end")
     if verdict is not None:
         known = ""
@@ -162,8 +162,52 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"end to end: {known}{verdict_text(verdict)}{where}")
     if result.get("note"):
         lines.append(result["note"])
+    if result.get("phases"):
+        lines.append(phases_text(result["phases"]))
+    lines += [latency_text(each) for each in result.get("latency") or ()]
+    lines += [peer_text(each) for each in result.get("peers") or ()]
+    if result.get("not_verified"):
+        lines.append(f"not verified: {result['not_verified']}")
+    elif result.get("largest_error") is not None or result.get("unverified"):
+        lines.append(f"verified: {_certificate(result)}")
     # a worker chooses its name, and says what its device is
     return [one_sentence(line) for line in lines]
+
+
+def latency_text(latency: Mapping[str, Any]) -> str:
+    """One run at some sizes: "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1"."""
+    before, low = milliseconds(latency["before_seconds"]), latency.get("low_seconds")
+    at = _at(latency)
+    if low is None:
+        return f"latency: {before}{at}, as before: the defaults are served"
+    interval = f"{milliseconds(low)} to {milliseconds(latency['high_seconds'])}"
+    return (
+        f"latency: {before} before, {milliseconds(latency['after_seconds'])} after ({interval}){at}"
+    )
+
+
+def peer_text(peer: Mapping[str, Any]) -> str:
+    """Another engine's run, and how many times as long as ours beside it that is."""
+    return (
+        f"{peer['engine']}: {milliseconds(peer['seconds'])}{_at(peer)}, "
+        f"{peer['ratio']:.2f} times as long as the artifact beside it"
+    )
+
+
+def run_text(artifact: Path) -> str:
+    """How to run an artifact, to be copied."""
+    return f"run it: tilewright run {shlex.quote(str(artifact))} --inputs IN.npz --outputs OUT.npz"
+
+
+def _at(sized: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name}={size}" for name, size in sized["sizes"].items())
+    return f" at {sizes}" if sizes else ""
+
+
+def phases_text(phases: Mapping[str, float]) -> str:
+    """Where a job's time went: "time: import 0.4 s, tuning 10.0 s"; what took none is left out."""
+    parts = (f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.05)
+    return "time: " + (", ".join(parts) or "less than 0.1 s")
 
 
 def _certificate(result: Mapping[str, Any]) -> str:

@@ -15,8 +15,34 @@ FINALS_SHARE = 0.2
 FINALS_SECONDS_PER_TASK = 0.5
 """The most time kept for the finalists of one task."""
 
+SEARCH_SHARE = 0.25
+"""Share of the time budget for ranking the first candidates of all tasks."""
+
+RANKING_SECONDS = 0.5
+"""What it takes to rank the candidates of one task, at one point of its sizes."""
+
+LEAST_EFFORT = 0.125
+"""The least share of a task's candidates that are ranked: fewer would be a draw."""
+
 LOST_BATCHES = 5
 """The run ends after so many batches in a row with which the device was lost."""
+
+
+def search_effort(seconds: float | None, tasks: int, points: int) -> float:
+    """How many of the candidates that a search would rank it is to rank, as a share.
+
+    A small budget of many tasks would be gone before their second trials. It is a matter of the
+    budget alone, and not of the clock: a run can be repeated.
+
+    Args:
+        seconds: the time budget of the run, if it has one.
+        tasks: that are searched.
+        points: at which candidates of this one are looked at.
+    """
+    if seconds is None:
+        return 1.0
+    share = SEARCH_SHARE * seconds / (RANKING_SECONDS * max(tasks, 1) * points)
+    return min(1.0, max(LEAST_EFFORT, share))
 
 
 class RunLimits:

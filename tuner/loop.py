@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from compiler.timings import Timings, timed
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
-from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
+from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started
 from tuner.forecast import Curve, gain_alone
 from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
@@ -35,6 +35,10 @@ POLL_SECONDS = 0.02
 
 CANCEL_SECONDS = 5.0
 """How long the run still takes results and compares finalists after a cancellation."""
+
+LAST_SECONDS, LAST_SHARE = 1.0, 0.1
+"""How long comparisons on their way when the time is over are waited for: so many seconds, and such
+a share of the budget."""
 
 LEAST_BATCH = 2
 """Candidates that a batch may have in any case: with a small budget, or few results of its task."""
@@ -121,7 +125,7 @@ class _TuningRun:
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):
-                self._board = TaskBoard(tasks, self._model, options, timings)
+                self._board = TaskBoard(tasks, self._model, options, timings, self._stopped)
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._new_samples = 0
@@ -130,8 +134,13 @@ class _TuningRun:
 
     def run(self) -> Finished:
         with timed(self._timings, "start"):
-            inputs, recorded = self._load()
+            known, recorded = self._load()
             adopted = self._adopt() if self._board.unfinished else ()
+        if self._board.unfinished:
+            self._send_defaults()
+            self._ask_bounds()
+        states = zip(self._board, known, strict=True)
+        inputs = tuple(state.inputs(trials) for state, trials in states)
         total = self._options.trials if self._board.unfinished else self._board.trials
         self._tell(Started(self._board.snapshots(), total, self._options, inputs, adopted))
         for event in recorded:
@@ -140,7 +149,8 @@ class _TuningRun:
             self._screen()
             self._screened = Screened(self._measured_here, self._limits.elapsed)
             if self._limits.ended is not Ended.DEVICE and not self._token.cancelled:
-                self._finals(lambda: not self._token.cancelled)
+                self._finals(self._may_compare)
+                self._give_up_the_rest()
             if self._limits.ended is Ended.DEVICE or self._token.cancelled:
                 self._stop()
         else:
@@ -173,8 +183,8 @@ class _TuningRun:
 
     # ---- before the first batch
 
-    def _load(self) -> tuple[tuple[TaskInputs, ...], list[Recorded]]:
-        """Take over records and trials from the store, and ask what the machine allows.
+    def _load(self) -> tuple[list[int], list[Recorded]]:
+        """Take over records and trials from the store; returns how many trials each task has there.
 
         Also makes the records that a killed process owes, and returns their events: none is told
         before the run has started. A comparison that found no winner is repeated at the end.
@@ -198,14 +208,22 @@ class _TuningRun:
                 state.relative = self._relatives.get(state.task.key)
         self._board.group()
         if self._board.unfinished:
-            bounds = None
-            if self._bounds is not None:
-                with timed(self._timings, "bounds"):
-                    bounds = self._bounds()
-            self._board.schedule(bounds)
+            self._board.schedule()
             self._new_samples = self._board.measured
-        inputs = [state.inputs(trials) for state, trials in zip(self._board, known, strict=True)]
-        return tuple(inputs), recorded
+        return known, recorded
+
+    def _send_defaults(self) -> None:
+        """Send the first defaults: they are built while the machine is measured."""
+        while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
+            state = self._board.scheduler.next(self._options.batch_size)
+            if state is None or not state.is_untried or not self._send_next():
+                return
+
+    def _ask_bounds(self) -> None:
+        """Ask what the machine allows, which it measures."""
+        if self._bounds is not None:
+            with timed(self._timings, "bounds"):
+                self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Wait for the requests that an earlier process of this job sent; returns them."""
@@ -229,8 +247,8 @@ class _TuningRun:
     # ---- screening
 
     def _screen(self) -> None:
-        while not self._token.cancelled and not self._is_late() and self._limits.ended is None:
-            while self._pipeline.has_room(Phase.SCREEN) and not self._token.cancelled:
+        while not self._stopped() and self._limits.ended is None:
+            while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
                 if not self._send_next():
                     break
             if self._pipeline.is_empty:
@@ -243,6 +261,10 @@ class _TuningRun:
                 self._drain_until(self._clock() + CANCEL_SECONDS)
                 return
             self._drain_some()
+
+    def _stopped(self) -> bool:
+        """Whether nothing more is to be proposed: a search asks before each candidate."""
+        return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
         """Whether time is up. A repeated run has no time limit: its journal says when it ends."""
@@ -258,9 +280,6 @@ class _TuningRun:
             return False
         while (state := self._board.scheduler.next(self._options.batch_size)) is not None:
             size = min(left, self._options.batch_size)
-            if not state.progress.batches:
-                share = self._options.trials // (2 * max(1, self._board.searched))
-                size = min(size, max(1, share))
             # If the budget is small, most of it is spent when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
             # Likewise for each task: no more candidates are on their way than were measured. A
@@ -270,9 +289,12 @@ class _TuningRun:
             if unknown >= known and not self._pipeline.repeats:
                 return False
             size = min(size, max(1, known - unknown))
-            self._train()
+            if not state.is_untried:
+                self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
+            if self._stopped():
+                return False  # what a search found until then is tried by nobody
             if schedules:
                 break
             state.progress.exhausted = True
@@ -358,6 +380,24 @@ class _TuningRun:
             if self._pipeline.is_empty:
                 return  # the run that the journal repeats ended here, or a relative found nothing
             self._drain_some()
+
+    def _may_compare(self) -> bool:
+        """Whether there is time for comparisons. A repeated run ends as its journal says."""
+        left = self._limits.seconds_left
+        in_time = self._pipeline.repeats or left is None or left > 0
+        return in_time and not self._token.cancelled
+
+    def _give_up_the_rest(self) -> None:
+        """The time is over: wait a little for the comparisons on their way, and for no others.
+
+        Tasks that have none keep their trials, which the next run compares.
+        """
+        if not self._pipeline.is_empty and not self._token.cancelled:
+            self._limits.ended = self._limits.ended or Ended.TIME
+            patience = LAST_SECONDS + LAST_SHARE * (self._options.seconds or 0.0)
+            self._drain_until(self._clock() + patience)
+            self._pipeline.cancel()
+            self._drain_until(self._clock() + CANCEL_SECONDS)
 
     def _send_finalists(self, state: TaskState) -> None:
         state.compared.clear()

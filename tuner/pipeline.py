@@ -107,8 +107,10 @@ class Pipeline:
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
-        going = [batch for batch in self._batches if not batch.state.progress.waits]
-        return len(going) < self._runner.capacity + AHEAD
+        going = [batch.size for batch in self._batches if not batch.state.progress.waits]
+        # Single candidates, as the defaults at first, would leave most builders idle.
+        least = self._options.batch_size if all(size == 1 for size in going) else 0
+        return len(going) < max(self._runner.capacity + AHEAD, least)
 
     @property
     def is_empty(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from compiler.timings import Timings
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskSnapshot
 from tuner.forecast import Curve
+from tuner.limits import search_effort
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.options import TuneOptions, TuningError
 from tuner.task_scheduler import TaskScheduler
@@ -28,13 +30,19 @@ class TaskBoard:
         model: CostModel,
         options: TuneOptions,
         timings: Timings | None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises TuningError if two tasks have one key, ValueError for an unknown strategy."""
+        """Once the run `stopped`, no search looks at further candidates.
+
+        Raises TuningError if two tasks have one key, ValueError for an unknown strategy.
+        """
         if len({task.key for task in tasks}) != len(tasks):
             raise TuningError("two tasks have the same record key: merge them and add their counts")
+        self._options = options
         self._states = [TaskState.start(task, model, options) for task in tasks]
         for state in self._states:
             state.features.timings = timings
+            state.features.stopped = stopped
         self._by_key = {state.task.key: state for state in self._states}
         self.scheduler: TaskScheduler[TaskState] = TaskScheduler([])
 
@@ -62,26 +70,25 @@ class TaskBoard:
                     state.lead = lead
                     lead.others += state.task.weight
 
-    def schedule(self, bounds: Sequence[float] | None) -> None:
-        """Tell the scheduler of all tasks, and of what the machine allows each.
-
-        Args:
-            bounds: the least seconds of each task's kernel; None if they are unknown.
-        """
-        known = [0.0] * len(self._states) if bounds is None else bounds
-        for state, bound in zip(self._states, known, strict=True):
-            state.schedule(bound)
+    def schedule(self) -> None:
+        """Tell the scheduler of all tasks."""
+        searched = sum(not (state.finished or state.follows) for state in self._states)
+        for state in self._states:
+            state.schedule()
+            points = len(state.task.points)
+            state.features.effort = search_effort(self._options.seconds, searched, points)
         self.scheduler = TaskScheduler(self._states)
+
+    def bound(self, bounds: Sequence[float]) -> None:
+        """Tell the scheduler the least seconds that the machine allows each task; 0: unknown."""
+        for state, bound in zip(self._states, bounds, strict=True):
+            progress = state.progress
+            progress.profile = replace(progress.profile, bound_seconds=bound)
 
     @property
     def unfinished(self) -> int:
         """How many tasks have no record of this run yet."""
         return sum(not state.finished for state in self._states)
-
-    @property
-    def searched(self) -> int:
-        """How many of them are searched, and do not wait for a relative's record."""
-        return sum(not (state.finished or state.follows) for state in self._states)
 
     @property
     def trials(self) -> int:
@@ -134,9 +141,14 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Tasks whose finalists are to be compared; the largest share of the model's time first."""
+        """Tasks whose finalists are to be compared; the largest share of the model's time first.
+
+        Those with nothing but a default come last, if the time is over before all are compared.
+        """
         waiting = [state for state in self._states if state.needs_finals]
-        return sorted(waiting, key=lambda state: -state.seconds_in_model)
+        return sorted(
+            waiting, key=lambda state: (len(state.finalists()) < 2, -state.seconds_in_model)
+        )
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:

@@ -156,23 +156,19 @@ class TaskState:
         """Whether its finalists are still to be compared."""
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
-    def schedule(self, bound_seconds: float) -> None:
-        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike.
-
-        Args:
-            bound_seconds: the least time that the machine allows; 0 if unknown.
-        """
+    def schedule(self) -> None:
+        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike."""
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
         weight = self.task.weight + self.others
         self.progress = TaskProgress(
-            Profile(weight, operations, kind, bound_seconds, len(self.task.space)),
+            Profile(weight, operations, kind, space=self.task.space),
             exhausted=self.finished or self.follows,
         )
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """What the run knew at its start; call it after `schedule`."""
+        """What the run knew at its start; call it after `schedule` and `TaskBoard.bound`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
             task.key,
@@ -219,13 +215,26 @@ class TaskState:
         working = {s: m.run_seconds for s, m in found.items() if m.run_seconds is not None}
         return self.origins.get(min(working, key=working.__getitem__), "") if working else ""
 
-    def suggest(self, count: int) -> list[Suggestion]:
-        """The next candidates: first the default, then lost ones again, then the search's."""
-        chosen: list[Suggestion] = []
+    @property
+    def is_untried(self) -> bool:
+        """Whether its first trial, the default schedule, is neither made nor on its way."""
         default = self.task.space.default()
-        if default not in self.measured and default not in self.requested:
+        return default not in self.measured and default not in self.requested
+
+    def suggest(self, count: int) -> list[Suggestion]:
+        """The next candidates: the default alone, then lost ones again, then the search's.
+
+        The default waits for no search. Ranking the first candidates of a task takes longer than
+        measuring its default, and a small budget may end in between.
+        """
+        if self.is_untried:
+            default = self.task.space.default()
             self.search.update([Observed(default, None)])
-            chosen.append(Suggestion(default, "default"))
+            self.retries = [lost for lost in self.retries if lost != default]
+            self.requested.add(default)
+            self.origins.setdefault(default, "default")
+            return [Suggestion(default, "default")]
+        chosen: list[Suggestion] = []
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
             # The trials of a killed process may have the loss and also a repetition that succeeded.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compiler.dtypes import DType
+from compiler.loops.closing import Closing, SameAxisError
 from compiler.loops.expr import (
     Cast,
     Combiner,
@@ -27,7 +28,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.index import Affine, Axis
-from compiler.sizes import Dimension, at, check_values, dimensions, is_open, replaced
+from compiler.sizes import Dimension, at, dimensions, is_open, replaced
 
 
 class Binding(StrEnum):
@@ -236,20 +237,24 @@ class LoopNest:
             ValueError: if a size is not in its dimension's range.
             KeyError: if a dimension has no size.
         """
-        check_values(self.sizes, values)
+        closed = Closing(values)
+        try:
+            return replaced(self, closed, Closing.KINDS)
+        except SameAxisError:
+            return self._axes_apart(values).at(values)
+
+    def _axes_apart(self, values: Mapping[str, int]) -> LoopNest:
+        """The nest with other names for axes that would become one at these sizes."""
         closed: set[Axis] = set()
         renamed: dict[Axis, Axis] = {}
-        for axis in self.axes:  # two of one name may come to have one extent
+        for axis in self.axes:
             name, extent = axis.name, at(axis.extent, values)
             while Axis(name, extent) in closed:
                 name += "'"
             closed.add(Axis(name, extent))
             if name != axis.name:
                 renamed[axis] = Axis(name, axis.extent)
-        apart = replaced(self, lambda axis: renamed.get(axis, axis), Axis) if renamed else self
-        nest = replaced(apart, lambda size: at(size, values))
-        # Axes of one value and coefficients of 0 leave the indices, as where they are built.
-        return nest if nest is self else replaced(nest, lambda i: i.substitute({}), Affine)
+        return replaced(self, lambda axis: renamed.get(axis, axis), Axis)
 
     def _numbers(self) -> Iterator[int]:
         """Everything that may be a size."""

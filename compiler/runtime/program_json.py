@@ -130,6 +130,8 @@ def _port_to_json(port: Port) -> dict[str, Any]:
         data["room"] = [port.room[0], size_to_json(port.room[1])]
     if port.part_of is not None:
         data["part_of"] = port.part_of
+    if port.rows is not None:
+        data["rows"] = port.rows
     return data
 
 
@@ -150,6 +152,7 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
         None if labels is None else Labels.from_json(labels),
         room,
         None if (part_of := data.get("part_of")) is None else str(part_of),
+        None if (rows := data.get("rows")) is None else int(rows),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cache
 from math import isqrt, prod
 from operator import is_
@@ -47,33 +47,44 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
     return total
 
 
-def replaced(value: _T, change: Callable[[Any], Any], kind: type = Size) -> _T:
+_PLAIN = (int, str, bool, float, type(None))
+"""Most of what values are made of, in which there is nothing to change."""
+
+
+def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:
     """A frozen value with every open size in it changed: graphs, workloads, loop nests.
 
-    Parts of another `kind` are changed where one is given.
+    Parts of another `kind`, or of several, are changed where one is given, and are not looked into.
 
     Dataclasses are made anew from their fields where something in them changes, each object once.
     """
     done: dict[int, tuple[Any, Any]] = {}  # with the object, which keeps its id
+    plain: set[type] = {*_PLAIN}  # a call for each of their values would take most of the time
 
     def visit(item: Any) -> Any:
         if isinstance(item, kind):
             return change(item)
         if isinstance(item, tuple):
-            parts = tuple([visit(part) for part in item])
+            parts = tuple([part if type(part) in plain else visit(part) for part in item])
             return item if all(map(is_, item, parts)) else parts
         names = _names(cast(Hashable, type(item)))  # mypy does not see that classes are
         if names is None:
+            plain.add(type(item))
             return item
         if not names:
             found = {key: visit(part) for key, part in item.items()}
             return item if all(map(is_, found.values(), item.values())) else found
         if id(item) not in done:
-            own = [getattr(item, name) for name in names]
-            changed = [visit(part) for part in own]
-            same = all(map(is_, own, changed))
-            new = item if same else replace(item, **dict(zip(names, changed, strict=True)))
-            done[id(item)] = item, new
+            new: dict[str, Any] = {}
+            same = True
+            for name in names:
+                part = getattr(item, name)
+                if type(part) not in plain:
+                    changed = visit(part)
+                    same = same and changed is part
+                    part = changed
+                new[name] = part
+            done[id(item)] = item, item if same else type(item)(**new)
         return done[id(item)][1]
 
     return cast(_T, visit(value))

@@ -17,6 +17,9 @@ from db.stores.statements import table_of, upsert
 
 _sweeps = table_of(SweepRow)
 
+CLAIMS = "claims"
+"""The turn of a tuner that looks for jobs: as long as one has it, jobs are taken."""
+
 TERM_SECONDS = 6.0
 """For so long nobody else takes a turn over: a holder that died is missed for no longer."""
 
@@ -68,6 +71,12 @@ class SweepStore:
             return None
         away = 0.0 if row is None or row.left > 0 else row.age
         return Turn(away if away > TERM_SECONDS else 0.0)
+
+    def leave(self, name: str, holder: str) -> None:
+        """Give the turn up, if the holder has it: `age` is then that of a turn nobody ever had."""
+        with writing(self._engine) as connection:
+            mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
+            connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
         """Seconds since anybody had the turn, to half a term; None if nobody ever had."""

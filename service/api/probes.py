@@ -5,12 +5,15 @@ They need no token and say no more than that.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from db.errors import DatabaseError
 from db.storage import Storage
+from db.stores.sweeps import CLAIMS
 from service.api.housekeeping import SWEEP
 
 SWEEP_SECONDS = 30.0
@@ -18,6 +21,10 @@ SWEEP_SECONDS = 30.0
 
 DEAF_SECONDS = 30.0
 """A process that heard no notice for longer lets its streams and long polls wait too long."""
+
+IDLE_SECONDS = 60.0
+"""A tuner that did not look for jobs for longer hangs, or was killed. It may train a cost model for
+a part of that time."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -29,24 +36,33 @@ async def healthz() -> JSONResponse:
 
 
 @router.get("/readyz")
-async def readyz(request: Request) -> JSONResponse:
+async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONResponse:
     """200 once the database answers, is heard, and somebody looks after the leases; else 503 with a
-    reason."""
+    reason.
+
+    A tuner that came and takes no jobs any more is a reason too, but not for `part=api`: who
+    directs requests to replicas wants those that serve, whatever becomes of jobs.
+    """
     state = request.app.state
     if state.stopping:
         return _answer("the process is stopping", None)
     storage: Storage = state.storage
+
+    def ages() -> tuple[float | None, float | None]:
+        return storage.sweeps.age(SWEEP), storage.sweeps.age(CLAIMS)
+
     try:
-        age = await anyio.to_thread.run_sync(
-            storage.sweeps.age, SWEEP, limiter=state.health_limiter
-        )
+        age, idle = await anyio.to_thread.run_sync(ages, limiter=state.health_limiter)
     except DatabaseError:
         return _answer("the database does not answer", None)
     if age is None:
         return _answer("nobody has swept the leases yet", None)
     if state.notifier.deaf_seconds > DEAF_SECONDS:
         return _answer("this process does not hear what the database announces", age)
-    return _answer("" if age <= SWEEP_SECONDS else "nobody sweeps the leases", age)
+    if age > SWEEP_SECONDS:
+        return _answer("nobody sweeps the leases", age)
+    starved = part is None and idle is not None and idle > IDLE_SECONDS
+    return _answer("the tuner takes no jobs" if starved else "", age)
 
 
 def _answer(reason: str, age: float | None) -> JSONResponse:

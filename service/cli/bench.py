@@ -26,9 +26,10 @@ from service.cli.common import (
     parse_ranges,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.local import known_facts, opened, served_facts, tell_served
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console, say_json
+from service.cli.terminal import complain, console, say_json
 from service.units import milliseconds
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
     from compiler.runtime.stages import StagedExecutable
+    from service.jobs.given_inputs import GivenInputs
 
 
 class Peer(StrEnum):
@@ -64,6 +66,8 @@ def bench(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
     sizes: StatedOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, max=1000, help="5 if not given")
     ] = None,
@@ -81,11 +85,16 @@ def bench(
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
+    from compiler.ranges import with_hints
+    from compiler.runtime.sized import SizedExecutable
+
     if on is not None:
         if against is not None:
             raise UserError(f"--against {against.value} runs on this machine, not on a worker")
         if model.is_dir() or onnx is not None:
             raise UserError("--on times a model with what the database knows, not an artifact")
+        if samples is not None or value:
+            raise UserError("--samples and --value are for this machine, not for a worker")
         if rounds is not None or seconds is not None:
             raise UserError("--rounds and --seconds are for this machine, not for a worker")
         if sizes:
@@ -94,9 +103,21 @@ def bench(
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
-    shares, ranges = parse_stated(sizes), parse_ranges(dim)
+    ranges = parse_ranges(dim)
+    stated = parse_stated(sizes)
+    source = onnx if model.is_dir() else model
+    if (samples is not None or value) and source is None:
+        raise UserError(f"'{model}' is an artifact: --onnx says which model the samples are for")
+    dims = {name: [size] for name, size in ranges.items()}
+    given = given_inputs(source or model, samples, value, dims)
+    shares = with_hints(dims, stated)
     with opened(model, threads, numerics, precision, ranges) as (executable, known):
-        feeds = _feeds(executable, shares, ranges)
+        if given.samples:
+            feeds = [Feed(_shapes_text(each), each) for each in given.of_each_size()]
+        else:
+            feeds = _feeds(executable, shares, ranges, given)
+        if not feeds and isinstance(executable, SizedExecutable):
+            feeds = _feeds_at_hints(executable, model, ranges, stated, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
         if as_json:
@@ -109,45 +130,70 @@ def bench(
         tell_served(known)
 
 
+def _feeds_at_hints(
+    executable: SizedExecutable,
+    model: Path,
+    ranges: Mapping[str, int | str],
+    stated: Shares,
+    given: GivenInputs,
+) -> list[Feed]:
+    """Seeded inputs at the hints of a model of which no program serves a range."""
+    from compiler.runtime.ports import sizes_text
+    from service.jobs.planning import ModelRequest, plan_sizes
+
+    dims = {name: (size,) for name, size in ranges.items()}
+    found = []
+    for planned in plan_sizes(ModelRequest(model), dims, shares=stated):
+        for note in planned.notes:
+            complain(note)
+        at = planned.request.dims or {}
+        sizes = {name: at[name] for name in executable.open}
+        inputs = given.draw(executable.executable(sizes).inputs)
+        found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
+    return found
+
+
 def _feeds(
     executable: Executable | SizedExecutable | StagedExecutable,
     shares: Shares,
-    given: Collection[str],
+    ranges: Collection[str],
+    given: GivenInputs,
 ) -> list[Feed]:
     """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
-    artifact has programs of their own for.
+    artifact has programs of their own for. None if no program serves a range.
 
     Raises:
-        UserError: if no program serves a range and nobody said which sizes are wanted.
+        UserError: if the data decide sizes.
     """
     from compiler.runtime.executable import Executable
     from compiler.runtime.ports import sizes_text
     from compiler.runtime.sized import SizedExecutable
     from service.jobs.shown_sizes import hinted_sizes, stated_sizes
-    from tuner.measure.model_runs import draw_inputs
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
-        return [Feed("", draw_inputs(executable.inputs))]
+        return [Feed("", given.draw(executable.inputs))]
     if not isinstance(executable, SizedExecutable):
         raise UserError("the data decide sizes of this model: drawn inputs would say little of it")
     ranged = executable.ranged
-    if ranged is None and not executable.served:
-        raise UserError(
-            f"no program serves a range of sizes of this model: {executable.reason}; "
-            f"give dimension '{executable.open[0]}' a size with --dim"
-        )
     found = []
-    if ranged is None:
+    if ranged is None and executable.served:
         stated_sizes((), shares)
-    else:
-        for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, given):
-            inputs = draw_inputs(ranged.program.at(sizes).inputs)
+    if ranged is not None:
+        for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, ranges):
+            inputs = given.draw(ranged.program.at(sizes).inputs)
             found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
     return found + [
-        Feed(sizes_text(sizes), draw_inputs(executable.executable(dict(sizes)).inputs))
+        Feed(sizes_text(sizes), given.draw(executable.executable(dict(sizes)).inputs))
         for sizes in executable.served or ()
     ]
+
+
+def _shapes_text(arrays: Mapping[str, Any]) -> str:
+    """`ids 1x12, mask 1x12`."""
+    return ", ".join(
+        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in arrays.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,17 +67,18 @@ RangesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE|FIRST..LAST",
-        help="Size of a named dimension, or a range such as 1..512 or 32..640:32; repeatable",
+        metavar="NAME=SIZE|LOW..HIGH[:STEP][@HINT,...]",
+        help="Size of a named dimension, or a range such as 1..512 or 32..640:32@64,128 with size "
+        "hints; repeatable",
     ),
 ]
 SizesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE|FIRST..LAST[,...]",
-        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32; "
-        "the artifact serves them all; repeatable",
+        metavar="NAME=[SIZE,...,]SIZE|LOW..HIGH[:STEP][@HINT,...]",
+        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32@64,128, which is "
+        "tuned at its size hints; the artifact serves them all; repeatable",
     ),
 ]
 StatedOption = Annotated[
@@ -145,6 +146,10 @@ DumpOption = Annotated[
 ]
 
 
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show every task, and what suggested the schedules")
+]
+
 TimingsOption = Annotated[
     bool, typer.Option("--timings", help="Print the milliseconds that each stage took")
 ]
@@ -191,7 +196,7 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
     """{"batch": 1} from ["batch=1"]. Raises UserError."""
     dims: dict[str, int] = {}
     for text in given or ():
-        name, equals, size = text.partition("=")
+        name, equals, size = text.rpartition("=")
         number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
         if not equals or not name or not 1 <= number <= MAX_DIMENSION:
             raise UserError(
@@ -210,9 +215,11 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
-        name, _, listed = text.partition("=")
+        name, _, given_sizes = text.rpartition("=")
+        listed, at, hints = given_sizes.partition("@")
         each: list[int | str] = []
-        for size in listed.split(","):
+        *sizes_before, last = listed.split(",")
+        for size in (*sizes_before, f"{last}{at}{hints}"):
             ranged = ".." in size and name
             each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
         try:
@@ -242,7 +249,7 @@ def parse_stated(given: list[str] | None) -> dict[str, dict[int, float]]:
 
     shares: dict[str, dict[int, float]] = {}
     for text in given or ():
-        name, equals, listed = text.partition("=")
+        name, equals, listed = text.rpartition("=")
         if not name or not equals:
             raise UserError(f"--sizes '{text}': expected NAME=SIZE:SHARE,SIZE:SHARE")
         if name in shares:

@@ -28,6 +28,7 @@ from service.cli.common import (
     parse_ranges,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say, say_json
 
@@ -60,6 +61,8 @@ def explain(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
     sizes: ShownOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
@@ -76,10 +79,11 @@ def explain(
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
-    from service.cli.view import range_lines, settled_line, timings_table
+    from service.cli.view import settled_line, timings_table
     from service.jobs.explain import explain as explain_model
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest, plan_first_sizes
+    from service.jobs.shown_sizes import range_lines
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)
@@ -91,16 +95,17 @@ def explain(
     recorder = Timings()
     storage = open_storage(load_settings())
     try:
-        with device_for(on, target, storage) as (device, compiled_for):
+        dims = {name: (size,) for name, size in parse_ranges(dim).items()}
+        given, stated = given_inputs(model, samples, value, dims), parse_stated(sizes)
+        with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),
                 compiled_for,
                 threads,
                 numerics.value,
                 precision=precision.value,
+                given=given,
             )
-            dims = {name: (size,) for name, size in parse_ranges(dim).items()}
-            stated = parse_stated(sizes)
             planned = plan_first_sizes(
                 request, dims, observer=dump_observer(dump_after), timings=recorder
             )

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.costs import PlanSummary
+from compiler.runtime.ports import OpenPorts, dims_text
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
@@ -56,6 +57,16 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
             size(task.bytes_written),
         )
     return Group(head, Text(), table)
+
+
+def open_inputs(ports: OpenPorts) -> list[str]:
+    """One line about the inputs with open dimensions, which are called as --dim takes them."""
+    listed = [
+        f"{name} {dims_text(dims)}"
+        for name, dims in ports.inputs.items()
+        if any(isinstance(dim, str) for dim in dims)
+    ]
+    return [f"open dimensions: {', '.join(listed)}"] if listed else []
 
 
 def _products(summary: PlanSummary) -> list[str]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.common import (
-    DimsOption,
     DumpOption,
     JsonOption,
     ModelPath,
@@ -30,7 +29,6 @@ from service.cli.common import (
     dump_observer,
     existing_file,
     load_settings,
-    parse_dims,
     parse_ranges,
     parse_sizes,
 )
@@ -79,12 +77,13 @@ def inspect(
     target: TargetOption = "host",
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
+    dim: RangesOption = None,
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
 ) -> None:
     """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into; of an
-    artifact, the programs in it and the sizes that they are for.
+    artifact, the programs in it and the sizes that they are for. Of ranges the figures are those at
+    the size hints.
 
     Example: tilewright inspect model.onnx --dim batch=1
     """
@@ -93,34 +92,38 @@ def inspect(
         return
 
     from compiler.costs import plan_summary
-    from service.cli.inspect_view import summary_view
+    from compiler.frontend.dimensions import model_ports
+    from compiler.frontend.model_file import read_model
+    from service.cli.inspect_view import open_inputs, summary_view
     from service.cli.plan_view import decision_view
     from service.jobs.known_plan import known_plan
-    from service.jobs.planning import ModelRequest, plan_model, workload_name
+    from service.jobs.planning import ModelRequest, workload_name
+    from service.jobs.shown_sizes import range_lines
+    from service.jobs.stage_planning import plan_first_program
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)
-    planned = plan_model(
-        ModelRequest(
-            existing_file(model),
-            target,
-            numerics=numerics.value,
-            dims=parse_dims(dim),
-            precision=precision.value,
-        ),
-        dump_observer(dump_after),
-    )
+    read = read_model(existing_file(model))
+    request = ModelRequest(model, target, numerics=numerics.value, precision=precision.value)
+    dims = {name: (size,) for name, size in parse_ranges(dim).items()}
+    planned = plan_first_program(request, dims, observer=dump_observer(dump_after))
+    lines = [*open_inputs(model_ports(read.proto.graph)), *range_lines([planned])]
+    if planned.stages is not None:
+        lines[-1] = "the data decide sizes; the figures are those of the first stage"
     storage = open_storage(load_settings())
     try:
-        planned = known_plan(planned, storage)
+        if planned.open is None:
+            planned = known_plan(planned, storage)
     finally:
         storage.close()
     summary = plan_summary(planned.plan)
     if as_json:
-        say_json({**summary.to_json(), "decision": planned.decision})
+        say_json({**summary.to_json(), "decision": planned.decision, "dynamic": lines})
         return
-    names = {workload.key: workload_name(workload) for workload, _ in planned.workloads}
+    names = {w.key: workload_name(w) for w, _ in planned.plan.tasks()}
     out = console()
+    for line in lines:
+        out.print(line, soft_wrap=True, markup=False)
     out.print(summary_view(summary, names))
     out.print()
     out.print(decision_view(planned.decision))
@@ -178,9 +181,10 @@ def compile_(
     from compiler.target import resolve_target
     from compiler.timings import Timings
     from service.cli.inspect_view import size
-    from service.cli.view import range_lines, settled_line, timings_table
+    from service.cli.view import settled_line, timings_table
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
+    from service.jobs.shown_sizes import range_lines
     from service.jobs.stage_planning import plan_programs
     from service.jobs.tuning import build_artifact, build_for_c
     from service.storage import open_storage

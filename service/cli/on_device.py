@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from compiler.target import Target
     from db.storage import Storage
     from service.jobs.device import Device
+    from service.jobs.given_inputs import GivenInputs
 
 OnOption = Annotated[
     str | None,
@@ -27,10 +28,13 @@ OnOption = Annotated[
 
 
 @contextmanager
-def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[Device, Target]]:
+def device_for(
+    on: str | None, target: str, storage: Storage, given: GivenInputs | None = None
+) -> Iterator[tuple[Device, Target]]:
     """The device that a command runs on, and the target that it compiles for.
 
-    Without `on` it is this machine. With it, the target `host` is the best one of the worker.
+    Without `on` it is this machine, which runs programs on `given` inputs. With it, the target
+    `host` is the best one of the worker.
 
     Raises:
         UserError: if the worker is away, or does not run the target.
@@ -39,14 +43,18 @@ def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[
     from compiler.target import resolve_target
     from db.stores.workers import Health
     from service.jobs.addressee import resolve_worker, target_of_key
+    from service.jobs.given_inputs import NONE_GIVEN
     from service.jobs.leased_device import LeasedDevice
     from service.jobs.local_device import LocalDevice
     from tuner.cancel import CancelToken
 
+    given = given or NONE_GIVEN
     if on is None:
-        with LocalDevice() as here:
+        with LocalDevice(given) as here:
             yield here, resolve_target(target)
         return
+    if given != NONE_GIVEN:
+        raise UserError("--samples and --value are for this machine, not for a worker")
     worker = resolve_worker(on, storage)
     if worker.health is not Health.HEALTHY:
         raise UserError(f"worker '{worker.name}' is {worker.health}: it takes no work now")

@@ -23,6 +23,7 @@ from service.cli.common import (
     parse_ranges,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import console, say_json
 from service.units import microseconds, milliseconds, threads_text
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compiler.ranges import Shares
+    from service.jobs.given_inputs import GivenInputs
     from service.jobs.profiling import ModelProfile
 
 
@@ -52,6 +54,8 @@ def profile(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
     sizes: ShownOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     on: OnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,10 +78,14 @@ def profile(
             raise UserError("--on profiles a model with what the database knows, not an artifact")
         if numerics is not Numerics.FAST or precision is not Precision.FLOAT32:
             raise UserError(f"the artifact '{model}' keeps its own numerics and precision")
+        if samples is not None or value:
+            raise UserError("--samples and --value are for a model, not for an artifact")
         found = _of_artifact(model, threads, parse_ranges(dim), parse_stated(sizes))
     else:
         compiled_for = (threads, numerics, precision)
-        found = _of_model(model, compiled_for, parse_ranges(dim), parse_stated(sizes), on)
+        dims = {name: (size,) for name, size in parse_ranges(dim).items()}
+        given = given_inputs(model, samples, value, dims)
+        found = _of_model(model, compiled_for, dims, parse_stated(sizes), on, given)
     if trace is not None:
         trace.write_text(json.dumps(traces(found)), encoding="utf-8")
     if as_json:
@@ -145,9 +153,10 @@ def _of_artifact(
 def _of_model(
     model: Path,
     compiled_for: tuple[int, Numerics, Precision],
-    ranges: Mapping[str, int | str],
+    dims: Mapping[str, Sequence[int | str]],
     stated: Shares,
     on: str | None,
+    given: GivenInputs,
 ) -> list[ModelProfile]:
     from compiler.program_builder import build_program
     from service.jobs.loadables import of_compiled
@@ -159,13 +168,17 @@ def _of_model(
 
     existing_file(model)
     threads, numerics, precision = compiled_for
-    dims = {name: (size,) for name, size in ranges.items()}
     storage = open_storage(load_settings())
     found = []
     try:
-        with device_for(on, "host", storage) as (device, target):
+        with device_for(on, "host", storage, given) as (device, target):
             request = ModelRequest(
-                model, target, threads, numerics.value, precision=precision.value
+                model,
+                target,
+                threads,
+                numerics.value,
+                precision=precision.value,
+                given=given,
             )
             planned = plan_first_sizes(request, dims)
             settled = settle_known([planned], storage)

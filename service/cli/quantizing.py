@@ -40,7 +40,9 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the quantised model")],
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", metavar="PATH", help=f"Samples of the inputs: {_WHERE}"),
+        typer.Option(
+            "--calibration", "--samples", metavar="PATH", help=f"Samples of the inputs: {_WHERE}"
+        ),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Draw the samples: ranges and report mean little then")
@@ -191,9 +193,11 @@ def _samples(
     random: bool,
 ) -> Samples:
     """The samples that the options say. Raises UserError where they say none or two."""
+    from compiler.driver import load_graph
     from compiler.frontend.dimensions import check_dims, model_ports
     from compiler.frontend.model_file import read_model
     from compiler.sizes import open_size
+    from compiler.table_rows import table_rows
     from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from service.quantize.methods import StaticInt8
     from service.quantize.samples import drawn_samples, model_inputs, read_samples
@@ -220,7 +224,11 @@ def _samples(
                 else "the losses that are reported may be far from those of real data"
             )
         )
-        return drawn_samples(inputs, sizes)
+        rows: dict[str, int | None] = {}
+        if all(isinstance(dim, int) for one in inputs for dim in one.dims):
+            imported = load_graph(model, sizes)
+            rows = {one.name: table_rows(imported, one.name) for one in inputs}
+        return drawn_samples(inputs, sizes, rows)
     options = ImageOptions()
     if text := pictures["--layout"]:
         if text not in list(ImageLayout):

@@ -32,6 +32,7 @@ from service.cli.common import (
     TrialsOption,
     UnconstrainedOption,
     UserError,
+    VerboseOption,
     WeightLimitOption,
     connect,
     existing_file,
@@ -93,6 +94,7 @@ def submit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a model, make a tuning job of it, and show how it goes.
@@ -139,17 +141,17 @@ def submit(
             if as_json:
                 say_json({**job.model_dump(mode="json"), "tasks": client.tasks(job.id)})
             raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
-        from service.cli.view import origins_line, task_table
+        from service.cli.tune_view import tell_artifact
+        from service.cli.view import told_tasks
 
         tasks = client.tasks(job.id)
-        out.print(task_table(tasks))
-        if suggested := origins_line(tasks):
-            out.print(suggested, soft_wrap=True)
+        for told in told_tasks(tasks, verbose):
+            out.print(told, soft_wrap=isinstance(told, str))
         out.print(_summary(job), soft_wrap=True)
         _tell_result(job, out)
         if output is not None:
             client.fetch(job.id, output)
-            out.print(f"artifact: {output}", soft_wrap=True)
+            tell_artifact(out, output)
         if as_json:
             say_json({**job.model_dump(mode="json"), "tasks": tasks})
     if job.state != "succeeded":

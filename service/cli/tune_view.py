@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,19 +14,19 @@ from rich.live import Live
 from db.storage import Storage
 from service.api.schemas.jobs import ProgressView
 from service.api.views import failures, task_view
-from service.cli.view import origins_line, task_table
+from service.cli.view import told_tasks
 from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
-from service.progress import progress_line
+from service.progress import phase_line, progress_line
 from service.units import milliseconds
-from service.wording import failures_text, result_lines
+from service.wording import failures_text, result_lines, run_text
 from tuner.cancel import CancelToken
 from tuner.events import Event
 
 
 class LineWatcher(JobWatcher):
-    """One line of progress: rewritten on a terminal, else printed for each event.
+    """One line of progress: rewritten on a terminal; into a pipe, a line for each phase.
 
     Ctrl-C ends the program until the model is imported, then the tuning alone. What was tuned is
     told as soon as that is over: building or verifying the artifact may fail.
@@ -39,7 +40,10 @@ class LineWatcher(JobWatcher):
         job_id: str,
         device: LocalDevice,
         token: CancelToken,
+        verbose: bool = False,
     ) -> None:
+        self._verbose = verbose
+        self._shown = ""
         self._out = out
         self._live = live
         self._storage = storage
@@ -50,24 +54,33 @@ class LineWatcher(JobWatcher):
     def phase(self, name: str) -> None:
         if name == "planning":
             signal.signal(signal.SIGINT, lambda *_: self._token.cancel("interrupted"))
+        self._show(name)
+
+    def tasks(self, tracker: Tracker) -> None:
+        view = ProgressView.model_validate(tracker.progress, from_attributes=True)
+        self._show(phase_line(view, {}))
+
+    def _show(self, phase: str) -> None:
+        if self._live is not None:
+            self._live.update(phase)
+        elif phase != self._shown:  # artifacts of several stages are verified one after the other
+            self._out.print(phase, soft_wrap=True)
+        self._shown = phase
 
     def event(self, event: Event, tracker: Tracker) -> None:
         tracker.take(event)
-        view = ProgressView.model_validate(tracker.progress, from_attributes=True)
-        line = progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
         if self._live is not None:
+            view = ProgressView.model_validate(tracker.progress, from_attributes=True)
+            line = progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
             self._live.update(line)
-        else:
-            self._out.print(line, soft_wrap=True)
 
     def tuned(self, outcome: JobOutcome) -> None:
         if self._live is not None:
             self._live.stop()
         out, finished, progress = self._out, outcome.finished, outcome.tracker.progress
         views = [task_view(row) for row in outcome.tracker.rows.values()]
-        out.print(task_table(views))
-        if suggested := origins_line(views):
-            out.print(suggested, soft_wrap=True)
+        for told in told_tasks(views, self._verbose):
+            out.print(told, soft_wrap=isinstance(told, str))
         out.print(
             f"kernels {milliseconds(progress.default_seconds)} untuned, "
             f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
@@ -88,19 +101,30 @@ class LineWatcher(JobWatcher):
 
 @contextmanager
 def watching(
-    out: Console, storage: Storage, job_id: str, device: LocalDevice, token: CancelToken
+    out: Console,
+    storage: Storage,
+    job_id: str,
+    device: LocalDevice,
+    token: CancelToken,
+    verbose: bool = False,
 ) -> Iterator[LineWatcher]:
     """A watcher that writes to a console."""
     if not out.is_terminal:
-        yield LineWatcher(out, None, storage, job_id, device, token)
+        yield LineWatcher(out, None, storage, job_id, device, token, verbose)
         return
     with Live(console=out, refresh_per_second=4, transient=True) as live:
-        yield LineWatcher(out, live, storage, job_id, device, token)
+        yield LineWatcher(out, live, storage, job_id, device, token, verbose)
 
 
-def tell(out: Console, outcome: JobOutcome, output: Path | None, note: str = "") -> None:
-    """Print what is served, why, and how sure that is; a `note` says why nothing was tuned."""
-    for line in result_lines({**outcome.report(), "note": note}):
+def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
+    """Print what is served, why, how fast and how sure that is, and how to run what was made."""
+    for line in result_lines(report):
         out.print(line, soft_wrap=True, markup=False)
-    if output is not None and outcome.verification is not None:
-        out.print(f"artifact: {output}", soft_wrap=True, markup=False)
+    if output is not None:
+        tell_artifact(out, output)
+
+
+def tell_artifact(out: Console, folder: Path) -> None:
+    """Print where an artifact is, and how to run it."""
+    out.print(f"artifact: {folder}", soft_wrap=True, markup=False)
+    out.print(run_text(folder), soft_wrap=True, markup=False)

@@ -30,6 +30,7 @@ from service.cli.common import (
     TrialsOption,
     UnconstrainedOption,
     UserError,
+    VerboseOption,
     WeightLimitOption,
     existing_file,
     load_settings,
@@ -37,7 +38,11 @@ from service.cli.common import (
     parse_sizes,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.terminal import console, say_json
+
+SPARE_SECONDS = 5.0
+"""What a job may take beyond its budget; if it took longer, no other engine is run at its end."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,6 +60,8 @@ def tune(
     precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
     sizes: StatedOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     seed: SeedOption = 0,
@@ -65,6 +72,7 @@ def tune(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
+    verbose: VerboseOption = False,
     timings: TimingsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,6 +80,8 @@ def tune(
 
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
+    import time
+
     from compiler.runtime.artifact_writer import check_destination
     from compiler.target import resolve_target
     from compiler.timings import Timings
@@ -83,24 +93,29 @@ def tune(
     from service.jobs.incomplete import untuned
     from service.jobs.job_spec import JobBudget, JobSpec
     from service.jobs.local_device import LocalDevice
+    from service.jobs.peer import onnxruntime_times
     from service.jobs.run_job import Workshop, run_job
     from service.storage import open_storage
     from tuner.cancel import CancelToken
 
+    began = time.monotonic()
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     chosen = resolve_target(target)
+    dims = parse_sizes(dim)
+    given = given_inputs(existing_file(model), samples, value, dims)
     spec = JobSpec(
-        existing_file(model),
+        model,
         chosen,
         threads,
         numerics.value,
-        parse_sizes(dim),
+        dims,
         pad,
         weight_limit,
         budget,
         precision=precision.value,
         shares=parse_stated(sizes),
+        given=given,
     )
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
@@ -113,13 +128,13 @@ def tune(
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"
     try:
-        with LocalDevice() as device:
+        with LocalDevice(given) as device:
             if not device.runs(chosen):
                 raise UserError(
                     f"this machine does not run target '{chosen.name}': `tilewright serve`, a "
                     "worker on a device that does, and `tilewright submit` tune for it"
                 )
-            with watching(out, storage, job_id, device, token) as watcher:
+            with watching(out, storage, job_id, device, token, verbose) as watcher:
                 outcome = run_job(
                     spec,
                     device,
@@ -131,9 +146,15 @@ def tune(
                     deliver_cancelled=True,
                 )
             nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
-            tell(out, outcome, output, "" if nothing is None else nothing.note)
     finally:
         builder.close()
+    note = "" if nothing is None else nothing.note
+    report = {**outcome.report(), "note": note}
+    made = output if outcome.verification is not None else None
+    in_time = seconds is None or time.monotonic() - began <= seconds + SPARE_SECONDS
+    if made is not None and not outcome.cancelled and in_time:
+        report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
+    tell(out, report, made)
     if not outcome.cancelled:
         with workshop.timings.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):
@@ -148,8 +169,7 @@ def tune(
     if as_json:
         told = {
             "run": job_id,
-            **outcome.report(),
-            "note": "" if nothing is None else nothing.note,
+            **report,
             "tasks": [task_view(row) for row in outcome.tracker.rows.values()],
         }
         if timings:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from compiler.profile import profile_text
-from compiler.runtime.ports import ranges_text
 from compiler.timings import StageTime
 from service.api.schemas.jobs import JobView, TaskView
 from service.api.schemas.lookups import LookupView
@@ -29,8 +27,9 @@ from service.wording import (
 from tuner.events import Finished
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from service.jobs.no_regret import Settled
-    from service.jobs.planning import Planned
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -40,6 +39,25 @@ def make_table(*columns: str, title: str | None = None) -> Table:
         left = name.startswith("<")
         table.add_column(name.lstrip("<"), justify="left" if left else "right", no_wrap=not left)
     return table
+
+
+MOST_TASKS = 10
+"""Tasks that a table shows unless somebody asks for all."""
+
+
+def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
+    """The tasks of a job that ended: those that matter, or all of them.
+
+    A task of which nothing is known has no row of its own.
+    """
+    known = [task for task in tasks if task.best_seconds or task.default_seconds]
+    shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
+    told: list[RenderableType] = [task_table(shown)] if shown else []
+    if more := len(tasks) - len(shown):
+        told.append(f"and {more} more {'task' if more == 1 else 'tasks'}: -v shows all")
+    if verbose and (suggested := origins_line(tasks)):
+        told.append(suggested)
+    return told
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
@@ -154,20 +172,6 @@ def settled_line(settled: Settled) -> str:
     if not (settled.known or settled.related):
         return f"end to end: {known}; the defaults are served"
     return f"end to end: {known}; {verdict_text(settled.verdict.to_json())}"
-
-
-def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """What ranges of sizes an artifact serves, and which of them nobody gave."""
-    if planned[0].stages is not None:
-        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
-    lines = []
-    for each in planned:
-        if each.open is not None:
-            lines.append(f"one program for {ranges_text(each.open.ranges)}")
-            ranges = [d for d in each.open.ranges if d.name in each.open.defaults]
-            lines.append(profile_text(ranges, dict(each.sizes)))
-        lines += each.notes
-    return [line for line in lines if line]
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:

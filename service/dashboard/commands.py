@@ -57,6 +57,7 @@ def _submission(job: JobView) -> list[str]:
             words += [flag, str(value)]
     for dimension, sizes in (options.get("dims") or {}).items():
         listed = sizes if isinstance(sizes, list) else [sizes]
+        listed = sorted(listed, key=lambda size: isinstance(size, str))  # hints of a range go last
         words += ["--dim", f"{dimension}={','.join(map(str, listed))}"]
     for dimension, shares in (options.get("shares") or {}).items():
         each = ",".join(f"{size}:{share}" for size, share in shares.items())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from compiler import costs
 from compiler.dtypes import DType
@@ -14,6 +15,19 @@ from service.jobs.device import Device, DeviceError
 from service.jobs.planning import TRANSFORMING, executed_flops
 from tuner.measure.points import SizePoint
 from tuner.tasks import Task
+
+LEAST_BUDGET_SECONDS = 15.0
+"""To measure the machine takes about a second, or three beside busy builders: a smaller budget is
+worth more as trials."""
+
+
+def bounds_within(
+    seconds: float | None, tasks: Sequence[Task], device: Device
+) -> Callable[[], Sequence[float]] | None:
+    """What asks for `task_bounds`; None if a budget of so many seconds has no time for that."""
+    if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
+        return None
+    return partial(task_bounds, tasks, device)
 
 
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:

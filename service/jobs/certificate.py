@@ -48,8 +48,15 @@ MOVES = 8
 """Runs beside the reference: in the first all that jumps is moved up, in the second down, then each
 element at random."""
 
+POOL = 65_521
+"""Random numbers of one comparison: a prime, so that no row of a value has those of the next."""
+
 MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
+
+SUM_MOVED_BY = 2.5e-6
+"""The same of sums of products, as a share of the largest element of their channel: an eighth of
+what the sums of a step may be off, which a subtraction behind them may make a large share."""
 
 NEAR_TIE = 2.0**-20
 """How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
@@ -62,6 +69,10 @@ TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
 table of 256 results takes all elements with it that read the entry."""
 
+TOLD = 3
+"""Operators before a wrong value that its error names."""
+
+_SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 _EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
@@ -97,13 +108,18 @@ class WrongProgramError(CompilerError):
 
     Attributes:
         value: the first value that is wrong; "" if nobody knows.
-        within_bodies: whether bodies of control flow, which nobody looks into, lie before it.
+        nodes: the operators of the model that make it of values that are right.
     """
 
-    def __init__(self, message: str, value: str = "", *, within_bodies: bool = False) -> None:
+    def __init__(self, message: str, value: str = "", nodes: Sequence[Node] = ()) -> None:
         super().__init__(message)
         self.value = value
-        self.within_bodies = within_bodies
+        self.nodes = tuple(nodes)
+
+    @property
+    def within_bodies(self) -> bool:
+        """Whether bodies of control flow, which nobody looks into, lie before the value."""
+        return any(node.bodies for node in self.nodes)
 
 
 def jumps(graph: Graph) -> bool:
@@ -159,6 +175,7 @@ class _Steps:
         }
         self._own |= {value: graph.types[value].dtype for value in ports}
         self._allowed: dict[str, float] = {}
+        self._draw = _Draw()
         self.compared = 0
         self.worst = 0.0
         self.excused = 0
@@ -219,12 +236,13 @@ class _Steps:
         )
 
     def _wrong(self, name: str, what: str) -> None:
-        segment = self._segment(name)
-        bodies = any(node.bodies for node in segment.nodes)
+        nodes = self._segment(name).nodes
+        operators = ", ".join(f"'{node.name}' ({node.op})" for node in nodes[-TOLD:])
         raise WrongProgramError(
-            f"value '{name}' of the compiled model {what}; the values before it are right",
+            f"value '{name}' of the compiled model {what}; the values before it are right, so that "
+            f"this concerns {operators}",
             name,
-            within_bodies=bodies,
+            nodes,
         )
 
     def _segment(self, name: str) -> Graph:
@@ -264,11 +282,11 @@ class _Steps:
         jumped = before != name
         hair = NEAR_TIE * _largest(start) if jumped else 0.0
         apart = np.zeros(start.shape)
-        rng = np.random.default_rng(MOVES)
+        draw = self._draw
         watched = segment.replace(outputs=[before, name])
         for number in range(MOVES):
-            beside = {v: _beside(a, segment.types[v].dtype, rng) for v, a in given.items()}
-            mover = _Mover(segment, rng, {0: 1.0, 1: -1.0}.get(number))
+            beside = {v: _beside(a, segment.types[v].dtype, draw) for v, a in given.items()}
+            mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number))
             try:
                 moved, found = run_graph(watched, beside, float64=True, chosen=mover)
             except CompilerError:
@@ -321,13 +339,26 @@ def _largest(array: np.ndarray) -> float:
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
+class _Draw:
+    """Standard normal numbers from a pool, each time from another place of it: drawing them anew
+    takes longer than the operators between two values."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(MOVES)
+        self._pool = self._rng.standard_normal(POOL)
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        start = int(self._rng.integers(POOL))
+        return np.resize(np.roll(self._pool, start), shape)
+
+
 class _Mover:
     """Moves results by a rounding of float32, and operands of jumps by a hair: up, down, or each
     element at random."""
 
-    def __init__(self, graph: Graph, rng: np.random.Generator, sign: float | None) -> None:
+    def __init__(self, graph: Graph, draw: _Draw, sign: float | None) -> None:
         self._graph = graph
-        self._rng = rng
+        self._draw = draw
         self._sign = sign
 
     def __call__(
@@ -340,22 +371,25 @@ class _Mover:
                 return np.asarray(operator.reference(shifted, node.attrs))
         if operator.kind in _EXACT or _integral(result):
             return result
-        moved: np.ndarray = result * (1.0 + MOVED_BY * self._rng.standard_normal(result.shape))
+        by = MOVED_BY * result
+        if operator.kind in _SUMS:
+            by = SUM_MOVED_BY * _by_channel(np.where(np.isfinite(result), np.abs(result), 0.0))
+        moved: np.ndarray = result + by * self._draw(result.shape)
         return moved
 
     def _shifted(self, array: np.ndarray) -> np.ndarray:
         by = NEAR_TIE * _largest(array)
         if self._sign is not None:
             return array + self._sign * by
-        shifted: np.ndarray = array + by * self._rng.choice((-1.0, 1.0), array.shape)
+        shifted: np.ndarray = array + by * np.sign(self._draw(array.shape))
         return shifted
 
 
-def _beside(array: np.ndarray, dtype: DType, rng: np.random.Generator) -> np.ndarray:
+def _beside(array: np.ndarray, dtype: DType, draw: _Draw) -> np.ndarray:
     """An array in memory with floats beside its own."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
-    factors = 1.0 + MOVED_BY * rng.standard_normal(array.shape)
+    factors = 1.0 + MOVED_BY * draw(array.shape)
     return (array * factors).astype(np.float32)
 
 
@@ -391,13 +425,18 @@ def _errors(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _scales(own: np.ndarray, right: np.ndarray) -> np.ndarray:
     """By element, the largest finite element of its channel among those that differ by more than a
-    rounding; the channel is the second axis. 1 where all are zero."""
+    rounding; 1 where all are zero."""
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
         sizes = np.where(np.abs(own - right) > ROUNDED * sizes, sizes, 0.0)
-    axes = tuple(axis for axis in range(right.ndim) if axis != 1)
-    if right.ndim < 2 or right.size < LEAST_CHANNEL * right.shape[1]:
-        axes = tuple(range(right.ndim))
-    scales = sizes.max(axis=axes, keepdims=True, initial=0.0)
-    scales = np.where(scales > 0.0, scales, 1.0)
-    return np.broadcast_to(scales, right.shape)
+    scales = _by_channel(sizes)
+    return np.where(scales > 0.0, scales, 1.0)
+
+
+def _by_channel(sizes: np.ndarray) -> np.ndarray:
+    """By element, the largest of its channel, which is the second axis; of the whole value if
+    channels have few elements."""
+    axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
+    if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
+        axes = tuple(range(sizes.ndim))
+    return np.broadcast_to(sizes.max(axis=axes, keepdims=True, initial=0.0), sizes.shape)

@@ -88,4 +88,6 @@ def _reason(
         return f"no trial fitted into {asked.seconds:g} s", False
     if not total:
         return f"no candidate was measured: {finished.reason or 'there was none to try'}", False
+    if finished.ended is Ended.TIME and total <= finished.screened.candidates:
+        return f"the comparison of {total} trials did not fit into {asked.seconds:g} s", False
     return f"of {total} trials none passed the comparison with the default", False

@@ -12,6 +12,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
 from compiler.ranges import Shares
 from compiler.target import Target
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.planning import ModelRequest, Planned, SizeChoice
 from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
@@ -72,6 +73,7 @@ class JobSpec:
         weight_limit_bytes: most memory that packed weights may take; None: no limit.
         budget: when tuning ends.
         digest: the SHA-256 of the model's bytes, if known.
+        given: real inputs, on which programs are verified, and whose sizes are hints.
         precision: what values between products are stored as, and products formed of.
     """
 
@@ -86,6 +88,7 @@ class JobSpec:
     digest: str = ""
     precision: str = DType.FLOAT32
     shares: Shares = field(default_factory=dict)
+    given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
 
     @classmethod
     def of_options(cls, request: ModelRequest, options: Mapping[str, Any]) -> JobSpec:
@@ -157,4 +160,5 @@ class JobSpec:
             self.numerics,
             digest=self.digest,
             precision=self.precision,
+            given=self.given,
         )

@@ -18,7 +18,7 @@ from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
-from compiler.ranges import SizeRange
+from compiler.ranges import Shares, SizeRange, with_hints
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import Sizes
 from compiler.runtime.sized import SizedExecutable
@@ -56,6 +56,8 @@ class KnownModel:
     _digest: str = field(default="", init=False)
     _given: frozenset[str] = field(default=frozenset(), init=False)
     """Dimensions that the caller gave sizes or ranges."""
+    _shares: Shares = field(default_factory=dict, init=False)
+    """Hints of the caller's ranges."""
 
     def __post_init__(self) -> None:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
@@ -70,6 +72,7 @@ class KnownModel:
             CompilerError: naming what is wrong with the model or the arguments.
         """
         self._given = frozenset(dims or ())
+        self._shares = with_hints({name: [size] for name, size in (dims or {}).items()}, None)
         return driver.compile_with(
             self._source,
             driver.CompileOptions(
@@ -120,7 +123,9 @@ class KnownModel:
         if graph.dimensions:
             ports = model_ports(read_model(self._source).proto.graph)
             free = [d for d in graph.dimensions if d.name not in self._given]
-            open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, {})
+            known = {d.name for d in graph.dimensions}
+            shares = {name: each for name, each in self._shares.items() if name in known}
+            open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, shares)
             planned = planned_for_ranges(request, target, open_plan)
         else:
             planned = Planned(request, graph, plan, target)

@@ -15,9 +15,10 @@ from compiler.roofline import Speeds, measure_speeds
 from compiler.target import Target
 from db.standing import Backing, Witness
 from service.jobs.device import Checked, Loadable, Variant
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tuner.measure import model_runs
 from tuner.measure.local_runner import LocalRunner
-from tuner.measure.model_runs import Race, Run, draw_inputs, output_errors, run_all
+from tuner.measure.model_runs import Race, Run, output_errors, run_all
 from tuner.measure.runner import Runner
 
 
@@ -25,9 +26,13 @@ class LocalDevice:
     """Runs programs in this process, and measures kernels in a child of it.
 
     A context, which ends that child. Its methods run on the caller's thread.
+
+    Args:
+        given: real inputs of the model whose programs are run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: GivenInputs = NONE_GIVEN) -> None:
+        self._given = given
         self._facts = this_device()
         self._runner: LocalRunner | None = None
         self._speeds: dict[str, Speeds] = {}
@@ -90,7 +95,7 @@ class LocalDevice:
         fetch: Sequence[str] = (),
     ) -> Checked:
         executable = loadable.load(threads)
-        outputs = executable.run(draw_inputs(executable.inputs, seed), labels=False)
+        outputs = executable.run(self._given.draw(executable.inputs, seed), labels=False)
         names = (port.name for port in executable.outputs)
         named = dict(zip(names, outputs, strict=True))
         errors = output_errors(executable, outputs, expected)
@@ -103,7 +108,7 @@ class LocalDevice:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         def loaded(variant: Variant) -> Run:
-            return run_all([one.load(threads) for one in variant])
+            return run_all([one.load(threads) for one in variant], draw=self._given.draw)
 
         turns = iter(variants)
         incumbent = loaded(next(turns))
@@ -112,6 +117,6 @@ class LocalDevice:
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         executable = loadable.load(threads)
-        inputs = draw_inputs(executable.inputs)
+        inputs = self._given.draw(executable.inputs)
         fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
         return fastest

@@ -39,6 +39,7 @@ from service.jobs.known_plan import known_plan, planner_of
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
 from service.jobs.second_opinion import race_again
+from service.units import finite
 from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.measure.model_runs import Race
@@ -69,8 +70,8 @@ class Verdict:
     `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
     untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
     raced them: the device could not, or no job had all these records together. `dropped` names the
-    workloads that fell back, `device` the CPU that they were raced on. `backing` says whose word it
-    is; None if nobody raced.
+    workloads that fell back, `device` the CPU that they were raced on, `untuned_seconds` the
+    fastest run of the untuned program there. `backing` says whose word it is; None if nobody raced.
     """
 
     served: Served
@@ -80,6 +81,7 @@ class Verdict:
     reason: str = ""
     device: str = ""
     backing: Backing | None = None
+    untuned_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +92,7 @@ class Verdict:
             "reason": self.reason,
             "device": self.device,
             "backing": self.backing,
+            "untuned_seconds": self.untuned_seconds,
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class Verdict:
             str(data["reason"]),
             str(data.get("device", "")),
             None if data.get("backing") is None else Backing(data["backing"]),
+            finite(data.get("untuned_seconds")),
         )
 
 
@@ -311,8 +315,12 @@ def _race(
     tuned = programs.tuned
     race = programs.race(device, tuned)
     (whole,) = race.comparisons
+    taken = race.incumbent_seconds
     if whole.outcome is Outcome.FASTER:
-        return Verdict(Served.TUNED, whole.outcome.value, whole, device=where), race.worker
+        verdict = Verdict(
+            Served.TUNED, whole.outcome.value, whole, device=where, untuned_seconds=taken
+        )
+        return verdict, race.worker
     sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
     found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
     worker = race.worker
@@ -322,10 +330,26 @@ def _race(
         worker = worker if race.worker == worker else ""
         if partly.outcome is Outcome.FASTER:
             dropped = tuple(sorted(tuned.keys() - sure.keys()))
-            verdict = Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found, where)
+            verdict = Verdict(
+                Served.PARTLY,
+                partly.outcome.value,
+                partly,
+                dropped,
+                found,
+                where,
+                untuned_seconds=race.incumbent_seconds,
+            )
             return verdict, worker
-    dropped = tuple(sorted(tuned))
-    return Verdict(Served.DEFAULT, whole.outcome.value, whole, dropped, found, where), worker
+    verdict = Verdict(
+        Served.DEFAULT,
+        whole.outcome.value,
+        whole,
+        tuple(sorted(tuned)),
+        found,
+        where,
+        untuned_seconds=taken,
+    )
+    return verdict, worker
 
 
 def _is_sure(record: TuningRecord) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler import costs, driver, ops
 from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
+from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
@@ -21,14 +21,15 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.profile import agreeing_size, size_hints
+from compiler.profile import size_hints
 from compiler.program_builder import CompiledProgram
 from compiler.ranges import (
     Shares,
+    SizeRange,
     as_range,
     default_range,
-    narrower_text,
     size_choices,
+    with_hints,
     within_defaults,
 )
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
@@ -36,9 +37,12 @@ from compiler.runtime.stages import DataCut
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.sizes import Dimension, OpenSizeError, open_size, typical
+from compiler.staged import TAKEN_FOR_NUMBERS
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
+from service.jobs.fitted_ranges import FittedRanges
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tuner.analysis.compute_costs import compute_costs
 from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_within
 from tuner.graph.planner import Optimised, optimise
@@ -73,6 +77,8 @@ class ModelRequest:
     digest: str = ""
     precision: str = DType.FLOAT32
     in_place: bool = True
+    given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
+    """Real inputs, on which programs are verified, and whose sizes are hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,12 @@ class OpenPlan:
     stated: bool = False
     implied: tuple[Dimension, ...] = ()
     hints: Sizes = ()
+
+    @property
+    def hinted(self) -> dict[str, tuple[int, ...]]:
+        """The sizes at which dimensions with a hint are measured, by name, each once."""
+        rows = [dict(each.sizes) for each in self.drawn]
+        return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
     @property
     def measured(self) -> tuple[DrawnSizes, ...]:
@@ -203,7 +215,8 @@ def plan_sizes(
     """`plan_model` for every combination of sizes, in the order in which they are given.
 
     Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
-    have a default range. `shares` says at which sizes of ranges to measure, by dimension.
+    have a default range. The hints of ranges say at which sizes to measure, and so do `shares`, by
+    dimension.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, or there are more
@@ -231,6 +244,7 @@ def _plan_each(
     shares: Shares | None = None,
 ) -> Iterator[Planned]:
     dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
+    shares = with_hints(dims, shares)
     ranges = {
         name: as_range(name, size)
         for name, sizes in dims.items()
@@ -264,7 +278,7 @@ def _plan_each(
         empty = cache_lengths(proto)
         sizes: dict[str, int | Dimension] = {**one, **ranges}
         ports = model_ports(proto)
-        yield _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares or {})
+        yield from _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares)
         if not own:
             return
     else:
@@ -285,21 +299,25 @@ def _plan_ranges(
     observer: Observer | None,
     timings: Timings | None,
     shares: Shares,
-) -> Planned:
+) -> Iterator[Planned]:
     """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
 
-    If no program serves a default range, the dimension at fault has one size: that which the
-    operator needs, or else its hint. The plan's `notes` say so.
+    If no program serves them, they give way (`FittedRanges`); the plan's `notes` say so. If nothing
+    is left open, there is a plan for each hint.
 
     Raises:
-        CompilerError: also if no program serves a range that the user gave.
+        CompilerError: if the model is wrong or not supported.
     """
     target = request.target
     if isinstance(target, str):
         target = resolve_target(target)
+    imports = 0
 
     def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
-        graph = driver.load_graph(request.model, {**dims, **chosen, **ranges}, timings)
+        nonlocal imports
+        imports += 1
+        sizes: dict[str, SizeRange] = {**numbers, **fitted.sizes, **fitted.given, **ranges}
+        graph = driver.load_graph(request.model, sizes, timings)
         optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
         plan = driver.make_plan(
             optimised.graph,
@@ -310,48 +328,69 @@ def _plan_ranges(
         )
         return graph, plan
 
+    def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
+        ranges = {**fitted.given, **{name: default_range(name) for name in fitted.left}}
+        return driver.load_graph(request.model, {**numbers, **ranges, **sizes}, timings)
+
+    numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
     given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
-    chosen: dict[str, int] = {}
-    notes: list[str] = []
-    while True:
-        left = tuple(name for name in defaults if name not in chosen)
-        if not left and not given:
-            numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
-            fixed = plan_model(replace(request, dims={**numbers, **chosen}), observer, timings)
-            return replace(fixed, notes=tuple(notes))
+    stated = {**request.given.shares(ports.fixed(numbers).inputs), **shares}
+    hints = size_hints(ports, [*map(default_range, defaults), *given.values()])
+    hints |= first_sizes(stated)
+    fitted = FittedRanges(given, defaults, hints, stated)
+    while fitted.left or fitted.given:
+        before = imports
         try:
-            graph, made = within_defaults(left, plan, empty)
+            graph, made = within_defaults(fitted.left, plan, empty)
             break
-        except OpenSizeError as error:
-            hints = size_hints(ports, map(default_range, left))
-            found = agreeing_size(error, hints)
-            if found is None:
-                raise _no_program(error, left, given) from error
-            chosen |= dict([found])
-            notes.append(f"{found[0]}={found[1]}, since no program serves its range: {error}")
+        except (OpenSizeError, InvalidModelError, *TAKEN_FOR_NUMBERS) as error:
+            if isinstance(error, InvalidModelError) and imports == before + 1:
+                if not fitted.sizes:
+                    raise  # at all sizes
+                fitted.take_other_sizes(error, imported)
+            else:
+                fitted.give_way(error)
+    else:
+        yield from _plan_fixed(request, numbers, fitted, imported, observer, timings)
+        return
     known = {d.name for d in graph.dimensions}
-    implied = tuple(d for n, d in given.items() if n not in known)
-    closed = {name: size for name, size in dims.items() if isinstance(size, int)} | chosen
-    free = [d for d in graph.dimensions if d.name not in given]
+    implied = tuple(d for n, d in fitted.given.items() if n not in known)
+    free = [d for d in graph.dimensions if d.name not in fitted.given]
     open_plan = profiled(
-        OpenPlan(made, graph, graph.dimensions, left, implied=implied), ports, free, shares
+        OpenPlan(made, graph, graph.dimensions, fitted.left, implied=implied),
+        ports,
+        free,
+        # a dimension that others express has no sizes of its own
+        {name: each for name, each in fitted.shares.items() if name in known or name in shares},
     )
-    return replace(
-        planned_for_ranges(replace(request, dims=closed), target, open_plan), notes=tuple(notes)
-    )
+    closed = replace(request, dims={**numbers, **fitted.sizes})
+    yield replace(planned_for_ranges(closed, target, open_plan), notes=tuple(fitted.notes))
 
 
-def _no_program(
-    error: OpenSizeError, defaults: Sequence[str], given: Mapping[str, Dimension]
-) -> InvalidArgumentError:
-    """The refusal of ranges that a user gave, with narrower ones that are served."""
-    names = [*defaults, *given]
-    name = next((each for each in names if each in str(error)), names[0])
-    return InvalidArgumentError(
-        f"no program serves a range of sizes of this model: "
-        f"{error}{narrower_text(given, error)}; give dimension '{name}' a size, such as "
-        f"--dim '{name}=1'"
-    )
+def _plan_fixed(
+    request: ModelRequest,
+    numbers: Mapping[str, int],
+    fitted: FittedRanges,
+    imported: Callable[[Mapping[str, int | Dimension]], Graph],
+    observer: Observer | None,
+    timings: Timings | None,
+) -> Iterator[Planned]:
+    """The plans at the hints of a model of which no program serves a range."""
+
+    def plan(sizes: Mapping[str, int]) -> Planned:
+        return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
+
+    try:
+        first = plan(fitted.rows()[0])
+    except InvalidModelError as error:
+        fitted.take_other_sizes(error, imported)
+        first = plan(fitted.rows()[0])
+    rows = fitted.rows()
+    varying = sorted(name for name in fitted.sizes if len({row[name] for row in rows}) > 1)
+    for row in rows:
+        planned = first if row is rows[0] else plan(row)
+        sizes = tuple((name, row[name]) for name in varying)
+        yield replace(planned, sizes=sizes, notes=tuple(fitted.notes))
 
 
 def profiled(
@@ -371,8 +410,13 @@ def profiled(
     hints = size_hints(ports, (d for d in free if d.name not in shares))
     own = {name: {size: 1.0} for name, size in hints.items()}
     drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
-    hints |= {name: max(listed, key=lambda s: listed[s]) for name, listed in shares.items()}
+    hints |= first_sizes(shares)
     return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
+
+
+def first_sizes(shares: Shares) -> dict[str, int]:
+    """Of the sizes that a user states, that with the largest share, by dimension."""
+    return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
 def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) -> Planned:

@@ -8,7 +8,7 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounded_planning import plan_bounded
 from service.jobs.bounded_verification import VerificationBound
-from service.jobs.bounds import task_bounds
+from service.jobs.bounds import bounds_within
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
@@ -37,10 +37,13 @@ from service.jobs.graph_choice import (
 )
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
+from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
+from service.jobs.phases import phase_seconds
 from service.jobs.planning import Planned, open_ports, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
+from service.jobs.shown_sizes import range_lines
 from service.jobs.stage_planning import plan_programs
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
@@ -100,7 +103,8 @@ class JobOutcome:
 
     `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
     hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
-    if no artifact was wanted.
+    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
+    phase.
     """
 
     served: tuple[Planned, ...]
@@ -110,6 +114,8 @@ class JobOutcome:
     settled: Settled | None = None
     confirmed: Confirmed = field(default_factory=Confirmed)
     verification: Verification | None = None
+    latencies: tuple[Latency, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cancelled(self) -> bool:
@@ -128,6 +134,9 @@ class JobOutcome:
             "ended": finished.ended.value,
             "forecast": _plain(finished.forecast),
             "forecast_error": _plain(finished.forecast_error),
+            "ranges": range_lines(self.served),
+            "latency": [each.to_json() for each in self.latencies],
+            "phases": dict(self.phases),
             "largest_error": None if checked is None else checked.error,
             "verified": checked is not None and checked.complete,
             "by_steps": None if checked is None else _plain(checked.by_steps),
@@ -185,8 +194,9 @@ def run_job(
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
-    with ReferenceCache() as references:  # however the job ends, they end with it
-        return _run(
+    # however the job ends, they end with it
+    with ReferenceCache(timings=workshop.beside) as references:
+        outcome = _run(
             spec,
             device,
             workshop,
@@ -199,6 +209,7 @@ def run_job(
             sharing=sharing,
             stop=stop or token,
         )
+    return replace(outcome, phases=phase_seconds(workshop.timings, workshop.beside))
 
 
 def _run(
@@ -257,12 +268,13 @@ def _run(
             on_event=on_event,
             token=token,
             references=references,
-            bounds=lambda: task_bounds(tasks, device),
+            bounds=bounds_within(spec.budget.seconds, tasks, device),
             timings=workshop.loop,
             beside=workshop.beside,
         )
         if not finished.cancelled:
-            confirmed += again.confirm(tasks)
+            with timings.stage("confirm"):
+                confirmed += again.confirm(tasks)
         return finished
 
     with timings.stage("tune"):
@@ -302,10 +314,13 @@ def _run(
             )
             if storage.ledger.use(tuple(settled.records.values()), job_id):
                 break  # from now on the job is told when one of them is withdrawn
+        timed = latencies(settled, device, workshop.kernels, limit)
     for planned in plans:
         if planned.stages is None:
             keep_plan(planned, storage)
-    outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
+    outcome = replace(
+        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+    )
     if output is None:
         return outcome
 
@@ -332,8 +347,12 @@ def _run(
         None if workshop.verification is None else VerificationBound(workshop.verification, stop)
     )
     delivery = partial(deliver_to, output)
-    settled, found = deliver_verified(settled, device, storage, delivery, bound)
-    return replace(outcome, served=settled.planned, settled=settled, verification=found)
+    right, found = deliver_verified(settled, device, storage, delivery, bound)
+    if right is not settled:
+        timed = latencies(right, device, workshop.kernels, limit)
+    return replace(
+        outcome, served=right.planned, settled=right, latencies=timed, verification=found
+    )
 
 
 def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:

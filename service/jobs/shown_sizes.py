@@ -1,13 +1,13 @@
-"""The sizes at which a model with ranges is explained and profiled."""
+"""The sizes at which a model with ranges is explained and profiled, and what is said of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
 from compiler import costs
-from compiler.profile import size_hints
+from compiler.profile import profile_text, size_hints
 from compiler.ranges import Shares
-from compiler.runtime.ports import OpenPorts
+from compiler.runtime.ports import OpenPorts, ranges_text
 from compiler.sizes import Dimension
 from service.jobs.planning import Planned
 from service.jobs.verified_sizes import affordable, end_of
@@ -22,8 +22,9 @@ TIMES = 8
 
 
 def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str, int]]:
-    """Sizes of a model's open dimensions: those that are stated, or else its hints and the largest,
-    or as near to these as a run stays short. One without a name if nothing is open.
+    """Sizes of a model's open dimensions: those that are stated here or were in its plan, or else
+    its hints and the largest, or as near to these as a run stays short. One without a name if
+    nothing is open.
 
     Raises:
         InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
@@ -32,6 +33,8 @@ def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str
     ranges = () if found is None else found.ranges
     if stated or found is None:
         return stated_sizes(ranges, stated)
+    if found.stated:
+        return [dict(each.sizes) for each in found.drawn]
 
     def cost(sizes: Mapping[str, int]) -> int:
         return round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))
@@ -67,3 +70,17 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
         InvalidArgumentError: as `shown_sizes` does.
     """
     return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
+
+
+def range_lines(planned: Sequence[Planned]) -> list[str]:
+    """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    if planned[0].stages is not None:
+        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
+    lines = []
+    for each in planned:
+        if each.open is not None:
+            lines.append(f"one program for {ranges_text(each.open.ranges)}")
+            open_plan = each.open
+            lines.append(profile_text(open_plan.ranges, open_plan.hinted, open_plan.defaults))
+        lines += each.notes
+    return [line for line in lines if line]

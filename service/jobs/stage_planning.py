@@ -16,7 +16,7 @@ from compiler.frontend.dimensions import check_dims, free_dimensions, model_port
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
 from compiler.passes.pipeline import Observer
-from compiler.ranges import Shares, as_range, default_range
+from compiler.ranges import Shares, as_range, default_range, with_hints
 from compiler.runtime.stages import DataCut, DataStage
 from compiler.sizes import OpenSizeError, open_size, typical
 from compiler.staged import RestCut, Stager
@@ -57,12 +57,15 @@ def plan_programs(
 
 
 def plan_first_program(
-    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], shares: Shares | None = None
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    shares: Shares | None = None,
+    observer: Observer | None = None,
 ) -> Planned:
     """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
     that does, for what is wrong up to there."""
     try:
-        return plan_first_sizes(request, dims, shares)
+        return plan_first_sizes(request, dims, shares, observer)
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise
@@ -146,11 +149,13 @@ def _beginning(
     ranges = check_dims(source.proto.graph, {name: listed[0] for name, listed in dims.items()})
     given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
     ports = model_ports(source.proto.graph).fixed(given)
+    shares = with_hints(dims, shares)
     for name in shares:
         if name not in ports.open:
             raise InvalidArgumentError(
                 f"sizes are stated of dimension '{name}', which has no range"
             )
+    shares = {**request.given.shares(ports.inputs), **shares}
     request = replace(request, dims=given, target=target)
 
     def compiling() -> Callable[[Graph, bool], Planned]:

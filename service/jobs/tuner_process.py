@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 
 import structlog
 
@@ -18,7 +19,7 @@ from compiler.errors import CompilerError
 from db.errors import DatabaseError, StorageError
 from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
-from db.stores.sweeps import TERM_SECONDS
+from db.stores.sweeps import CLAIMS, TERM_SECONDS
 from service.jobs.bounded_planning import planning_limits
 from service.jobs.bounded_verification import verification_limits
 from service.jobs.builders import open_builder
@@ -72,6 +73,8 @@ class TunerProcess:
             while not self._stopping.is_set():
                 self._wake.clear()
                 try:
+                    # the api is not ready while no tuner comes by here
+                    self._storage.sweeps.take(CLAIMS, self._name)
                     match_jobs(self._storage)
                     taken = self.take()
                 except StorageError as error:
@@ -95,6 +98,8 @@ class TunerProcess:
                 thread.join()
             if self._builder is not None:
                 self._builder.close()
+            with suppress(StorageError):  # it is missed as if it had been killed
+                self._storage.sweeps.leave(CLAIMS, self._name)
             log.info("tuner is down", name=self._name)
 
     def take(self) -> JobRun | None:

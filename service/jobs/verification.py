@@ -56,6 +56,7 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
+from compiler.table_rows import table_rows
 from service.jobs.certificate import Certificate, WrongProgramError, certify, jumps, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
@@ -63,7 +64,7 @@ from service.jobs.observation import Observation, with_program
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong, overflowing, tolerances
 from service.jobs.verified_sizes import at_verified_sizes
-from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
+from tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
 """Most draws of the inputs, if truth values depend on rounding."""
@@ -147,7 +148,7 @@ class Verifier:
     def __enter__(self) -> Verifier:
         for each in self._planned:
             ahead = self._device.runs(each.target) and not _follows(each.graph)
-            self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
+            self._expected.append(self._pool.submit(_first_draw, each) if ahead else None)
         return self
 
     def __exit__(
@@ -220,14 +221,18 @@ def verify_program(
     return found
 
 
-def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
-    types = graph.types
-    return {v: input_spec(v, types[v].shape, types[v].dtype, seed).draw() for v in graph.inputs}
+    types, made = planned.graph.types, planned.plan.graph
+    ports = [
+        Port(v, types[v].dtype, types[v].shape, rows=table_rows(made, v))
+        for v in planned.graph.inputs
+    ]
+    return planned.request.given.draw(ports, seed)
 
 
-def _first_draw(graph: Graph) -> list[np.ndarray]:
-    return run_graph(graph, _draw(graph, INPUT_SEED))
+def _first_draw(planned: Planned) -> list[np.ndarray]:
+    return run_graph(planned.graph, _draw(planned, INPUT_SEED))
 
 
 def _follows(graph: Graph) -> bool:
@@ -243,7 +248,7 @@ def _verify(
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
     graph, threads, precision = planned.graph, planned.threads, planned.precision
-    inputs = _draw(graph, seed)
+    inputs = _draw(planned, seed)
     if any(node.bodies for node in graph.nodes):
         # first: it gives up on loops that do not end
         _ = run_graph(graph, inputs) if ahead is None else ahead.result()
@@ -272,10 +277,10 @@ def _verify(
     apart = [name for name in judged if not errors[name] <= allowed[name]]
     if (apart or unverified) and precision == DType.FLOAT16:
         _check_range(planned, inputs)
-    if (apart or unverified) and precision == DType.FLOAT32 and jumps(graph):
+    if (apart or unverified) and precision == DType.FLOAT32:
         seen = Observation(planned.plan, loadable, device, threads, seed)
         by_steps = _by_steps(graph, inputs, seen, dict(zip(graph.outputs, ports, strict=True)))
-        if by_steps is not None:
+        if by_steps is not None and jumps(graph):  # else nothing explains the whole
             return Verification(max(errors.values()), by_steps=by_steps)
     if not apart:
         return Verification(max((errors[name] for name in judged), default=None), unverified)

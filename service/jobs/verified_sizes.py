@@ -1,4 +1,5 @@
-"""The sizes at which a program for ranges is verified: its hints, both ends, and drawn ones.
+"""The sizes at which a program for ranges is verified: its hints, those that a user states, both
+ends, and drawn ones.
 
 The reference computes in NumPy. Ends at which the model costs many times what it does at the hints
 are taken nearer to those.
@@ -42,7 +43,8 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
     drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
     vectors = [first]
-    for wanted in (*ends, *drawn):
+    hints = [dict(each.sizes) for each in found.drawn] if found.stated else []
+    for wanted in (*hints, *ends, *drawn):
         near = affordable(known, wanted, first, most, operations)
         if near not in vectors:
             vectors.append(near)

@@ -99,8 +99,39 @@ def read_samples(
     return split(samples, {**dims, **{n: size for n, (size, _) in bound.items()}}, str(path))
 
 
-def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
-    """Samples that are drawn: standard normal, integers 0 and 1; `dims` as in `read_samples`.
+def read_each(
+    path: Path, inputs: Sequence[Input], values: Mapping[str, float]
+) -> Iterator[InputArrays]:
+    """The samples of a file or a folder, each of which may have sizes of its own.
+
+    An input of `values` that has no dimensions, or fixed ones, may be absent: a value fills it.
+
+    Raises:
+        QuantizeError: naming the file, and the array in it, that is wrong.
+        OSError: if a file cannot be read.
+    """
+    filled = {
+        one.name: np.full([int(dim) for dim in one.dims], values[one.name], one.dtype)
+        for one in inputs
+        if one.name in values and all(isinstance(dim, int) for dim in one.dims)
+    }
+    count = 0
+    for where, arrays in _arrays(path, inputs, ImageOptions()):
+        for sample in _rows(_checked(where, {**filled, **arrays}, inputs), inputs):
+            _bind(where, sample, inputs, {})
+            count += 1
+            yield sample
+    if not count:
+        raise QuantizeError(f"'{path}' holds no sample")
+
+
+def drawn_samples(
+    inputs: Sequence[Input], dims: Mapping[str, int], rows: Mapping[str, int | None] | None = None
+) -> Samples:
+    """Random samples (`input_spec`); `dims` as in `read_samples`.
+
+    Args:
+        rows: of the tables that integer inputs index (`table_rows`), by name.
 
     Raises:
         QuantizeError: if a dimension has no size.
@@ -111,9 +142,12 @@ def drawn_samples(inputs: Sequence[Input], dims: Mapping[str, int]) -> Samples:
             if isinstance(dim, str):
                 raise QuantizeError(f"dimension '{dim}' has no size; give one with --dim")
         shapes[one.name] = tuple(int(dim) for dim in one.dims)
+    known = rows or {}
     samples = [
         {
-            one.name: input_spec(one.name, shapes[one.name], DType(one.dtype.name), seed).draw()
+            one.name: input_spec(
+                one.name, shapes[one.name], DType(one.dtype.name), seed, known.get(one.name)
+            ).draw()
             for one in inputs
         }
         for seed in range(RANDOM_SAMPLES)

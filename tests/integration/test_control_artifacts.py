@@ -73,7 +73,7 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
         moved = numpy_helper.to_array(tensor) * np.float32(1.01)
         tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
     other = plan_model(ModelRequest(proto.SerializeToString()))
-    with pytest.raises(CompilerError, match="differs from its reference"):
+    with pytest.raises(CompilerError, match=r"differs from its reference|the values before it"):
         verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
     if not computed:
         return

@@ -250,6 +250,10 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
     capsys.readouterr()
     assert cli.run([*tune, *stated]) == 0
     assert "0 trials" in capsys.readouterr().out, "the same sizes need nothing more"
+    hinted = ["tune", str(tmp_path / "m.onnx"), "--dim", "rows=1..90@7,64", "--trials", "4"]
+    assert cli.run(hinted) == 0
+    shown = capsys.readouterr().out
+    assert "0 trials" in shown, "hints have equal shares"
     x = np.random.default_rng(2).standard_normal((53, 24), dtype=np.float32)
     (y,) = compiler.load_artifact(tmp_path / "artifact").run({"x": x})
     assert np.abs(y - x @ w).max() < 1e-4
@@ -272,6 +276,7 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
         (["sequence=70..1"], "70..1 has no sizes"),
         (["sequence=1..70:3"], "70 is no multiple of 3|1 is no multiple of 3"),
         (["sequence=a..b"], "'a..b' is no size"),
+        (["sequence=1..70@8,71"], "hint 71 is not a size of 1..70"),
         (["sequence=1..2", "sequence=1..3"], "'sequence' has sizes already"),
         (["=1..2"], "expected NAME=SIZE"),
         (["width=1..2"], "no open dimension 'width'"),
@@ -290,22 +295,31 @@ def test_ranges_that_mean_nothing_are_refused(
     assert not (tmp_path / "artifact").exists()
 
 
-def test_why_no_program_serves_a_range_is_said(
+def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
     saved: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    make_plan = driver.make_plan
+
     def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
-        raise OpenSizeError("whether sequence is even is known at run time only")
+        if graph.dimensions:
+            raise OpenSizeError("whether sequence is even is known at run time only")
+        return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)
-    ranges = ["--dim", "batch=1..2", "--dim", "sequence=1..70"]
-    assert cli.run(["compile", str(saved), "-o", str(tmp_path / "artifact"), *ranges]) == 1
-    assert capsys.readouterr().err.strip() == (
-        "error: no program serves a range of sizes of this model: whether sequence is even is "
-        "known at run time only; give dimension 'sequence' a size, such as --dim 'sequence=1'"
-    )
+    ranges = ["--dim", "batch=1..2", "--dim", "sequence=1..70@16,24"]
+    folder = tmp_path / "artifact"
+    assert cli.run(["compile", str(saved), "-o", str(folder), *ranges]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    said = "whether sequence is even is known at run time only"
+    assert f"sequence=16, since no program serves 1..70: {said}" in shown
+    assert f"batch=1, since no program serves 1..2: {said}" in shown
+    loaded = compiler.load_artifact(folder)
+    for sequence in (16, 24):
+        sizes = {"batch": 1, "sequence": sequence}
+        assert loaded.run(_bert(sizes))[0].shape == (1, sequence, HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["total", "past + sequence"])

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +25,7 @@ from service.jobs.run_job import JobWatcher, Workshop, run_job
 from service.jobs.tracker import Tracker
 from service.settings import Settings
 from service.storage import open_storage
+from tests.services import served
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 
@@ -79,45 +75,8 @@ def model_and_parameters(path: Path) -> dict[str, np.ndarray]:
 @pytest.fixture
 def service(tmp_path: Path, database_url: str) -> Iterator[Client]:
     """`tilewright serve` with its own tuner, and one worker."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url, data = f"http://127.0.0.1:{port}", tmp_path / "data"
-    environment = {
-        **os.environ,
-        "TILEWRIGHT_DATA_FOLDER": str(data),
-        "TILEWRIGHT_DATABASE_URL": database_url,
-        "TILEWRIGHT_BUILDERS": "1",
-    }
-    python, running = sys.executable, []
-    log = (tmp_path / "log").open("wb")
-
-    def start(*arguments: str) -> None:
-        command = [python, "-m", *arguments]
-        running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-
-    try:
-        start("service.cli", "serve", "--port", str(port))
-        ends = time.monotonic() + 60
-        while True:
-            try:
-                Client(url, "").health()
-                break
-            except ClientError:
-                assert running[0].poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < ends
-                time.sleep(0.05)
-        token_file = str(data / "token")
-        spool = str(tmp_path / "spool")
-        start("service.worker", "--server", url, "--token-file", token_file, "--spool", spool)
-        with Client(url, (data / "token").read_text().strip()) as client:
-            yield client
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        codes = [process.wait(30) for process in reversed(running)]
-        log.close()
-    assert codes == [0, 0], (tmp_path / "log").read_text()
+    with served(tmp_path, database_url) as client:
+        yield client
 
 
 def test_a_model_goes_in_and_a_tuned_artifact_comes_out(

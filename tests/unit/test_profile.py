@@ -9,11 +9,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler import driver
+from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.graph.ir import Graph
+from compiler.plan import GraphPlan
 from compiler.profile import agreeing_size, nearest_size, profile_text, size_hints
 from compiler.ranges import default_range, parse_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import OpenSizeError, SizesDifferError, open_size
-from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
+from service.jobs.shown_sizes import range_lines, shown_sizes
+from service.jobs.verified_sizes import at_verified_sizes
 
 
 def hints(**inputs: Dims) -> dict[str, int]:
@@ -66,9 +72,35 @@ def test_a_dimension_takes_the_size_that_an_operator_needs() -> None:
 
 def test_one_line_tells_the_profile() -> None:
     ranges = [default_range("batch"), parse_range("seq", "1..512")]
-    text = profile_text(ranges, {"batch": 1, "seq": 128})
-    assert text.startswith("dynamic: batch=1 (1..4096), seq=128 (1..512);")
+    text = profile_text(ranges, {"batch": [1], "seq": [8, 128]}, ["batch"])
+    assert text.startswith("dynamic: batch=1 (1..4096), seq=8,128 (1..512);")
+    assert text.endswith("change with --dim 'batch=LOW..HIGH@SIZE'")
+    assert profile_text(ranges, {"seq": [8]}) == "dynamic: seq=8 (1..512); tuned at these sizes"
     assert profile_text([], {}) == ""
+
+
+def test_stated_hints_are_planned_measured_verified_and_shown() -> None:
+    table = numpy_helper.from_array(np.ones((8, 4), np.float32), "w")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["batch", "seq", 8]), ("y", ["batch", "seq", 4]))
+    )
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "profiled", [x], [y], [table])
+    request = ModelRequest(helper.make_model(graph).SerializeToString())
+    planned = plan_first_sizes(request, {"seq": ("1..512@24,96",)})
+    assert planned.open is not None
+    assert planned.sizes == (("batch", 1), ("seq", 24))
+    measured = [({"batch": 1, "seq": 24}, 0.5), ({"batch": 1, "seq": 96}, 0.5)]
+    assert [(dict(each.sizes), each.share) for each in planned.open.drawn] == measured
+    assert [sizes for sizes, _ in measured] == shown_sizes(planned)
+    verified = [dict(each.sizes) for each in at_verified_sizes(planned)]
+    assert all(sizes in verified for sizes, _ in measured)
+    (line,) = (line for line in range_lines([planned]) if line.startswith("dynamic"))
+    assert line.startswith("dynamic: batch=1 (1..4096), seq=24,96 (1..512);")
+    assert "--dim 'batch=" in line
+    with pytest.raises(InvalidArgumentError, match="'seq' has hints and sizes with shares"):
+        plan_first_sizes(request, {"seq": ("1..512@24",)}, {"seq": {32: 1.0}})
 
 
 def model(nodes: list[Any], dims: list[Any], **constants: np.ndarray) -> bytes:
@@ -98,6 +130,88 @@ def test_a_height_that_the_model_needs_is_found_and_told() -> None:
     assert dict(planned.sizes) == {"batch": 1, "width": 224}
     assert planned.graph.types["x"].shape[2] // 48 == 1
     assert len(planned.notes) == 1 and planned.notes[0].startswith("height=")
+
+
+def test_a_range_that_a_user_gave_is_narrowed_and_told() -> None:
+    halved = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 1], strides=[2, 1]),
+        helper.make_node("Resize", ["p", "", "scales"], ["twice"]),
+        helper.make_node("Concat", ["x", "twice"], ["y"], axis=1),
+    ]
+    made = model(halved, [1, 3, "height", "width"], scales=np.array([1, 1, 2, 1], dtype=np.float32))
+    planned = plan_first_sizes(ModelRequest(made), {"height": ["2..64@10"]})
+    assert planned.open is not None
+    assert dict(planned.sizes) == {"height": 10, "width": 224}
+    assert [d.range_text for d in planned.open.ranges] == ["2..64:2", "1..4096"]
+    (note,) = planned.notes
+    assert note.startswith("height has 2..64:2 of 2..64, since no program serves all of it: Concat")
+
+
+def test_a_size_that_is_taken_for_a_number_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_plan = driver.make_plan
+
+    def failing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
+        if any(d.name == "w" for d in graph.dimensions):
+            raise TypeError("a slice takes integers")
+        return make_plan(graph, *rest, **options)
+
+    monkeypatch.setattr(driver, "make_plan", failing)
+    relu = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", 3, "h", "w"])
+    planned = plan_first_sizes(ModelRequest(relu), {})
+    assert planned.open is not None
+    assert [d.name for d in planned.open.ranges] == ["batch", "h"]
+    (note,) = planned.notes
+    assert note.startswith("w=224, since no program serves its range: a size is taken for a number")
+
+
+def test_windows_that_a_model_needs_are_found_behind_other_questions() -> None:
+    """As in a voice detector: reflected samples, a spectrum, and one frame that Squeeze removes."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "one"], ["u"]),
+        helper.make_node("Pad", ["u", "pads"], ["padded"], mode="reflect"),
+        helper.make_node("Conv", ["padded", "bands"], ["c"], strides=[128]),
+        helper.make_node("MaxPool", ["c"], ["m"], kernel_shape=[4], strides=[4]),
+        helper.make_node("Squeeze", ["m", "two"], ["y"]),
+    ]
+    made = model(
+        nodes,
+        ["batch", "samples"],
+        one=np.array([1]),
+        two=np.array([2]),
+        pads=np.array([0, 0, 0, 0, 0, 64]),
+        bands=np.ones((3, 1, 256), np.float32),
+    )
+    planned = plan_first_sizes(ModelRequest(made), {})
+    assert planned.open is not None
+    assert [d.name for d in planned.open.ranges] == ["batch"]
+    windows = (planned.request.dims or {})["samples"]
+    assert ((windows + 64 - 256) // 128 + 1) // 4 == 1
+    (note,) = planned.notes
+    assert note.startswith(f"samples={windows}, since no program serves its range: Squeeze")
+
+
+def test_a_hint_that_the_model_refuses_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 512 rows is added to windows, as long as no range says so."""
+    load, taken = driver.load_graph, {512}
+
+    def refusing(source: Any, dims: Any = None, timings: Any = None) -> Graph:
+        graph = load(source, dims, timings)
+        if graph.dimensions:
+            raise OpenSizeError("whether frames is 512 is known at run time only")
+        if graph.types["x"].shape[1] not in taken:
+            raise InvalidModelError(f"Add 'mask': {graph.types['x'].shape[1]} against 512")
+        return graph
+
+    monkeypatch.setattr(driver, "load_graph", refusing)
+    made = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", "frames"])
+    (planned,) = plan_sizes(ModelRequest(made), {"batch": [1]})
+    assert planned.open is None and planned.graph.types["x"].shape == (1, 512)
+    assert (
+        planned.notes[-1] == "frames=512, since the model refuses 128: Add 'mask': 128 against 512"
+    )
+    taken.clear()
+    with pytest.raises(InvalidModelError, match=r"Add 'mask'.*'frames': give it one with --dim"):
+        plan_first_sizes(ModelRequest(made), {"batch": [1]})
 
 
 def test_a_model_is_planned_and_measured_at_its_hints() -> None:

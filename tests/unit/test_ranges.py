@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -15,8 +16,10 @@ from compiler.ranges import (
     default_range,
     narrowed,
     narrower_text,
+    parse_hinted,
     parse_range,
     size_choices,
+    with_hints,
     within_defaults,
 )
 from compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
@@ -73,6 +76,37 @@ def test_sizes_are_listed_once_with_one_range() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=f"dimension 'n'.*{message}"):
             size_choices("n", wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "hints"), [("1..512@8,128", (8, 128)), ("32..640:32@64", (64,)), ("1..@7,7", (7,))]
+)
+def test_hints_follow_a_range(text: str, hints: tuple[int, ...]) -> None:
+    found = parse_hinted("n", text)
+    assert found.hints == hints
+    assert found.dimension == as_range("n", text) == parse_range("n", text.partition("@")[0])
+    assert parse_hinted("n", found.text) == found
+    assert size_choices("n", [f" {text}", 3]) == (found.text, 3)
+    assert with_hints({"n": [3, text], "m": [4]}, {"k": {2: 0.5}}) == {
+        "k": {2: 0.5},
+        "n": dict.fromkeys(hints, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1..512@513", "dimension 'n': hint 513 is not a size of 1..512"),
+        ("32..640:32@33", "dimension 'n': hint 33 is not a size of 32..640:32"),
+        ("1..9@1,2,3,4,5,6,7,8,9", "dimension 'n' has 9 hints, expected at most 8"),
+        ("1..9@", "dimension 'n': '1..9@' is no size"),
+        ("7@7", "dimension 'n': '7@7' is no size"),
+        ("1..9@3,", "dimension 'n': '1..9@3,' is no size"),
+    ],
+)
+def test_what_is_no_hint_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        parse_hinted("n", text)
 
 
 def test_one_number_is_no_open_size() -> None:

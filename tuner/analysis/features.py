@@ -227,10 +227,14 @@ class FeatureExtractor:
 
     `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
     fit. A nest with open sizes is looked at with those of each of the `points`. `timings` counts
-    the time it takes, under "features".
+    the time it takes, under "features". Once `stopped` says so, no schedule is looked at any more:
+    who ranks hundreds of them for a job that is over goes on with those that are known. `effort` is
+    the share of these hundreds that the job has time for.
     """
 
     timings: Timings | None = None
+    stopped: Callable[[], bool] = staticmethod(lambda: False)
+    effort: float = 1.0
 
     def __init__(
         self,
@@ -254,23 +258,26 @@ class FeatureExtractor:
         return self._points
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
-        """Rows over COLUMNS, one for each point; None for a schedule that cannot be lowered.
+        """Rows over COLUMNS, one for each point.
 
-        Of a workload without open sizes: (len(COLUMNS),), else (points, len(COLUMNS)).
+        None for a schedule that cannot be lowered, and for one that is not known when the work has
+        stopped. Of a workload without open sizes: (len(COLUMNS),), else (points, len(COLUMNS)).
         """
         try:
             return self._rows[schedule]
         except KeyError:
+            if self.stopped():
+                return None
             with timed(self.timings, "features"):
                 row = self._rows[schedule] = self._compute(schedule)
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """Seconds by `tuner.analysis.estimate`; None if the schedule cannot be lowered."""
+        """Seconds by `tuner.analysis.estimate`; None where there is no row (`row`)."""
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """The schedules that can be lowered, and their rows (`row`), stacked; float32."""
+        """The schedules that have rows (`row`), and these, stacked; float32."""
         kept, rows = [], []
         for schedule in schedules:
             row = self.row(schedule)

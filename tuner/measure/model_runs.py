@@ -39,6 +39,9 @@ on."""
 
 Run = Callable[[], object]
 
+Draw = Callable[[Iterable[Port], int], Mapping[str, np.ndarray]]
+"""The inputs of a program for a seed, by name."""
+
 
 def _nothing() -> None:
     """For callers that need not hear of rounds."""
@@ -59,14 +62,22 @@ class Race:
     worker: str = ""
 
 
-def input_spec(name: str, shape: Sequence[int], dtype: DType, seed: int) -> InputSpec:
-    """How a model's input is drawn: standard normal for floats, zero and one for all others.
+def input_spec(
+    name: str, shape: Sequence[int], dtype: DType, seed: int, rows: int | None = None
+) -> InputSpec:
+    """The distribution of a model's random input: standard normal for floats, the `rows` of the
+    table that integers index (`Port.rows`), or else zero and one.
 
-    Zero and one are valid indices of every table with two rows. The seed is of the name, so that
-    the order of the inputs does not matter.
+    The seed is of the name, so that the order of the inputs does not matter.
     """
-    kind = Distribution.NORMAL if dtype.is_float else Distribution.INTEGERS
-    return InputSpec(tuple(shape), dtype.value, seed << 32 | zlib.crc32(name.encode()), kind)
+    own = seed << 32 | zlib.crc32(name.encode())
+    if dtype.is_float:
+        return InputSpec(tuple(shape), dtype.value, own, Distribution.NORMAL)
+    if rows is None or dtype is DType.BOOL:
+        high = 2
+    else:
+        high = max(1, min(rows, int(np.iinfo(dtype.numpy).max) + 1))
+    return InputSpec(tuple(shape), dtype.value, own, Distribution.INTEGERS, high=high)
 
 
 def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
@@ -78,12 +89,14 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
     ports = tuple(ports)
     needed = sum(prod(port.shape) * port.dtype.bytes for port in ports)
     check_memory(needed, "for arrays of the inputs")
-    return {p.name: input_spec(p.name, p.shape, p.dtype, seed).draw() for p in ports}
+    return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.rows).draw() for p in ports}
 
 
-def run_all(executables: Sequence[Executable], seed: int = INPUT_SEED) -> Run:
+def run_all(
+    executables: Sequence[Executable], seed: int = INPUT_SEED, draw: Draw = draw_inputs
+) -> Run:
     """One run of each program on inputs that are drawn once."""
-    drawn = [(executable, draw_inputs(executable.inputs, seed)) for executable in executables]
+    drawn = [(executable, draw(executable.inputs, seed)) for executable in executables]
 
     def run() -> None:
         for executable, inputs in drawn:

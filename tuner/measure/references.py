@@ -15,6 +15,7 @@ from typing import Self
 
 from compiler.errors import CompilerError
 from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
+from compiler.timings import Timings, timed
 from compiler.workload import Workload
 from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
 from tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
@@ -59,8 +60,8 @@ class Prepared:
             output = _outcome(made)
             if isinstance(output, NoReference):
                 return output
-            timed = point if draw == 0 else None
-            found.append(replace(output, sizes=point.sizes, point=timed))
+            first = point if draw == 0 else None
+            found.append(replace(output, sizes=point.sizes, point=first))
         return tuple(found)
 
 
@@ -73,8 +74,15 @@ class ReferenceCache:
     threads.
     """
 
-    def __init__(self, limit_bytes: int = 512 << 20, each: ReferenceLimit | None = None) -> None:
-        """`limit_bytes` is for the outputs that are kept, `each` for the making of one."""
+    def __init__(
+        self,
+        limit_bytes: int = 512 << 20,
+        each: ReferenceLimit | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        """`limit_bytes` is for the outputs that are kept, `each` for the making of one. `timings`
+        counts what the child takes, as `references`."""
+        self._timings = timings
         self._limit_bytes = limit_bytes
         self._each = each or ReferenceLimit()
         self._known: dict[tuple[str, int], Future[ExpectedOutput | NoReference]] = {}
@@ -146,7 +154,8 @@ class ReferenceCache:
         try:
             made = self._each.refusal(workload)
             if not made:
-                found = child.ask(computed, (workload.text(), draw))
+                with timed(self._timings, "references"):
+                    found = child.ask(computed, (workload.text(), draw))
                 made = _reason(found) if isinstance(found, NoAnswer) else found
         except CompilerError as error:
             made = f"cannot be computed: {error}"

@@ -49,14 +49,15 @@ class Evolutionary:
     def _breed(self) -> list[Schedule]:
         """New schedules, the best predicted ones first."""
         elites = self._memory.elites(ELITES)
-        fresh = self._memory.draw(POPULATION - len(elites))
+        members = self._ranking.most(POPULATION - len(elites))
+        fresh = self._memory.draw(members)
         self._origins = dict.fromkeys(fresh, self._ranking.origin)
         scores = self._ranking.scores([*elites, *fresh])
         known = dict(scores)
         for _ in range(GENERATIONS):
             if not scores:
                 break
-            children = [self._child(scores) for _ in range(POPULATION - len(elites))]
+            children = [self._child(scores) for _ in range(members)]
             scores = self._ranking.scores([*elites, *children])
             known.update(scores)
         found = [schedule for schedule in known if self._memory.is_new(schedule)]

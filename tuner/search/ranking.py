@@ -96,11 +96,16 @@ class Ranking:
         self._context.rng.shuffle(ranked)
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
+    def most(self, count: int) -> int:
+        """How many candidates to rank where a run that has time enough ranks so many."""
+        return max(1, round(count * self._context.features.effort))
+
     def pool(self, memory: Memory) -> list[Schedule]:
         """New candidates to rank: steps from the fastest, and a fresh draw."""
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
-        steps = [mutate(space, rng.choice(elites), rng) for _ in range(NEAR if elites else 0)]
+        count = self.most(NEAR) if elites else 0
+        steps = [mutate(space, rng.choice(elites), rng) for _ in range(count)]
         near = [step for step in steps if step is not None and memory.is_new(step)]
-        drawn = memory.draw(POOL - len(near))
+        drawn = memory.draw(self.most(POOL) - len(near))
         return list(dict.fromkeys([*near, *drawn]))

@@ -286,12 +286,11 @@ def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **tol
     watcher = LineWatcher(console(), None, store, "job", device, CancelToken())
     watcher.event(Progress(state, 5, 40, None, 1.0, 90.0, 12.5), tracker)
     finished = Finished((state,), (None,), 5, 61.23, **told)
-    served: Any = SimpleNamespace(decision=None, sizes={})
+    served: Any = SimpleNamespace(decision=None, sizes={}, stages=None, open=None, notes=())
     checked: Any = Verification(1e-6, ()) if output else None
     outcome = JobOutcome((served,), tracker, finished, device, verification=checked)
     watcher.tuned(outcome)
-    tell(console(), outcome, Path(output) if output else None)
-    tell(console(), replace(outcome, verification=None), Path("nowhere"))
+    tell(console(), outcome.report(), Path(output) if output else None)
 
 
 VIEWS: dict[str, Callable[[], RenderableType]] = {

@@ -39,6 +39,15 @@ def test_a_holder_that_died_is_replaced_after_its_term(sweeps: SweepStore, clock
     assert sweeps.age("leases") == 0.0
 
 
+def test_a_holder_that_leaves_is_not_missed(sweeps: SweepStore) -> None:
+    assert sweeps.take("claims", "a") is not None
+    sweeps.leave("claims", "b")
+    assert sweeps.age("claims") == 0.0, "it is not b's turn"
+    sweeps.leave("claims", "a")
+    assert sweeps.age("claims") is None
+    assert sweeps.take("claims", "b") is not None
+
+
 def test_the_time_in_which_nobody_was_there_is_told_once(sweeps: SweepStore, clock: Any) -> None:
     sweeps.take("leases", "a")
     clock.advance(1000)

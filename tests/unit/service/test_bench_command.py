@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.jobs.comparison import Timing
+from compiler import driver
+from compiler.graph.ir import Graph
+from compiler.plan import GraphPlan
+from compiler.sizes import OpenSizeError
+from service.jobs.comparison import Timing, race
 from tests.unit.service.command_line import data_folder, model, run
 
 __all__ = ["data_folder", "model"]  # fixtures
@@ -49,6 +53,27 @@ def test_bench_times_ranges_at_stated_sizes(
         assert said in capsys.readouterr().err
 
 
+def test_bench_times_a_range_at_its_hints(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("bench", model, "--dim", "batch=1..9@3,7", "--rounds", "1", "--seconds", "0.01")
+
+    def sizes() -> list[str]:
+        assert run(*arguments) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines() if "=" in line]
+
+    assert sizes() == ["batch=3", "batch=7"]
+    make_plan = driver.make_plan
+
+    def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
+        if graph.dimensions:
+            raise OpenSizeError("whether batch is even is known at run time only")
+        return make_plan(graph, *rest, **options)
+
+    monkeypatch.setattr(driver, "make_plan", refusing)
+    assert sizes() == ["batch=3", "batch=7"], "no program serves the range"
+
+
 def test_bench_passes_its_options_on(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +91,12 @@ def test_bench_passes_its_options_on(
     assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
+
+
+def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.process_time", lambda: 1.0)
+    (timing,) = race({"one": lambda: None}, threads=1, rounds=1, turn_seconds=0.001)
+    assert timing.min_seconds > 0
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--seconds"])

@@ -408,7 +408,8 @@ def test_a_float_model_that_differs_as_a_whole_is_wrong(monkeypatch: pytest.Monk
     real = LocalDevice.check
 
     def elsewhere(self: LocalDevice, *args: Any) -> Checked:
-        return Checked(dict.fromkeys(real(self, *args).errors, 0.03))
+        found = real(self, *args)
+        return Checked(dict.fromkeys(found.errors, 0.03), found.fetched)
 
     monkeypatch.setattr(LocalDevice, "check", elsewhere)
     with pytest.raises(WrongProgramError, match="differs from its reference"):

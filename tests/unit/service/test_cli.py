@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -64,6 +65,29 @@ def test_inspect_shows_operators_and_workloads(
     summary = json.loads(capsys.readouterr().out)
     assert summary["macs"] == 2 * 4 * 4
     assert summary["decision"] is None and "plan: by rule; no job has compared it" in text
+
+
+def test_inspect_tells_the_names_and_hints_of_open_dimensions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dimensions without a name that can be typed are called by input and position."""
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+        for name, dims in (("x", ["?", "a=b", None, 4]), ("y", None))
+    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "open.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    assert run("inspect", path) == 0
+    shown = capsys.readouterr().out
+    assert "open dimensions: x (x[0], a=b, x[2], 4)" in shown
+    assert "dynamic: a=b=128 (1..4096), x[0]=1 (1..4096), x[2]=128 (1..4096);" in shown
+    typed = ("--dim", "x[0]=2", "--dim", "a=b=3", "--dim", "x[2]=1..9@5")
+    assert run("inspect", path, *typed, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "[2,3,5,4]" in str(told["inputs"])
+    assert told["dynamic"][-1] == "dynamic: x[2]=5 (1..9); tuned at these sizes"
 
 
 def test_a_plan_that_was_chosen_is_shown_and_used(
@@ -256,11 +280,21 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     assert run(*arguments) == 0
     first = capsys.readouterr().out
     assert f"{trained}\n" in first
-    assert "tuning  tasks 0/1  trials 0/6  best - (untuned -)\n" in first
-    assert "largest error" in first and f"artifact: {tmp_path / 'a'}\n" in first
+    lines = first.splitlines()
+    phases = ["importing", "planning", "tuning 1 tasks", "settling", "building", "verifying"]
+    assert [line for line in lines if line in phases] == phases, "a line for each phase"
+    assert "trials 0/6" not in first, "and none for a trial"
+    (end,) = (number for number, line in enumerate(lines) if line.startswith("run it: "))
+    latency, peer, certificate, artifact, use = lines[end - 4 : end + 1]
+    assert latency.startswith("latency: ") and " ms" in latency
+    assert re.match(r"ONNX Runtime [\d.]+: [\d.e-]+ ms, [\d.]+ times as long", peer)
+    assert certificate.startswith("verified: largest error")
+    assert artifact == f"artifact: {tmp_path / 'a'}"
+    assert use == f"run it: tilewright run {tmp_path / 'a'} --inputs IN.npz --outputs OUT.npz"
     assert run(*arguments[:-2]) == 0
     second = capsys.readouterr().out
     assert "; 0 trials" in second and "artifact:" not in second
+    assert "latency: " in second and "ONNX Runtime" not in second
     assert run("compile", model, "--dim", "batch=2", "-o", tmp_path / "b") == 0
     compiled = capsys.readouterr().out
     assert "1 of 1 workloads known" in compiled and "not raced" not in compiled
@@ -331,12 +365,15 @@ MISTAKES = [
     (["inspect", "{empty}"], 1, "empty"),
     (["inspect", "{noise}"], 1, "noise.onnx"),
     (["inspect", "{folder}"], 1, "is no artifact"),
-    (["inspect", "{model}"], 1, "batch"),
     (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=٣"], 1, "NAME=SIZE"),
-    (["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"], 1, "'batch' is 2 already"),
+    (
+        ["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"],
+        1,
+        "'batch' has sizes already",
+    ),
     (["inspect", "{model}", "--dim", "batch=2", "--dim", "bach=3"], 1, "no open dimension 'bach'"),
     (["inspect", "/dev/null"], 1, "a device"),
     (["inspect", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),

@@ -90,19 +90,17 @@ def test_a_model_is_submitted_followed_and_fetched(
     (job,) = storage.jobs.list()
     lines = capsys.readouterr().out.splitlines()
     assert f"job {job.id}" in lines
-    # each line of progress once, though it was reported twice
-    progress = [line for line in lines if "trials 10/40" in line]
-    (line,) = progress
-    for part in ("tuning", "tasks 0/1", "best 3.00", "untuned 4.00", "12.3/s", "-5.0 %", "left"):
-        assert part in line
-    assert line.endswith("no worker yet")
+    # a phase once, though its progress was reported twice
+    assert [line for line in lines if line.startswith("tuning")] == [
+        "tuning 1 tasks, no worker yet"
+    ]
     # the most expensive first, with what it does in a second
     dear, cheap = (line.split() for line in lines if line.strip().startswith(("dear", "cheap")))
     assert (dear[0], cheap[0]) == ("dear", "cheap")
     assert cheap[:4] == ["cheap", "3", "200.0", "100.0"] and "20.0" in cheap and "10.0" in cheap
     (summary,) = [line for line in lines if line.startswith("kernels")]
     assert "4.00" in summary and "2.00" in summary and "40 trials, 3 failed" in summary
-    assert f"artifact: {output}" in lines
+    assert lines[lines.index(f"artifact: {output}") + 1].startswith("run it: tilewright run ")
     assert (output / "manifest.json").read_text() == "{}"
     assert [path.name for path in output.parent.iterdir()] == ["artifact"]
     # the folder is there now

@@ -170,6 +170,12 @@ def test_all_that_is_wrong_with_a_body_is_listed_up_to_a_limit(client: TestClien
     assert len(errors) == MOST_FIELD_ERRORS
 
 
+def test_a_hint_that_its_range_lacks_is_named(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={"model": "0" * 64, "dims": {"batch": "1..8@9"}})
+    assert answer.status_code == 422
+    assert "hint 9 is not a size of 1..8" in answer.text
+
+
 def test_an_operator_that_is_not_implemented_is_named(client: TestClient) -> None:
     body = {"model": upload(client, onnx_bytes("NoSuchThing")), "dims": {"batch": 1}}
     answer = client.post("/v1/jobs", json=body)

@@ -144,7 +144,7 @@ def events() -> list[JobEventView]:
     ]
 
 
-def test_a_pipe_gets_each_line_once_and_a_terminal_a_bar(
+def test_a_pipe_gets_each_phase_once_and_a_terminal_a_bar(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with OnConsole(console()) as shown:
@@ -152,7 +152,7 @@ def test_a_pipe_gets_each_line_once_and_a_terminal_a_bar(
             shown.event(event)
     waiting, line = capsys.readouterr().out.splitlines()
     assert waiting.startswith("waiting for worker: nobody runs <script>") and "\x1b" not in waiting
-    assert "tuning" in line and "trials 30/40" in line
+    assert line.startswith("tuning") and "trials" not in line
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
     with OnConsole(out) as shown:
         for event in events():

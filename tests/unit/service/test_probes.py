@@ -20,15 +20,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
 from db.errors import StorageError, StorageKind
+from db.job_states import JobState
 from db.storage import Storage
 from db.stores.gauges import GaugeStore
+from db.stores.jobs import Job
 from db.stores.leases import NewRequest
+from db.stores.sweeps import CLAIMS
+from service.api import probes
 from service.api.app import create_app
+from service.api.housekeeping import SWEEP
 from service.api.notifier import Notifier
 from service.api.server import server_config
 from service.cli import run as run_cli
 from service.cli.serving import is_loopback
+from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
+from tests.unit.service.tuners import running
+from tests.unit.service.workers import until
 
 
 def test_a_process_that_lives_says_so_without_its_database(
@@ -50,6 +58,37 @@ def test_a_process_that_lives_says_so_without_its_database(
     assert anonymous.get("/healthz").json() == {"status": "ok"}
 
 
+def test_ready_is_who_has_a_tuner_that_takes_jobs(
+    anonymous: TestClient,
+    storage: Storage,
+    tuner: TunerProcess,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tuner whose loop hangs while a job waits, as in a thread that never starts."""
+    monkeypatch.setattr(probes, "IDLE_SECONDS", 4.0)
+    hangs, starved = threading.Event(), threading.Event()
+
+    def take(_: TunerProcess) -> None:
+        hangs.set()
+        assert starved.wait(60)
+
+    def status(path: str = "/readyz") -> int:
+        return anonymous.get(path).status_code
+
+    monkeypatch.setattr(TunerProcess, "take", take)
+    until(lambda: status() == 200)  # that of a service without a tuner
+    with running(tuner):
+        assert hangs.wait(60) and status() == 200
+        until(lambda: status() == 503, seconds=30)
+        assert anonymous.get("/readyz").json()["reason"] == "the tuner takes no jobs"
+        assert status("/readyz?part=api") == 200, "it answers whoever asks it"
+        starved.set()
+        until(lambda: status() == 200, seconds=30)
+    assert storage.sweeps.age(CLAIMS) is None, "who ends in order is not missed"
+    assert storage.jobs.get(job.id).state is JobState.QUEUED
+
+
 @pytest.mark.parametrize(("age", "status"), [(None, 503), (29.0, 200), (31.0, 503)])
 def test_ready_is_who_has_somebody_that_sweeps(
     anonymous: TestClient,
@@ -58,7 +97,7 @@ def test_ready_is_who_has_somebody_that_sweeps(
     age: float | None,
     status: int,
 ) -> None:
-    monkeypatch.setattr(type(storage.sweeps), "age", lambda *_: age)
+    monkeypatch.setattr(type(storage.sweeps), "age", lambda _, name: age if name == SWEEP else None)
     answer = anonymous.get("/readyz")
     assert (answer.status_code, answer.json()["sweep_age_seconds"]) == (status, age)
 

@@ -37,14 +37,29 @@ RESULT: dict[str, Any] = {
 
 
 def test_an_answer_says_what_where_and_how_sure() -> None:
-    assert result_lines(RESULT) == [
+    timed = {"sizes": {"rows": 4}, "before_seconds": 2e-3, "after_seconds": 1.8e-3}
+    known = {"sizes": {}, "before_seconds": 2e-6, "after_seconds": 2e-6, "low_seconds": None}
+    peer = {"engine": "ONNX Runtime 1", "sizes": {"rows": 4}, "seconds": 2.7e-3, "ratio": 1.5}
+    result = {
+        **RESULT,
+        "ranges": ["dynamic: rows=4 (1..64)"],
+        "phases": {"import": 0.4, "plan": 0.01, "tuning": 10.0},
+        "latency": [{**timed, "low_seconds": 1.7e-3, "high_seconds": 1.9e-3}, known],
+        "peers": [peer],
+    }
+    assert result_lines(result) == [
+        "dynamic: rows=4 (1..64)",
         "plan: by rule; nothing is faster (rows=4)",
         "plan: by rule; no job has compared it with others yet (rows=8)",
         "little is left to gain; another 60 s is expected to gain 0.4 % end to end",
         "device: board, Cortex",
-        "verified: largest error 2.0e-06 of the largest output",
         "end to end: the tuned schedules are served; tuned / untuned 0.900 "
         "(0.900 to 0.900, faster) (on Cortex)",
+        "time: import 0.4 s, tuning 10.0 s",
+        "latency: 2.000 ms before, 1.800 ms after (1.700 ms to 1.900 ms) at rows=4",
+        "latency: 0.002 ms, as before: the defaults are served",
+        "ONNX Runtime 1: 2.700 ms at rows=4, 1.50 times as long as the artifact beside it",
+        "verified: largest error 2.0e-06 of the largest output",
     ]
 
 

@@ -19,7 +19,7 @@ from compiler.schedule.schedule import Schedule
 from db.stores.retention import Retention
 from service.api.schemas.jobs import JobRequest
 from service.cli import run as run_cli
-from service.cli.common import STOP_GAIN, UserError, parse_share
+from service.cli.common import STOP_GAIN, UserError, parse_share, parse_sizes
 from service.cli.remote import submit
 from service.cli.tuning import tune
 from service.jobs import tuning
@@ -111,6 +111,10 @@ def test_defaults_are_the_same_wherever_they_are_written() -> None:
 )
 def test_shares(text: str, share: float) -> None:
     assert parse_share("--stop-gain", text) == pytest.approx(share)
+
+
+def test_hints_go_behind_the_sizes_of_a_dimension() -> None:
+    assert parse_sizes(["n=4,4..64:4@8,32", "m=3"]) == {"n": (4, "4..64:4@8,32"), "m": (3,)}
 
 
 @pytest.mark.parametrize("text", ["", "%", "half", "100%", "1", "-1%", "nan"])

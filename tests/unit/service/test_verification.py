@@ -188,7 +188,7 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
     for place in ("a", "b"):
         with (
             Verifier([wrong], HERE) as verifier,
-            pytest.raises(CompilerError, match="differs from its"),
+            pytest.raises(CompilerError, match=WRONG),
         ):
             artifacts.save_artifact(
                 {(): given.plan}, builder, tmp_path / place, check=checked(verifier)
@@ -267,7 +267,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(element_type, 1.5)))
-    with pytest.raises(CompilerError, match=r"output '[yz]' .* differs .* allowed are [15]e-02"):
+    with pytest.raises(CompilerError, match=r"value '[yz]' of the compiled model is"):
         verify_artifact(other, artifact, HERE)
 
 

@@ -95,6 +95,6 @@ def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     wrong = replace(right, open=replace(right.open, graph=other.open.graph))
     with (
         Verifier([wrong], here) as verifier,
-        pytest.raises(CompilerError, match=r"output 'y' .* differs from its reference"),
+        pytest.raises(CompilerError, match="value 'y' of the compiled model"),
     ):
         verifier.verify(partial(of_artifact, artifact))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace
 from compiler.timings import Timings
-from tests.unit.tuner.fakes import Clock, FakeQueue, World
+from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, FakeTicket, World
+from tuner.analysis.features import FeatureExtractor
 from tuner.events import Progress, Recorded, Started
 from tuner.measure.measurement import (
     Phase,
@@ -58,11 +60,101 @@ def test_the_budget_of_trials_is_kept(world: World) -> None:
     assert len(set(ids)) == len(set(schedules)) == 30
 
 
-def test_the_default_of_every_task_is_measured_first(world: World, gemm: Any) -> None:
-    world.tune(trials=6)
-    first = {r.key: r.candidates[0] for r in reversed(world.queue.submitted)}
-    assert len(first) == 2
-    assert {c.schedule_digest for c in first.values()} == {gemm.space.default().digest}
+def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
+    world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone: to rank the first candidates of a task may take longer than a small budget."""
+    world.tasks = [FakeTask(name, gemm.space, gemm.nest) for name in "abcde"]
+    story: list[tuple[str, int]] = []
+    submit, row = world.builder.submit, FeatureExtractor.row
+
+    def submitted(task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        story.append((task.name, sum(s != gemm.space.default() for s in schedules)))
+        return submit(task, schedules)
+
+    def looked_at(self: FeatureExtractor, schedule: Schedule) -> Any:
+        story.append(("features", 1))
+        return row(self, schedule)
+
+    monkeypatch.setattr(world.builder, "submit", submitted)
+    monkeypatch.setattr(FeatureExtractor, "row", looked_at)
+    world.tune(trials=20)
+    assert sorted(story[:5]) == [(name, 0) for name in "abcde"]
+    first = {r.key: r.candidates for r in reversed(world.queue.submitted)}
+    digest = gemm.space.default().digest
+    assert [[c.schedule_digest for c in each] for each in first.values()] == [[digest]] * 5
+
+
+def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To measure what the machine allows, or to count all schedules, may take a second."""
+    sent: list[str] = []
+    submit = world.builder.submit
+
+    def submitted(task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        sent.append(task.name)
+        return submit(task, schedules)
+
+    counted: list[int] = []
+
+    def count(self: ScheduleSpace) -> int:
+        counted.append(len(world.trials()))
+        return sum(len(space.points) for space in self.subspaces)
+
+    def bounds() -> list[float]:
+        assert sorted(sent) == ["frequent", "small"]
+        return [1e-9, 2e-9]
+
+    monkeypatch.setattr(ScheduleSpace, "__len__", count)
+
+    world.builder.submit = submitted  # type: ignore[method-assign]
+    world.tune(trials=6, bounds=bounds)
+    started = world.events[0]
+    assert isinstance(started, Started)
+    assert [inputs.bound_seconds for inputs in started.inputs] == [1e-9, 2e-9]
+    assert counted and all(counted), "once a trial has shown that the task works"
+
+
+def test_a_small_budget_ranks_fewer_candidates(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the budget and not by the clock, which stands still here: a run can be repeated."""
+    looked_at: list[Schedule] = []
+    row = FeatureExtractor.row
+
+    def counted(self: FeatureExtractor, schedule: Schedule) -> Any:
+        looked_at.append(schedule)
+        return row(self, schedule)
+
+    monkeypatch.setattr(FeatureExtractor, "row", counted)
+
+    def ranked(seconds: float | None) -> int:
+        looked_at.clear()
+        again = World(world.tasks, FakeQueue(world.queue.seconds))
+        again.tune(trials=6, seconds=seconds, strategy="bayesian")
+        return len(looked_at)
+
+    most = ranked(None)
+    assert ranked(60.0) == most
+    assert 0.3 * most < ranked(2.0) < 0.7 * most
+    assert 0 < ranked(0.01) < 0.2 * most
+
+
+def test_single_candidates_keep_several_builders_busy(world: World, gemm: Any) -> None:
+    """The defaults at the start: as many are on their way as a batch has candidates."""
+    world.queue.capacity = 1
+    world.tasks = [FakeTask(name, gemm.space, gemm.nest) for name in "abcdefghijkl"]
+    waiting: list[int] = []
+    submit = world.builder.submit
+
+    def submitted(task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        waiting.append(len(world.queue.submitted))
+        return submit(task, schedules)
+
+    world.builder.submit = submitted  # type: ignore[method-assign]
+    world.tune(trials=12, batch_size=8)
+    assert waiting[:9].count(0) == 8, "eight are built before the first is measured"
 
 
 def test_the_same_seed_repeats_the_run_and_another_does_not(world: World, gemm: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, World
 from tuner.events import Ended, Event, Progress
@@ -15,6 +17,7 @@ from tuner.measure.measurement import (
     Phase,
     Status,
 )
+from tuner.measure.wire import MeasureRequest
 from tuner.pipeline import AHEAD
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -74,11 +77,71 @@ def test_a_cancelled_run_does_not_wait_for_a_stuck_device(world: World) -> None:
 
 
 def test_the_time_budget_ends_the_screening_and_leaves_time_for_finals(world: World) -> None:
-    world.clock = Clock(step=0.01)
+    world.clock = Clock(step=0.004)
     finished = world.tune(trials=100_000, seconds=3.0)
-    assert finished.trials_done < 2 * 300
+    assert finished.trials_done < 2 * 300 and finished.ended is Ended.TIME
     assert all(finished.records)
     assert world.trials(Phase.FINAL)
+
+
+def test_comparisons_end_with_the_time_and_begin_with_what_matters(
+    world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a second here. What was not compared keeps its trials for the next run."""
+    now = 0.0
+    measure = world.queue._measure
+
+    def slowly(request: MeasureRequest) -> None:
+        nonlocal now
+        now += float(request.phase is Phase.FINAL)
+        measure(request)
+
+    monkeypatch.setattr(world.queue, "_measure", slowly)
+    world.clock = lambda: now  # type: ignore[assignment]
+    world.tasks = [FakeTask(f"{n}", gemm.space, gemm.nest, count=n) for n in range(1, 21)]
+    finished = world.tune(trials=60, seconds=10.0)
+    recorded = [record is not None for record in finished.records]
+    assert finished.ended is Ended.TIME and finished.seconds_elapsed <= 13.0
+    assert recorded == sorted(recorded) and 10 <= sum(recorded) <= 13
+    again = world.tune(trials=60, seconds=30.0)
+    assert all(again.records) and again.trials_done == 60
+
+
+@pytest.mark.parametrize("strategy", ["bayesian", "epsilon-greedy", "evolutionary", "portfolio"])
+def test_a_search_stops_between_two_candidates_when_the_time_is_over(
+    world: World, gemm: Any, strategy: str
+) -> None:
+    """It would look at hundreds, each of which takes a second here."""
+    now = 0.0
+
+    def slowly(schedule: Schedule) -> Any:
+        nonlocal now
+        now += 1.0
+        return gemm.nest(schedule)
+
+    world.clock = lambda: now  # type: ignore[assignment]
+    world.tasks = [replace(task, lower=slowly) for task in world.tasks]
+    finished = world.tune(trials=100_000, seconds=30.0, strategy=strategy)
+    assert 0 < finished.seconds_elapsed <= 31.0
+    assert finished.ended is Ended.TIME
+    assert all(finished.records), "the defaults were measured before"
+
+
+def test_a_search_stops_between_two_candidates_when_it_is_cancelled(
+    world: World, gemm: Any
+) -> None:
+    looked_at = 0
+
+    def cancelled(schedule: Schedule) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at == 20:
+            world.token.cancel("no longer wanted")
+        return gemm.nest(schedule)
+
+    world.tasks = [replace(task, lower=cancelled) for task in world.tasks]
+    finished = world.tune(trials=100_000)
+    assert finished.cancelled and looked_at == 20
 
 
 def test_a_stuck_device_does_not_outlast_the_time_budget(world: World) -> None:

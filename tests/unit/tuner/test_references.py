@@ -17,6 +17,7 @@ import pytest
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
 from compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
+from compiler.timings import Timings
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
@@ -74,7 +75,8 @@ def _until(true: Callable[[], object]) -> None:
 
 def test_references_are_computed_once_each_by_another_process() -> None:
     workload = _product()
-    with ReferenceCache() as cache:
+    timings = Timings()
+    with ReferenceCache(timings=timings) as cache:
         screen = cache.prepare(workload, Phase.SCREEN).cases()
         final = cache.prepare(workload, Phase.FINAL).cases()
         assert not isinstance(screen, NoReference)
@@ -83,6 +85,8 @@ def test_references_are_computed_once_each_by_another_process() -> None:
         alone = [make_reference(workload, draw) for draw in range(3)]
         assert [each.expected for each in final] == [each.expected for each in alone]
         assert [each.inputs for each in final] == [each.inputs for each in alone]
+    (stage,) = timings.stages
+    assert (stage.stage, stage.count) == ("references", 3) and stage.seconds > 0
 
 
 def test_the_oldest_references_are_forgotten() -> None:

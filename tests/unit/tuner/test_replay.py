@@ -68,7 +68,7 @@ def _proposals(world: World, store: MemoryStore) -> list[Any]:
     ],
 )
 def test_a_run_is_repeated_to_the_trial(world: World, options: dict[str, Any]) -> None:
-    world.clock = Clock(step=0.01)
+    world.clock = Clock(step=0.004)
     world.queue.fails = lambda candidate, serial: (
         Status.CRASH if candidate.schedule["choices"]["mr"] == 24 else None
     )

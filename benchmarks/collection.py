@@ -1,0 +1,312 @@
+"""`make collection`: what the main command comes to on the models that people have.
+
+Each model has `tilewright tune MODEL --seconds 20 -o DIR` to itself, with nothing else said, an
+empty database, and 8 GiB of memory for each process. A line of JSON is written when a model is
+done, so that a run which was stopped goes on with the others, and a table of all at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collection_models import Collected, collected, groups
+from benchmarks.real_fetch import REPOSITORY, FetchError
+from benchmarks.report import Origin, commit
+
+FOLDER = Path(__file__).parent / "models" / "real"
+RESULTS = Path(__file__).parent / "results"
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+LOOK_SECONDS = 0.05
+
+WALL_SHARE, WALL_SPARE = 1.25, 10.0
+"""What a command may take: so many times its budget, and so many seconds."""
+
+MEMORY_BYTES, MEMORY_SHARE = 4 << 30, 3
+"""What its processes may hold together: so much, and so many times the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model and what the command came to. `problem` says why it could not be tried at all."""
+
+    identity: str
+    commit: str
+    problem: str = ""
+    model_bytes: int = 0
+    exit_code: int | None = None
+    wall_seconds: float = 0.0
+    peak_bytes: int = 0
+    profile: str = ""
+    trials: int | None = None
+    certificate: str = ""
+    verified: bool = False
+    ratio: float | None = None
+    traceback: bool = False
+    last_line: str = ""
+
+    def faults(self, seconds: float) -> list[str]:
+        """What was asked and is not so."""
+        if self.problem:
+            return [f"not tried: {self.problem}"]
+        if self.exit_code is None:
+            return ["killed: it went on and on"]
+        limit = MEMORY_BYTES + MEMORY_SHARE * self.model_bytes
+        checks = {
+            f"exit {self.exit_code}": self.exit_code != 0,
+            "traceback": self.traceback,
+            "not verified": not self.verified,
+            f"{self.peak_bytes / 2**30:.1f} GiB": self.peak_bytes > limit,
+            f"{self.wall_seconds:.0f} s": self.wall_seconds > WALL_SHARE * seconds + WALL_SPARE,
+        }
+        return [fault for fault, wrong in checks.items() if wrong]
+
+    def cells(self, seconds: float) -> list[str]:
+        """Of the table; what others wrote has no bars and no line breaks."""
+        cells = [
+            self.identity,
+            "; ".join(self.faults(seconds)) or "ok",
+            self.profile,
+            f"{self.wall_seconds:.0f}",
+            f"{self.peak_bytes / 2**30:.2f}",
+            "-" if self.trials is None else str(self.trials),
+            self.certificate,
+            "-" if self.ratio is None else f"{self.ratio:.3f}",
+            self.last_line,
+        ]
+        return [" ".join(cell.split()).replace("|", "\\|")[:200] for cell in cells]
+
+
+HEADER = (
+    *("model", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate", "ratio"),
+    "last line",
+)
+
+
+def tried(model: Collected, options: argparse.Namespace) -> Row:
+    """Run the command on a model."""
+    try:
+        file = model.file(options.folder)
+    except FetchError as error:
+        return Row(model.identity, commit(), str(error))
+    size = sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
+    with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as folder:
+        # the JSON goes to standard output, and what a person reads to standard error
+        command = [sys.executable, "-m", "service.cli", "tune", str(file)]
+        command += ["--seconds", f"{options.seconds:g}", "-o", f"{folder}/artifact", "--json"]
+        environment = {**os.environ, "TILEWRIGHT_DATA_FOLDER": f"{folder}/data"}
+        done = run(command, environment, options.memory_gb, options.limit_seconds)
+        manifest = Path(folder, "artifact", "manifest.json").exists()
+        shutil.rmtree(Path(folder, "data"), ignore_errors=True)
+    found = facts(done.printed)
+    return Row(
+        identity=model.identity,
+        commit=commit(),
+        model_bytes=size,
+        exit_code=done.exit_code,
+        wall_seconds=round(done.seconds, 1),
+        peak_bytes=done.peak_bytes,
+        profile=found.get("profile", ""),
+        trials=found.get("trials"),
+        certificate=found.get("certificate", ""),
+        verified=bool(found.get("verified")) and manifest,
+        ratio=found.get("ratio"),
+        traceback="Traceback (most recent call last)" in done.said,
+        last_line=(done.said.strip().splitlines() or [""])[-1] if done.exit_code else "",
+    )
+
+
+def facts(printed: str) -> dict[str, Any]:
+    """What the command's JSON says of the job; empty if it printed none."""
+    from service.wording import result_lines
+
+    try:
+        report = json.loads(printed)
+    except ValueError:
+        return {}
+    compared = (report.get("end_to_end") or {}).get("comparison")
+    checked = [line for line in result_lines(report) if "verified:" in line]
+    return {
+        "profile": "; ".join(report.get("ranges", ())),
+        "trials": report["trials"],
+        "certificate": checked[-1] if checked else "",
+        "verified": report["verified"],
+        "ratio": compared and compared["ratio"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended: `exit_code` is None if it was killed for its time."""
+
+    exit_code: int | None
+    printed: str
+    said: str
+    seconds: float
+    peak_bytes: int
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], memory_gb: float, seconds: float
+) -> Done:
+    """Run a command in a session of its own, of which nothing is left when it ends."""
+
+    def limit() -> None:
+        size = int(memory_gb * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**environment, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=said,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+        code: int | None = None
+        with _watched(process.pid) as peak:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(seconds)
+            took = time.monotonic() - began
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        printed.seek(0)
+        said.seek(0)
+        return Done(code, printed.read(), said.read(), took, peak())
+
+
+@contextmanager
+def _watched(root: int) -> Iterator[Callable[[], int]]:
+    """Look again and again at what a process and its children hold; gives the largest sum."""
+    most, over = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not over.wait(LOOK_SECONDS):
+            most = max(most, sum(resident_bytes(each) for each in tree(root)))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield lambda: most
+    finally:
+        over.set()
+        thread.join()
+
+
+def tree(root: int) -> Iterator[int]:
+    """A process and all below it, as far as they live."""
+    yield root
+    for path in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from tree(int(child))
+
+
+def resident_bytes(process: int) -> int:
+    """Its resident memory; pages that processes share count in each. 0 of one that is gone."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
+    """The table in Markdown, and what it comes to."""
+    tried_ = [row for row in rows if not row.problem]
+    good = sum(not row.faults(seconds) for row in tried_)
+    verified = sum(row.verified and row.exit_code == 0 for row in tried_)
+    lines = ["# The main command on the models that people have", "", origin.sentence(), ""]
+    lines.append(
+        f"{len(rows)} models, {len(tried_)} of them tried: {verified} ended with a verified "
+        f"artifact, {good} also within {WALL_SHARE * seconds + WALL_SPARE:.0f} s and "
+        f"{MEMORY_BYTES >> 30} GiB plus {MEMORY_SHARE} times the model, without a traceback."
+    )
+    lines += ["", "| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    lines += ["| " + " | ".join(row.cells(seconds)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def written(path: Path) -> list[Row]:
+    """The rows that a run of this commit wrote before."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    now = commit().removesuffix("+")
+    rows = [Row(**json.loads(line)) for line in lines]
+    return [row for row in rows if row.commit.removesuffix("+") == now]
+
+
+def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
+    """Every n-th model from the k-th on, of "k/n"; k counts from 1. Raises ValueError."""
+    number, of = (int(part) for part in shard.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(f"--shard {shard}: expected such as 1/4, the first of four")
+    return list(models[number - 1 :: of])
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", nargs="+", choices=groups(), default=groups())
+    parser.add_argument("--only", nargs="+", default=[], help="these models of the groups")
+    parser.add_argument("--limit", type=int, help="try so many models that are not done yet")
+    parser.add_argument("--shard", default="1/1", help="2/4: the second of four equal parts")
+    parser.add_argument("--seconds", type=float, default=20.0, help="the budget of each model")
+    parser.add_argument("--memory-gb", type=float, default=8.0, help="the most for a process")
+    parser.add_argument("--limit-seconds", type=float, default=300.0, help="the most for a model")
+    parser.add_argument("--fetch-seconds", type=float, default=1800.0)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where models are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
+    parser.add_argument("--name", default="collection", help="of the results")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    origin = Origin.of(options)
+    options.results.mkdir(parents=True, exist_ok=True)
+    lines = options.results / f"{options.name}.jsonl"
+    rows = written(lines)
+    lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    done = {row.identity for row in rows}
+    chosen = sharded(collected(options.groups, options.fetch_seconds), options.shard)
+    left = [
+        model
+        for model in chosen
+        if model.identity not in done and (not options.only or model.name in options.only)
+    ]
+    for model in left[: options.limit]:
+        row = tried(model, options)
+        rows.append(row)
+        with lines.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        table = report(rows, origin, options.seconds)
+        (options.results / f"{options.name}.md").write_text(table)
+        print(f"{row.identity}: {'; '.join(row.faults(options.seconds)) or 'ok'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

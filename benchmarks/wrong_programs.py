@@ -1,0 +1,305 @@
+"""Does the verification catch wrong programs? `python -m benchmarks.wrong_programs MODEL...`.
+
+One operator of a model's imported graph is changed at a time: what a wrong pass, layout or kernel
+would compute. The program of the changed graph is compared with the graph as it was: as a whole,
+and step by step (`service.jobs.certificate`). A change that hardly moves an output is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table, rows_json
+from compiler import driver
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.graph.ir import Graph, Node
+from compiler.program_builder import build_program
+from service.jobs.certificate import WrongProgramError, certify
+from service.jobs.loadables import of_compiled
+from service.jobs.local_device import LocalDevice
+from service.jobs.observation import Observation
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.rounding import MODEL_TOLERANCE
+from tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
+
+UNCHANGED = 2e-6
+"""A change that moves no output by more is none: rounding does as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A change, and who noticed it: `moved` is how far it moves the outputs as a whole."""
+
+    model: str
+    kind: str
+    node: str
+    moved: float
+    whole: bool
+    steps: bool
+    named: bool
+
+
+Changed = tuple[str, str, Graph]
+"""The kind of a change, the operator, and the graph with it."""
+
+
+def changes(graph: Graph) -> Iterator[Changed]:
+    """Every change that fits an operator of a graph."""
+    for number, node in enumerate(graph.nodes):
+        for kind, change in _NODES.items():
+            other = change(graph, node)
+            if other is not None:
+                nodes = [*graph.nodes]
+                nodes[number] = other
+                yield kind, node.name, graph.replace(nodes=nodes)
+        for value in node.inputs:
+            array = graph.constants.get(value)
+            for kind, alter in _CONSTANTS.items() if array is not None else ():
+                new = alter(np.asarray(array), node)
+                if new is not None:
+                    constants = {**graph.constants, value: new.astype(np.asarray(array).dtype)}
+                    yield kind, node.name, graph.replace(constants=constants)
+
+
+def _attribute(node: Node, name: str, value: object) -> Node:
+    pairs = {**dict(node.attrs), name: value}
+    return replace(node, attrs=tuple(sorted(pairs.items())))  # type: ignore[arg-type]
+
+
+def _window(graph: Graph, node: Node) -> Node | None:
+    """One step to the side."""
+    pads = node.attr("pads")
+    if node.op not in ("conv", "max_pool", "avg_pool") or not isinstance(pads, tuple):
+        return None
+    half = len(pads) // 2
+    if not pads[half]:
+        return None
+    return _attribute(node, "pads", (pads[0] + 1, *pads[1:half], pads[half] - 1, *pads[half + 1 :]))
+
+
+def _dropped(graph: Graph, node: Node) -> Node | None:
+    """The first operand instead of the result."""
+    same = node.inputs and graph.types[node.inputs[0]] == graph.types[node.output]
+    if not same or node.bodies or node.inputs[0] in graph.constants:
+        return None
+    return Node(node.name, "identity", node.inputs[:1], node.outputs)
+
+
+def _swapped(graph: Graph, node: Node) -> Node | None:
+    if node.op not in ("sub", "div", "pow", "less"):
+        return None
+    left, right = node.inputs
+    return replace(node, inputs=(right, left)) if left != right else None
+
+
+def _epsilon(graph: Graph, node: Node) -> Node | None:
+    epsilon = node.attr("epsilon")
+    return _attribute(node, "epsilon", 100 * epsilon) if isinstance(epsilon, float) else None
+
+
+def _floored(graph: Graph, node: Node) -> Node | None:
+    return replace(node, op="floor") if node.op == "round" else None
+
+
+def _layout(graph: Graph, node: Node) -> Node | None:
+    """Two axes of one extent in each other's place."""
+    axes = node.attr("perm")
+    shape = graph.types[node.output].shape
+    if node.op != "transpose" or not isinstance(axes, tuple):
+        return None
+    for first in range(len(shape) - 1):
+        if shape[first] == shape[first + 1] > 1:
+            order = list(axes)
+            order[first], order[first + 1] = order[first + 1], order[first]
+            return _attribute(node, "perm", tuple(order))
+    return None
+
+
+def _scale(array: np.ndarray, node: Node) -> np.ndarray | None:
+    return array * 1.01 if array.dtype == np.float32 and array.ndim < 2 else None
+
+
+def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:
+    """One column of a product's weights, or one filter, by a thousandth."""
+    if array.dtype != np.float32 or array.ndim < 2:
+        return None
+    changed = array.copy()
+    place = (0,) if node.op == "conv" else (..., 0)
+    changed[place] *= np.float32(1.001)
+    return changed
+
+
+def _weight(array: np.ndarray, node: Node) -> np.ndarray | None:
+    """One weight, by a quarter of the largest."""
+    if array.ndim < 2:
+        return None
+    changed = array.copy()
+    step = 0.25 * float(np.abs(array.astype(np.float64)).max())
+    changed.reshape(-1)[array.size // 2] += np.asarray(step).astype(array.dtype)
+    return changed
+
+
+def _zero_point(array: np.ndarray, node: Node) -> np.ndarray | None:
+    narrow = array.dtype in (np.int8, np.uint8, np.int32) and array.ndim < 2
+    return array + 1 if narrow and node.op in ("add", "sub") else None
+
+
+_NODES: Mapping[str, Callable[[Graph, Node], Node | None]] = {
+    "window off by one": _window,
+    "operator dropped": _dropped,
+    "operands swapped": _swapped,
+    "epsilon times 100": _epsilon,
+    "floor for round": _floored,
+    "axes in each other's place": _layout,
+}
+
+_CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
+    "scale times 1.01": _scale,
+    "a channel times 1.001": _channel,
+    "one weight": _weight,
+    "zero point plus 1": _zero_point,
+}
+
+
+def judge(model: Path, dims: Mapping[str, int], count: int, seed: int) -> Iterator[Wrong]:
+    """Change a model so many times, as often in each way as it can be."""
+    planned = plan_model(ModelRequest(model, dims=dims or None, in_place=False))
+    kinds: dict[str, list[Changed]] = {}
+    for each in changes(planned.graph):
+        kinds.setdefault(each[0], []).append(each)
+    rng = np.random.default_rng(seed)
+    picked = [
+        some[int(k)]
+        for some in kinds.values()
+        for k in rng.permutation(len(some))[: -(-count // len(kinds))]
+    ]
+    right = Observed.of(planned, planned.graph)
+    assert right.certified() is None, "the program itself is right"
+    for kind, node, graph in picked:
+        try:
+            wrong = Observed.of(planned, graph)
+            moved = wrong.apart(right)
+        except CompilerError:
+            continue  # no program: nothing to catch
+        if moved <= UNCHANGED:
+            continue
+        caught = wrong.certified()
+        named = caught is not None and node in {each.name for each in caught.nodes}
+        whole = moved > MODEL_TOLERANCE
+        yield Wrong(model.stem, kind, node, moved, whole, caught is not None, named)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The program of a graph that may be wrong, beside the graph that it should compute."""
+
+    planned: Planned
+    seen: Observation
+    ports: Mapping[str, str]
+    inputs: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, planned: Planned, graph: Graph) -> Observed:
+        optimised = driver.optimise(graph, planned.target)
+        plan = driver.make_plan(optimised, planned.target, in_place=False)
+        loadable = of_compiled(build_program(plan, None, planned.target, 1))
+        names = [port.name for port in loadable.program.outputs]
+        return cls(
+            planned,
+            Observation(plan, loadable, LocalDevice(), 1, INPUT_SEED),
+            dict(zip(planned.graph.outputs, names, strict=True)),
+            draw_inputs(loadable.program.inputs),
+        )
+
+    def certified(self) -> WrongProgramError | None:
+        """Why the certificate refuses the program."""
+        try:
+            certify(self.planned.graph, self.inputs, self.seen, self.ports)
+        except WrongProgramError as error:
+            return error
+        return None
+
+    def apart(self, right: Observed) -> float:
+        """How far the outputs are from those of the right program."""
+        types = self.planned.graph.types
+        pairs = [
+            (name, self.seen.output(port), right.seen.output(right.ports[name]))
+            for name, port in self.ports.items()
+            if types[name].dtype is not DType.BFLOAT16
+        ]
+        return max((largest_error(mine, other) for _, mine, other in pairs), default=0.0)
+
+
+def report(rows: Sequence[Wrong], origin: Origin) -> str:
+    """Markdown: by model and by kind of change."""
+
+    def lines(key: Callable[[Wrong], str]) -> list[list[str]]:
+        groups: dict[str, list[Wrong]] = {}
+        for row in rows:
+            groups.setdefault(key(row), []).append(row)
+        return [[name, *_counts(some)] for name, some in sorted(groups.items())]
+
+    head = ["", "changes", "as a whole", "by steps", "either", "by steps, at the operator"]
+    table = partial(markdown_table, head, text=1)
+    missed = "".join(
+        f"- {row.model}: {row.kind} at '{row.node}' moves an output by {row.moved:.1e}\n"
+        for row in rows
+        if not (row.whole or row.steps)
+    )
+    return (
+        f"# Wrong programs that the verification catches\n\n{origin.sentence()}\n\n"
+        "One operator is changed at a time. A change that moves no output by more than "
+        f"{UNCHANGED:g} of its largest element is left out.\n\n"
+        + table([*lines(lambda row: row.model), ["all", *_counts(rows)]])
+        + "\n\n"
+        + table(lines(lambda row: row.kind))
+        + (f"\n\nMissed:\n\n{missed}" if missed else "\n\nNone was missed.\n")
+    )
+
+
+def _counts(rows: Sequence[Wrong]) -> list[str]:
+    either = sum(row.whole or row.steps for row in rows)
+    found = (sum(row.whole for row in rows), sum(row.steps for row in rows), either)
+    return [str(len(rows)), *map(str, found), str(sum(row.named for row in rows))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Count wrong programs that are caught.")
+    parser.add_argument("models", nargs="+", type=Path, help="ONNX files")
+    parser.add_argument("--dim", nargs="*", default=[], help="NAME=SIZE, for all models")
+    parser.add_argument("--count", type=int, default=24, help="changes of each model, about")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="wrong-programs", help="of the two files")
+    parser.add_argument("--results", type=Path, default=RESULTS_FOLDER, help="folder for them")
+    options = parser.parse_args(arguments)
+    origin = Origin.of(options)
+    dims = {name: int(size) for name, size in (each.split("=") for each in options.dim)}
+    rows: list[Wrong] = []
+    for model in options.models:
+        inputs = onnx.load(model, load_external_data=False).graph.input
+        names = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
+        known = {name: size for name, size in dims.items() if name in names}
+        found = list(judge(model, known, options.count, options.seed))
+        caught = sum(row.whole or row.steps for row in found)
+        print(f"{model.stem}: {caught} of {len(found)} caught", flush=True)
+        rows += found
+    options.results.mkdir(parents=True, exist_ok=True)
+    file = options.results / options.name
+    file.with_suffix(".md").write_text(report(rows, origin), encoding="utf-8")
+    file.with_suffix(".json").write_text(
+        rows_json(asdict(origin), [asdict(row) for row in rows]), encoding="utf-8"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

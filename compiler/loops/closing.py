@@ -1,0 +1,72 @@
+"""Loop nests at sizes of their open dimensions: what becomes of sizes, axes and indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from compiler.loops.index import Affine, Axis, FloorDiv, Term
+from compiler.sizes import Size, at, check_values, dimensions, is_open
+
+
+class SameAxisError(Exception):
+    """Two axes of one name come to have one extent."""
+
+
+class Closing:
+    """What sizes, axes and indices of a nest become at sizes of its dimensions, each once.
+
+    A search closes hundreds of nests, and each has its few sizes in hundreds of places.
+    Raises SameAxisError for an axis that becomes what another one was, ValueError for a size that
+    its dimension cannot have, and KeyError for a dimension without one.
+    """
+
+    KINDS = (Size, Axis, Affine)
+    """The parts that it is called with."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values = values
+        self._numbers: dict[int, int] = {}
+        self._axes: dict[Axis, Axis] = {}
+        self._taken: set[Axis] = set()
+        self._indices: dict[Affine, Affine | None] = {}  # None: it stays as it is
+
+    def __call__(self, part: Size | Axis | Affine) -> int | Axis | Affine:
+        match part:
+            case Axis():
+                return self._axis(part)
+            case Affine():
+                return self._index(part)
+        return self._number(cast(int, part))
+
+    def _number(self, size: int) -> int:
+        if not is_open(size):
+            return size
+        number = self._numbers.get(size)
+        if number is None:
+            check_values(dimensions(size), self._values)
+            number = self._numbers[size] = at(size, self._values)
+        return number
+
+    def _axis(self, axis: Axis) -> Axis:
+        found = self._axes.get(axis)
+        if found is None:
+            found = Axis(axis.name, self._number(axis.extent)) if is_open(axis.extent) else axis
+            if found in self._taken:
+                raise SameAxisError
+            self._taken.add(found)
+            self._axes[axis] = found
+        return found if is_open(axis.extent) else axis  # itself, which tells what has changed
+
+    def _index(self, index: Affine) -> Affine:
+        if index not in self._indices:
+            terms = tuple([(self._term(t), self._number(c)) for t, c in index.terms])
+            changed = Affine(terms, self._number(index.constant))
+            # Axes of one value and coefficients of 0 leave the indices, as where they are built.
+            self._indices[index] = None if changed == index else changed.substitute({})
+        return self._indices[index] or index
+
+    def _term(self, term: Term) -> Term:
+        if isinstance(term, Axis):
+            return self._axis(term)
+        return FloorDiv(self._axis(term.axis), self._number(term.divisor))

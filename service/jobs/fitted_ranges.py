@@ -1,0 +1,166 @@
+"""Ranges and sizes of a model's open dimensions while a program that serves them is sought.
+
+If no program serves the ranges, they give way in this order: the range that a user gave is
+narrowed, a dimension takes the one size that an operator needs, or it takes its size hint. If the
+model refuses a hint, another size is tried. Notes tell the user about each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from compiler.errors import CompilerError, InvalidModelError
+from compiler.profile import agreeing_size, nearest_size
+from compiler.ranges import MOST_NARROWINGS, Shares, default_range, narrowings
+from compiler.sizes import Dimension, OpenSizeError, dimensions
+
+FACTORS = 6
+"""A refused hint is doubled and halved so often."""
+
+
+@dataclass(slots=True)
+class FittedRanges:
+    """The ranges that are still open, and the sizes of the other dimensions.
+
+    Attributes:
+        given: ranges that a user gave, by name.
+        defaults: dimensions that nobody gave a range.
+        hints: the size hint of each of these dimensions.
+        stated: the sizes that a user states, with their shares.
+        sizes: dimensions that have one size by now.
+        notes: sentences for the user.
+    """
+
+    given: dict[str, Dimension]
+    defaults: tuple[str, ...]
+    hints: Mapping[str, int]
+    stated: Shares
+    sizes: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Dimensions of the defaults that are still open."""
+        return tuple(name for name in self.defaults if name not in self.sizes)
+
+    @property
+    def shares(self) -> Shares:
+        """Stated sizes of dimensions that are still open."""
+        return {name: each for name, each in self.stated.items() if name not in self.sizes}
+
+    def give_way(self, error: Exception) -> None:
+        """Narrow a range, or fix a dimension, at which the import or the planning failed.
+
+        Raises:
+            Exception: the error, if nothing is open any more.
+        """
+        question = error if isinstance(error, OpenSizeError) else OpenSizeError(_fault(error))
+        asked = {d.name for d in dimensions(question.undecided, question.unequal)}
+        left = {name: self.hints[name] for name in self.left}
+        own = {name: self.hints[name] for name in self.given}
+        if not asked & left.keys() and self._narrow(question):
+            return
+        pool = left if left and not (asked & own.keys() and not asked & left.keys()) else own
+        found = agreeing_size(question, pool)
+        if found is None:
+            raise error
+        name, size = found
+        ranged = self.given.pop(name, None)
+        served = "its range" if ranged is None else ranged.range_text
+        self.sizes[name] = size
+        self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
+
+    def _narrow(self, question: OpenSizeError) -> bool:
+        """Narrow a range that the user gave, if that answers the question."""
+        found = narrowings(self.given, question)
+        if not found or len(self.notes) >= MOST_NARROWINGS:
+            return False
+        keeping = (
+            ranges
+            for ranges in found
+            if all(size in d for n, d in ranges.items() for size in self.stated.get(n, ()))
+        )
+        narrower = next(keeping, found[0])
+        for name, dimension in narrower.items():
+            if dimension != self.given[name]:
+                text = f"{name} has {dimension.range_text} of {self.given[name].range_text}"
+                self.notes.append(f"{text}, since no program serves all of it: {question}")
+        self.given = narrower
+        return True
+
+    def rows(self) -> list[dict[str, int]]:
+        """The sizes to plan at if nothing is open: one row for each hint that a user stated."""
+        several = {
+            name: list(self.stated[name])
+            for name, size in self.sizes.items()
+            if len(self.stated.get(name, ())) > 1 and size in self.stated[name]
+        }
+        count = max(map(len, several.values()), default=1)
+        cycled = [
+            {n: listed[k % len(listed)] for n, listed in several.items()} for k in range(count)
+        ]
+        return [{**self.sizes, **row} for row in cycled]
+
+    def take_other_sizes(
+        self, error: InvalidModelError, attempt: Callable[[Mapping[str, int | Dimension]], object]
+    ) -> None:
+        """Replace the hint that a model refuses by a size that it takes.
+
+        Args:
+            error: the refusal at `sizes`.
+            attempt: imports the model at sizes and at ranges of what is open.
+
+        Raises:
+            InvalidModelError: if no other size was found, naming a dimension that needs one.
+        """
+        tried: dict[str, list[int]] = {}
+        for name in [n for n in self.sizes if n in self.defaults]:
+            for size in self._other_sizes(name, attempt):
+                tried.setdefault(name, []).append(size)
+                try:
+                    attempt({**self.sizes, name: size})
+                except OpenSizeError:
+                    pass  # a question about what is open
+                except CompilerError:
+                    continue
+                self.notes.append(
+                    f"{name}={size}, since the model refuses {self.sizes[name]}: {error}"
+                )
+                self.sizes[name] = size
+                return
+        for name, listed in tried.items():
+            sizes = ", ".join(map(str, [self.sizes[name], *listed]))
+            raise InvalidModelError(
+                f"{error}; the model takes none of the sizes {sizes} of dimension '{name}': give "
+                f"it one with --dim '{name}=SIZE'"
+            ) from error
+        raise error
+
+    def _other_sizes(
+        self, name: str, attempt: Callable[[Mapping[str, int | Dimension]], object]
+    ) -> Iterator[int]:
+        """The size that an operator needs if the others have theirs, then sizes near the hint."""
+        ranged, own = default_range(name), self.sizes[name]
+        seen = {own}
+        try:
+            attempt({**self.sizes, name: ranged})
+        except OpenSizeError as error:
+            found = agreeing_size(error, {name: own})
+            if found is not None and found[1] not in seen:
+                seen.add(found[1])
+                yield found[1]
+        except CompilerError:
+            pass  # each size may still be taken
+        for power in range(1, FACTORS + 1):
+            for wanted in (own << power, own >> power):
+                size = nearest_size(ranged, wanted)
+                if size not in seen:
+                    seen.add(size)
+                    yield size
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, CompilerError):
+        return str(error)
+    return f"a size is taken for a number ({type(error).__name__}: {error})"

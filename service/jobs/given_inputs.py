@@ -1,0 +1,82 @@
+"""Real inputs of a model: samples, and the values of scalars that select a branch or a rate.
+
+Their sizes are size hints. A program is verified, raced and timed on them, where their shapes are
+those of its inputs, and on random inputs otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.ranges import MOST_STATED, Shares
+from compiler.runtime.ports import Dims
+from compiler.runtime.program import Port
+from tuner.measure.model_runs import INPUT_SEED, draw_inputs
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenInputs:
+    """Samples of all inputs, and numbers that fill single ones, by the names of the inputs."""
+
+    samples: tuple[Arrays, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
+        """The inputs of a program: a sample that has their shapes, or else random ones. Values fill
+        theirs in both. Another seed takes the next sample."""
+        ports = tuple(ports)
+        shapes = {port.name: port.shape for port in ports}
+        fitting = [
+            each
+            for each in self.samples
+            if {name: array.shape for name, array in each.items()} == shapes
+        ]
+        if fitting:
+            found = dict(fitting[(seed - INPUT_SEED) % len(fitting)])
+        else:
+            found = draw_inputs(ports, seed)
+        for port in ports:
+            if port.name in self.values:
+                found[port.name] = np.full_like(found[port.name], self.values[port.name])
+        return found
+
+    def shares(self, inputs: Mapping[str, Dims]) -> Shares:
+        """The sizes of open dimensions and how many samples have each: the most frequent ones.
+
+        Args:
+            inputs: the dimensions of the model's inputs; a text names an open one.
+        """
+        counts: dict[str, Counter[int]] = {}
+        for sample in self.samples:
+            sizes = {
+                dim: size
+                for name, dims in inputs.items()
+                for dim, size in zip(dims, sample[name].shape, strict=True)
+                if isinstance(dim, str)
+            }
+            for name, size in sizes.items():
+                counts.setdefault(name, Counter())[size] += 1
+        return {
+            name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
+            for name, counted in counts.items()
+        }
+
+    def of_each_size(self) -> list[Arrays]:
+        """The first sample of each combination of shapes, at most as many as sizes are stated."""
+        found: dict[tuple[tuple[str, tuple[int, ...]], ...], Arrays] = {}
+        for sample in self.samples:
+            shapes = tuple((name, array.shape) for name, array in sorted(sample.items()))
+            found.setdefault(shapes, sample)
+        return [
+            {n: np.full_like(a, self.values[n]) if n in self.values else a for n, a in each.items()}
+            for each in list(found.values())[:MOST_STATED]
+        ]
+
+
+NONE_GIVEN = GivenInputs()

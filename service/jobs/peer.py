@@ -1,0 +1,88 @@
+"""ONNX Runtime beside an artifact that was just made: a few runs, where it is installed.
+
+The numbers are for the user's eyes. Whatever keeps them from being had keeps nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import CompilerError
+from compiler.runtime.artifact import load_artifact
+from compiler.runtime.program import Port
+from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.stages import StagedExecutable
+from service.jobs.comparison import Run, onnxruntime_run, race
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from service.jobs.latency import Latency
+
+MOST_SECONDS = 0.5
+"""A model that takes longer is not run by another engine too."""
+
+MOST_BYTES = 1 << 30
+"""The other engine holds a larger model's weights a second time, and takes long to load them."""
+
+ROUNDS = 3
+TURN_SECONDS = 0.05
+
+
+def onnxruntime_times(
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs = NONE_GIVEN,
+) -> list[dict[str, Any]]:
+    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact; both run on the
+    inputs that the job's race had.
+
+    Empty if it is not installed, refuses the model, or would take long.
+    """
+    if find_spec("onnxruntime") is None or not latencies:
+        return []
+    if max(each.after_seconds for each in latencies) > MOST_SECONDS or _bytes(model) > MOST_BYTES:
+        return []
+    try:
+        return list(_times(model, artifact, latencies, threads, given))
+    except (CompilerError, OSError, MemoryError):
+        return []
+
+
+def _times(
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs,
+) -> Iterator[dict[str, Any]]:
+    executable = load_artifact(artifact, threads=threads)
+    if isinstance(executable, StagedExecutable):
+        return  # what was drawn decides how much it computes
+    for each in latencies:
+        feeds = given.draw(_ports(executable, dict(each.sizes)))
+        other, version = onnxruntime_run(model, feeds, threads)
+        engine = f"ONNX Runtime {version}"
+        runs: dict[str, Run] = {"ours": partial(executable.run, feeds), engine: other}
+        timings = race(runs, threads=threads, rounds=ROUNDS, turn_seconds=TURN_SECONDS)
+        ours, theirs = (timing.median_seconds for timing in timings)
+        if ours > 0.0:
+            found = {"engine": engine, "sizes": dict(each.sizes), "seconds": theirs}
+            yield {**found, "ratio": theirs / ours}
+
+
+def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
+    """The inputs at these sizes."""
+    if not isinstance(executable, SizedExecutable):
+        return tuple(executable.inputs)
+    if executable.ranged is not None:
+        return tuple(executable.ranged.program.at(sizes).inputs)
+    return tuple(executable.executable(sizes).inputs)
+
+
+def _bytes(model: Path) -> int:
+    """Of the file and of what lies beside it under its name: weights of their own."""
+    return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

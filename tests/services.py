@@ -1,0 +1,61 @@
+"""The whole service in processes of its own, as its users start it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.client import Client, ClientError
+
+
+@contextmanager
+def served(folder: Path, database_url: str = "") -> Iterator[Client]:
+    """`tilewright serve` with its own tuner, and one worker; a client of the owner.
+
+    Both processes end with 0, or the test fails with what they logged.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url, data = f"http://127.0.0.1:{port}", folder / "data"
+    environment = {
+        **os.environ,
+        "TILEWRIGHT_DATA_FOLDER": str(data),
+        "TILEWRIGHT_DATABASE_URL": database_url,
+        "TILEWRIGHT_BUILDERS": "1",
+    }
+    python, running = sys.executable, []
+    log = (folder / "log").open("wb")
+
+    def start(*arguments: str) -> None:
+        command = [python, "-m", *arguments]
+        running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+
+    try:
+        start("service.cli", "serve", "--port", str(port))
+        ends = time.monotonic() + 60
+        while True:
+            try:
+                Client(url, "").health()
+                break
+            except ClientError:
+                assert running[0].poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < ends
+                time.sleep(0.05)
+        token_file = str(data / "token")
+        spool = str(folder / "spool")
+        start("service.worker", "--server", url, "--token-file", token_file, "--spool", spool)
+        with Client(url, (data / "token").read_text().strip()) as client:
+            yield client
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        codes = [process.wait(30) for process in reversed(running)]
+        log.close()
+    assert codes == [0, 0], (folder / "log").read_text()

@@ -1,0 +1,125 @@
+"""`make collection`: commands under limits, and a report that says what is not as asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from benchmarks import collection
+from benchmarks.collection import Row, facts, run, sharded
+from benchmarks.collection_models import Collected, collected, groups
+from benchmarks.collection_quantised import QUANTISED
+from benchmarks.real_fetch import FetchError
+
+GOOD = Row("g/m", "c", exit_code=0, verified=True, wall_seconds=30.0, peak_bytes=1 << 30)
+
+HOLDS = """
+import os, sys, time
+if os.fork() == 0:
+    held = b'x' * (150 << 20)
+    time.sleep(2.0)
+    os._exit(0)
+os.wait()
+"""
+
+
+def python(code: str, memory_gb: float = 8.0, seconds: float = 60.0) -> collection.Done:
+    return run([sys.executable, "-c", code], dict(os.environ), memory_gb, seconds)
+
+
+def test_what_the_children_hold_is_counted() -> None:
+    done = python(HOLDS)
+    assert done.exit_code == 0 and done.peak_bytes > 150 << 20
+
+
+def test_a_command_has_limits_of_memory_and_time() -> None:
+    done = python("print('begun'); held = b'x' * (3 << 30)", memory_gb=2.0)
+    assert done.exit_code == 1 and "MemoryError" in done.said and done.printed == "begun\n"
+    late = python("import time; print('begun', flush=True); time.sleep(60)", seconds=1.0)
+    assert late.exit_code is None and late.seconds < 20
+
+
+def test_what_is_not_as_asked_is_said() -> None:
+    assert GOOD.faults(20.0) == []
+    bad = Row("g/m", "c", exit_code=1, wall_seconds=36.0, peak_bytes=5 << 30, traceback=True)
+    assert bad.faults(20.0) == ["exit 1", "traceback", "not verified", "5.0 GiB", "36 s"]
+    assert Row("g/m", "c", exit_code=None).faults(20.0) == ["killed: it went on and on"]
+    large = Row("g/m", "c", exit_code=0, verified=True, peak_bytes=5 << 30, model_bytes=1 << 30)
+    assert large.faults(20.0) == [], "a large model may hold more"
+
+
+def test_facts_are_those_of_the_commands_own_json() -> None:
+    report = {
+        "trials": 12,
+        "verified": True,
+        "largest_error": 2e-7,
+        "ranges": ["one program for rows=1..64"],
+        "end_to_end": None,
+    }
+    found = facts(json.dumps(report))
+    assert found["certificate"] == "verified: largest error 2.0e-07 of the largest output"
+    assert (found["trials"], found["verified"], found["ratio"]) == (12, True, None)
+    assert found["profile"] == "one program for rows=1..64"
+    assert facts("no JSON") == {}
+
+
+def test_a_run_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(folder: Path) -> Path:
+        raise FetchError("the index | is away")
+
+    asked: list[str] = []
+
+    def command(words: Any, *_: Any) -> collection.Done:
+        asked.append(words[4])
+        return collection.Done(1, "", "Traceback (most recent call last)\nE: boom", 3.0, 7)
+
+    def listed(*_: Any) -> list[Collected]:
+        found = [Collected("g", name, lambda folder: tmp_path / "m.onnx") for name in "abc"]
+        return [*found, Collected("g", "d", missing)]
+
+    monkeypatch.setattr(collection, "collected", listed)
+    monkeypatch.setattr(collection, "run", command)
+    monkeypatch.setattr(collection, "commit", lambda: "now")
+    options = ["--results", str(tmp_path), "--folder", str(tmp_path)]
+    (tmp_path / "collection.jsonl").write_text(json.dumps({"identity": "g/a", "commit": "old"}))
+    collection.main([*options, "--limit", "2"])
+    collection.main(options)
+    assert len(asked) == 3, "each once, and what another commit wrote again"
+    rows = [json.loads(line) for line in (tmp_path / "collection.jsonl").read_text().splitlines()]
+    assert [row["identity"] for row in rows] == ["g/a", "g/b", "g/c", "g/d"]
+    assert rows[0]["traceback"] and rows[0]["last_line"] == "E: boom"
+    table = (tmp_path / "collection.md").read_text()
+    assert "4 models, 3 of them tried: 0 ended" in table
+    assert "not tried: the index \\| is away" in table
+
+
+def test_shards_are_equal_parts() -> None:
+    models = collected(groups(), 1.0)
+    assert len(models) > 250, "the lists of real models, and what needs no network"
+    parts = [sharded(models, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(m.identity for p in parts for m in p) == sorted(m.identity for m in models)
+    assert len({model.identity for model in models}) == len(models)
+    with pytest.raises(ValueError, match="1/4"):
+        sharded(models, "4/3")
+
+
+def test_each_quantised_model_is_made_in_another_way() -> None:
+    made = {name: build() for name, build in QUANTISED.items()}
+    assert len(made) == 10
+    opsets = {
+        onnx.helper.make_opsetid("", m.opset_import[0].version).version for m in made.values()
+    }
+    assert {13, 21} <= opsets
+    kinds = {node.op_type for model in made.values() for node in model.graph.node}
+    assert {"QLinearConv", "QuantizeLinear", "MatMulInteger", "MatMulNBits"} <= kinds
+    types = {t.data_type for model in made.values() for t in model.graph.initializer}
+    wanted = (onnx.TensorProto.INT4, onnx.TensorProto.UINT16, onnx.TensorProto.INT8)
+    assert types.issuperset(wanted)

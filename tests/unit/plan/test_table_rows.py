@@ -1,0 +1,96 @@
+"""Integer inputs that nobody provides are random rows of the tables that they index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler import driver
+from compiler.runtime.program_json import program_from_json, program_to_json
+from compiler.table_rows import table_rows
+from compiler.target import resolve_target
+from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.verification import _draw
+from tuner.measure.model_runs import INPUT_SEED, draw_inputs
+
+
+def model(nodes: list[Any], inputs: dict[str, int], **tables: np.ndarray) -> bytes:
+    given = [helper.make_tensor_value_info(name, kind, ["n"]) for name, kind in inputs.items()]
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    tensors = [numpy_helper.from_array(array, name) for name, array in tables.items()]
+    graph = helper.make_graph(nodes, "embedding", given, [made], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)]).SerializeToString()
+
+
+def node(op: str, inputs: list[str], output: str, **attrs: Any) -> Any:
+    return helper.make_node(op, inputs, [output], **attrs)
+
+
+WORDS = np.arange(300 * 4, dtype=np.float32).reshape(300, 4)
+TYPES = np.arange(2 * 4, dtype=np.float32).reshape(2, 4)
+
+
+def embedding() -> bytes:
+    nodes = [
+        node("Cast", ["ids"], "wide", to=TensorProto.INT64),
+        node("Reshape", ["wide", "rows"], "turned"),
+        node("Gather", ["words", "turned"], "a"),
+        node("Gather", ["types", "kinds"], "b"),
+        node("Add", ["a", "b"], "y"),
+    ]
+    inputs = {"ids": TensorProto.INT32, "kinds": TensorProto.INT64}
+    return model(nodes, inputs, words=WORDS, types=TYPES, rows=np.array([-1]))
+
+
+def test_random_inputs_reach_all_rows_of_their_tables_and_no_others() -> None:
+    planned = plan_first_sizes(ModelRequest(embedding()), {"n": ("1..4096@4000",)})
+    drawn = _draw(planned, INPUT_SEED)
+    assert set(drawn["ids"]) == set(range(300)) and drawn["ids"].dtype == np.int32
+    assert set(drawn["kinds"]) == {0, 1}
+    program = driver.build_program(planned.served_plan, None, resolve_target("host"), 1).program
+    program = program_from_json(program_to_json(program))  # as a device gets it
+    on_device = draw_inputs(program.at({"n": 4000}).inputs, INPUT_SEED)
+    for name, array in drawn.items():
+        np.testing.assert_array_equal(on_device[name], array)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rows"),
+    [
+        # a quantised table, and a smaller one
+        (
+            [
+                node("DequantizeLinear", ["bytes", "scale"], "large"),
+                node("Gather", ["large", "x"], "a"),
+                node("Gather", ["small", "x"], "b"),
+                node("Add", ["a", "b"], "y"),
+            ],
+            7,
+        ),
+        # columns
+        ([node("Gather", ["small", "x"], "y", axis=1)], 4),
+        # a table that an input makes, and numbers that are no positions
+        (
+            [
+                node("Cast", ["x"], "table", to=TensorProto.FLOAT),
+                node("Gather", ["table", "x"], "y"),
+            ],
+            None,
+        ),
+        ([node("Cast", ["x"], "a", to=TensorProto.FLOAT), node("Neg", ["a"], "y")], None),
+    ],
+)
+def test_the_smallest_constant_table_counts(nodes: list[Any], rows: int | None) -> None:
+    tables = {
+        "bytes": np.ones((30, 4), np.uint8),
+        "scale": np.float32(0.5),
+        "small": np.ones((7, 4), np.float32),
+    }
+    source = model(nodes, {"x": TensorProto.INT64}, **{n: np.asarray(t) for n, t in tables.items()})
+    assert table_rows(driver.load_graph(source, {"n": 5}), "x") == rows
+    planned = plan_first_sizes(ModelRequest(source), {"n": (5,)})
+    drawn = _draw(planned, INPUT_SEED)["x"]
+    assert drawn.min() >= 0 and drawn.max() < (2 if rows is None else rows)

@@ -1,0 +1,164 @@
+"""Real inputs: their sizes are hints, and programs are verified and timed on their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.dtypes import DType
+from compiler.runtime.program import Port
+from service.cli.common import UserError
+from service.cli.given import given_inputs
+from service.jobs.comparison import onnxruntime_run
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from service.jobs.local_device import LocalDevice
+from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.verification import _draw
+from service.quantize.errors import QuantizeError
+from tests.unit.service.command_line import data_folder, run
+from tuner.measure.model_runs import INPUT_SEED
+
+__all__ = ["data_folder"]  # a fixture
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A gain, and a rate that selects how often it is applied."""
+    x, rate, y = (
+        helper.make_tensor_value_info(name, kind, dims)
+        for name, kind, dims in (
+            ("x", TensorProto.FLOAT, ["batch", "frames"]),
+            ("sr", TensorProto.INT64, []),
+            ("y", TensorProto.FLOAT, ["batch", "frames"]),
+        )
+    )
+    nodes = [
+        helper.make_node("Equal", ["sr", "wide"], ["is_wide"]),
+        helper.make_node("Mul", ["x", "gain"], ["louder"]),
+        helper.make_node("Where", ["is_wide", "louder", "x"], ["y"]),
+    ]
+    tensors = [
+        numpy_helper.from_array(np.asarray(array), name)
+        for name, array in (("wide", np.int64(16000)), ("gain", np.float32(3)))
+    ]
+    graph = helper.make_graph(nodes, "gained", [x, rate], [y], tensors)
+    opsets = [helper.make_opsetid("", 17)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """Three windows, two of them of 24 frames; the rate is not in the files."""
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for number, frames in enumerate((24, 9, 24)):
+        array = np.full((1, frames), 100 + number, np.float32)
+        np.savez(folder / f"{number}.npz", x=array)
+    return folder
+
+
+def test_sizes_of_samples_are_hints_and_their_values_are_verified(
+    model: Path, samples: Path
+) -> None:
+    given = given_inputs(model, samples, ["sr=16000"], {})
+    planned = plan_first_sizes(ModelRequest(model, given=given), {})
+    assert planned.open is not None and planned.open.stated
+    assert dict(planned.sizes) == {"batch": 1, "frames": 24}
+    drawn = [(dict(each.sizes)["frames"], each.share) for each in planned.open.drawn]
+    assert drawn == [(9, pytest.approx(1 / 3)), (24, pytest.approx(2 / 3))]
+    values = [_draw(planned, INPUT_SEED + n) for n in range(3)]
+    assert [float(v["x"][0, 0]) for v in values] == [100, 102, 100]
+    assert all(v["sr"] == 16000 for v in values)
+    stated = plan_first_sizes(ModelRequest(model, given=given), {"frames": ["1..64@30"]})
+    assert dict(stated.sizes)["frames"] == 30, "a hint comes before samples"
+    fixed = plan_first_sizes(ModelRequest(model, given=given), {"frames": [7]})
+    found = _draw(fixed, INPUT_SEED)
+    assert found["x"].shape == (1, 7) and abs(found["x"]).max() < 10 and found["sr"] == 16000
+
+
+def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -> None:
+    given = given_inputs(model, samples, ["sr=8000"], {})
+    seen: list[Any] = []
+
+    class Executable:
+        inputs = (Port("x", DType.FLOAT32, (1, 9)), Port("sr", DType.INT64, ()))
+
+        def profile(self, inputs: Any, samples: int) -> np.ndarray:
+            seen.append(inputs)
+            return np.zeros((samples, 1))
+
+    class Loadable:
+        def load(self, threads: int) -> Executable:
+            return Executable()
+
+    with LocalDevice(given) as device:
+        device.profile(Loadable(), 1, 2)  # type: ignore[arg-type]  # as much as is used
+    np.testing.assert_array_equal(seen[0]["x"], np.full((1, 9), 101, np.float32))
+    assert seen[0]["sr"] == 8000
+
+
+def test_what_is_given_must_be_what_the_model_takes(
+    model: Path, samples: Path, tmp_path: Path
+) -> None:
+    assert given_inputs(tmp_path, None, None, {}) is NONE_GIVEN
+    for values, message in (
+        (["rate=1"], "expected NAME=NUMBER, the inputs are 'x', 'sr'"),
+        (["sr=loud"], "input 'sr' holds int64"),
+        (["sr=9223372036854775808"], "input 'sr' holds int64"),
+    ):
+        with pytest.raises(UserError, match=message):
+            given_inputs(model, samples, values, {})
+    with pytest.raises(QuantizeError, match="no array for input 'sr'"):
+        given_inputs(model, samples, None, {})
+    with pytest.raises(QuantizeError, match=r"'x' has shape \(1, 24\)"):
+        given_inputs(model, samples, ["sr=1"], {"frames": [12]})
+    with pytest.raises(QuantizeError, match="is not there"):
+        given_inputs(model, tmp_path / "none", ["sr=1"], {})
+
+
+def test_samples_of_many_sizes_have_the_most_frequent() -> None:
+    sizes = [n for n in range(1, 12) for _ in range(n)]
+    given = GivenInputs(tuple({"x": np.zeros((1, n))} for n in sizes))
+    assert given.shares({"x": (1, "n")}) == {"n": {n: float(n) for n in range(4, 12)}}
+    assert [each["x"].shape[1] for each in given.of_each_size()] == list(range(1, 9))
+
+
+def test_commands_take_samples(
+    model: Path,
+    samples: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ("--samples", samples, "--value", "sr=16000")
+    fed: list[Any] = []
+
+    def peer(path: Path, feeds: Any, threads: int) -> Any:
+        fed.append(feeds)
+        return onnxruntime_run(path, feeds, threads)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("service.jobs.peer.onnxruntime_run", peer)
+        assert run("tune", model, *given, "--trials", "2", "-o", tmp_path / "a") == 0
+    shown = capsys.readouterr().out
+    assert "verified: largest error" in shown
+    assert {float(each["x"][0, 0]) for each in fed} == {100, 101}, "the other engine has them too"
+    turns = ("--rounds", "1", "--seconds", "0.01")
+    assert run("bench", model, *given, *turns, "--against", "onnxruntime") == 0
+    shown = capsys.readouterr().out
+    assert "x 1x24, sr scalar" in shown and "x 1x9, sr scalar" in shown
+    assert run("profile", model, *given) == 0
+    assert "frames=24" in capsys.readouterr().out
+    assert run("explain", model, *given) == 0
+    assert "frames=9,24" in capsys.readouterr().out
+    assert run("bench", tmp_path / "a", *given) == 1
+    assert "--onnx says which model the samples are for" in capsys.readouterr().err
+    assert run("profile", tmp_path / "a", *given) == 1
+    assert "for a model, not for an artifact" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Which tasks of a job a user sees."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from service.api.schemas.jobs import TaskView
+from service.cli.view import told_tasks
+
+
+def task(name: str, best: float | None) -> TaskView:
+    return TaskView.model_validate(
+        {
+            "name": name,
+            "workload_key": "a" * 64,
+            "count": 1,
+            "weight": 1.0,
+            "status": "tuned",
+            "trials": 0,
+            "default_seconds": best,
+            "best_seconds": best,
+            "facts": {"origins": {"random": 3}},
+        }
+    )
+
+
+TASKS = [*(task(f"t{number}", 1e-6 * (number + 1)) for number in range(12)), task("unknown", None)]
+
+
+def names(table: object) -> list[str]:
+    assert isinstance(table, Table)
+    return [str(cell) for cell in table.columns[0].cells]
+
+
+def test_ten_tasks_matter_and_none_of_which_nothing_is_known() -> None:
+    table, more = told_tasks(TASKS, verbose=False)
+    assert names(table) == [f"t{number}" for number in range(11, 1, -1)]
+    assert more == "and 3 more tasks: -v shows all"
+    assert told_tasks(TASKS[-1:], verbose=False) == ["and 1 more task: -v shows all"]
+    assert told_tasks([], verbose=False) == []
+
+
+def test_all_are_shown_to_who_asks() -> None:
+    table, suggested = told_tasks(TASKS, verbose=True)
+    assert len(names(table)) == 13 and str(suggested).startswith("suggested by random 39")
