@@ -57,13 +57,13 @@ def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
 def profile_text(
     ranges: Iterable[Dimension], hints: Mapping[str, Iterable[int]], defaults: Sequence[str] = ()
 ) -> str:
-    """One line about dimensions with size hints: `dynamic: batch=1,8 (1..4096)`. Empty if there are
-    none.
+    """One line about dimensions with size hints: `dynamic: batch=1,8 (1..4096)`. Empty without
+    hints.
 
     Args:
         ranges: of the dimensions.
         hints: the sizes at which each dimension is tuned, by name.
-        defaults: dimensions that nobody gave a range; the line says how to.
+        defaults: dimensions without a given range; the line says how to give one.
     """
     listed = [
         f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"

@@ -1,6 +1,6 @@
 """The rows of the tables that an integer input indexes: token ids, token types, positions.
 
-Inputs that nobody provides are random. Random positions are only realistic if they reach all rows
+Inputs without given values are random. Random positions are only realistic if they reach all rows
 of a table, and only valid if they reach no others.
 """
 

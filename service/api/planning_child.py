@@ -27,7 +27,7 @@ from service.api.remembered import held_bytes
 from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
 from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
-from service.jobs.planning import ModelRequest, plan_model, workload_name
+from service.jobs.planning import ModelRequest, workload_name
 from service.jobs.predicted import Predicted, predicted
 from service.jobs.shown_code import ShownCode, shown_code
 from service.jobs.stage_planning import plan_first_program
@@ -146,13 +146,14 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """Which workloads a model is cut into. `stored` is the plan that a job chose for it, if any."""
+    """Which workloads a model is cut into, at sizes or for ranges. `stored` is the plan that a job
+    chose for it, if any."""
 
     digest: str
     target: Target
     threads: int
     numerics: str
-    dims: Mapping[str, int]
+    dims: Mapping[str, int | str]
     stored: StoredPlan | None
     precision: str = DType.FLOAT32
     path: Path = Path()
@@ -177,11 +178,12 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
             self.target,
             self.threads,
             self.numerics,
-            self.dims,
-            self.digest,
-            self.precision,
+            digest=self.digest,
+            precision=self.precision,
         )
-        planned = with_plan(plan_model(request), self.stored)
+        planned = plan_first_program(request, {name: (size,) for name, size in self.dims.items()})
+        if planned.open is None:
+            planned = with_plan(planned, self.stored)
         return [
             PlannedWorkload(workload.key, workload_name(workload), count)
             for workload, count in planned.workloads

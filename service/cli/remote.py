@@ -10,7 +10,6 @@ import typer
 
 from service.cli.common import (
     STOP_GAIN,
-    DimsOption,
     JsonOption,
     ModelPath,
     Numerics,
@@ -18,6 +17,7 @@ from service.cli.common import (
     PadOption,
     Precision,
     PrecisionOption,
+    RangesOption,
     SecondsOption,
     SeedOption,
     ServerOption,
@@ -37,7 +37,7 @@ from service.cli.common import (
     connect,
     existing_file,
     no_options_before,
-    parse_dims,
+    parse_ranges,
     parse_share,
     parse_sizes,
     parse_stated,
@@ -346,7 +346,7 @@ def lookup(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
-    dim: DimsOption = None,
+    dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The best schedules known, of one workload or of a whole model.
@@ -366,7 +366,7 @@ def lookup(
         if is_key:
             wanted: dict[str, object] = {"workloads": [what]}
         else:
-            wanted = {"model": client.upload(existing_file(path)).digest, "dims": parse_dims(dim)}
+            wanted = {"model": client.upload(existing_file(path)).digest, "dims": parse_ranges(dim)}
         found = client.lookup(
             LookupRequest.model_validate(
                 {

@@ -25,7 +25,7 @@ class FittedRanges:
 
     Attributes:
         given: ranges that a user gave, by name.
-        defaults: dimensions that nobody gave a range.
+        defaults: dimensions without a given range.
         hints: the size hint of each of these dimensions.
         stated: the sizes that a user states, with their shares.
         sizes: dimensions that have one size by now.

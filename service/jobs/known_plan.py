@@ -46,7 +46,7 @@ def chosen_plan(
     target: Target,
     threads: int,
     numerics: str,
-    dims: Mapping[str, int],
+    dims: Mapping[str, int | str],
     storage: Storage,
 ) -> StoredPlan | None:
     """The plan that a job chose for a model of this digest, if one did and it was confirmed."""

@@ -117,7 +117,10 @@ def _variants(
     """The programs of each builder at each of the first sizes; made when it is their turn."""
     sizes = iter(_sizes(planned)[:MOST_TIMED])
     if planned[0].stages is not None:
-        made = [[of_compiled(b.build(p.served_plan)) for p in planned] for b in builders]
+        made = [
+            [of_compiled(one) for p in planned for one in p.programs(b.build(p.served_plan))]
+            for b in builders
+        ]
         yield next(sizes), list[Variant](made)
         return
     for each in planned:

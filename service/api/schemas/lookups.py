@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from service.api.schemas.bodies import RequestBody, View, shown
@@ -18,6 +16,8 @@ from service.api.schemas.fields import (
     Precision,
     ScheduleJson,
     Seconds,
+    Size,
+    SizeRange,
     Version,
 )
 
@@ -56,8 +56,10 @@ class LookupRequest(RequestBody):
 
     workloads: list[Digest] | None = Field(None, max_length=10_000)
     model: Digest | None = None
-    dims: dict[str, Annotated[int, Field(ge=1, le=1 << 40)]] = Field(
-        default_factory=dict, max_length=64
+    dims: dict[str, Size | SizeRange] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Sizes or ranges of the model's named dimensions, as of a job",
     )
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
     threads: int = Field(1, ge=1, le=256)

@@ -38,6 +38,13 @@ def test_a_job_with_a_range_serves_sizes_that_nobody_compiled(
     done = client.get(path).json()
     assert (done["state"], done["error"]) == ("succeeded", None)
     assert done["result"]["verified"] is True
+    tuned = {task["workload_key"] for task in client.get(f"{path}/tasks").json()}
+    asked = {"model": digest, "dims": {"rows": "1..40"}, "target": job["target_key"]}
+    answer = client.post("/v1/schedules/lookup", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert tuned and tuned <= {each["workload_key"] for each in answer.json()["schedules"]}
+    asked["dims"] = {"rows": "1..40@50"}
+    assert client.post("/v1/schedules/lookup", json=asked).status_code == 422
     (tmp_path / "a.tar").write_bytes(client.get(f"{path}/artifact").content)
     unpack(tmp_path / "a.tar", tmp_path / "a")
 
