@@ -153,7 +153,7 @@ def tune(
     made = output if outcome.verification is not None else None
     in_time = seconds is None or time.monotonic() - began <= seconds + SPARE_SECONDS
     if made is not None and not outcome.cancelled and in_time:
-        report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads)
+        report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
     tell(out, report, made)
     if not outcome.cancelled:
         with workshop.timings.stage("train cost models"):

@@ -11,15 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compiler.errors import CompilerError
 from compiler.runtime.artifact import load_artifact
+from compiler.runtime.executable import Executable
+from compiler.runtime.program import Port
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stages import StagedExecutable
 from service.jobs.comparison import Run, onnxruntime_run, race
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.latency import Latency
-from tuner.measure.model_runs import draw_inputs
 
 MOST_SECONDS = 0.5
 """A model that takes longer is not run by another engine too."""
@@ -32,9 +32,14 @@ TURN_SECONDS = 0.05
 
 
 def onnxruntime_times(
-    model: Path, artifact: Path, latencies: Sequence[Latency], threads: int
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs = NONE_GIVEN,
 ) -> list[dict[str, Any]]:
-    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact.
+    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact, on the same
+    inputs as the job raced on.
 
     Empty if it is not installed, refuses the model, or would take long.
     """
@@ -43,19 +48,19 @@ def onnxruntime_times(
     if max(each.after_seconds for each in latencies) > MOST_SECONDS or _bytes(model) > MOST_BYTES:
         return []
     try:
-        return list(_times(model, artifact, latencies, threads))
+        return list(_times(model, artifact, latencies, threads, given))
     except (CompilerError, OSError, MemoryError):
         return []
 
 
 def _times(
-    model: Path, artifact: Path, latencies: Sequence[Latency], threads: int
+    model: Path, artifact: Path, latencies: Sequence[Latency], threads: int, given: GivenInputs
 ) -> Iterator[dict[str, Any]]:
     executable = load_artifact(artifact, threads=threads)
     if isinstance(executable, StagedExecutable):
         return  # what was drawn decides how much it computes
     for each in latencies:
-        feeds = _feeds(executable, dict(each.sizes))
+        feeds = given.draw(_ports(executable, dict(each.sizes)))
         other, version = onnxruntime_run(model, feeds, threads)
         engine = f"ONNX Runtime {version}"
         runs: dict[str, Run] = {"ours": partial(executable.run, feeds), engine: other}
@@ -66,13 +71,13 @@ def _times(
             yield {**found, "ratio": theirs / ours}
 
 
-def _feeds(executable: Any, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    """Inputs as the race of the job drew them."""
+def _ports(executable: Executable | SizedExecutable, sizes: dict[str, int]) -> Sequence[Port]:
+    """The inputs at some sizes."""
     if not isinstance(executable, SizedExecutable):
-        return draw_inputs(executable.inputs)
+        return executable.inputs
     if executable.ranged is not None:
-        return draw_inputs(executable.ranged.program.at(sizes).inputs)
-    return draw_inputs(executable.executable(sizes).inputs)
+        return executable.ranged.program.at(sizes).inputs
+    return executable.executable(sizes).inputs
 
 
 def _bytes(model: Path) -> int:
