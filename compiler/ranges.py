@@ -223,7 +223,8 @@ def within_defaults(
     the model is invalid with it, the next one is: 64 reflected samples need 65 of them.
 
     Raises:
-        OpenSizeError: if no narrower ranges decide what is asked.
+        OpenSizeError: if no narrower ranges decide what is asked. Of several questions it is the
+            last one that single sizes answer.
         InvalidModelError: if the model is invalid in all of them.
     """
     ranges = {name: default_range(name) for name in names}
@@ -238,8 +239,8 @@ def within_defaults(
             narrower = narrowings(ranges, error)
             if not narrower and any(d.low == 0 for d in ranges.values()):
                 narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
-            if not narrower:
-                unanswered = unanswered or error
+            if not narrower and (unanswered is None or _has_solutions(error)):
+                unanswered = error
             untried += reversed(narrower[:_ANSWERS])
         except InvalidModelError as error:
             if number == 0:
@@ -250,6 +251,11 @@ def within_defaults(
     raise unanswered or OpenSizeError(
         f"{MOST_NARROWINGS} narrower ranges leave something undecided"
     )
+
+
+def _has_solutions(error: OpenSizeError) -> bool:
+    """Whether two sizes must be equal, which single sizes may be."""
+    return is_open(error.unequal) and not error.may_differ
 
 
 def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:

@@ -90,6 +90,12 @@ class Settings(BaseSettings):
         description="Memory that reading and planning a model may take; 0: half of the machine's, "
         "or of its container's.",
     )
+    verification_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        description="Longest time that the references of a model may take which its artifact is "
+        "verified with, at one size.",
+    )
     planning_processes: int = Field(
         default=2,
         ge=1,

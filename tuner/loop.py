@@ -138,7 +138,7 @@ class _TuningRun:
             adopted = self._adopt() if self._board.unfinished else ()
         if self._board.unfinished:
             self._send_defaults()
-            self._ask_limits()
+            self._ask_bounds()
         states = zip(self._board, known, strict=True)
         inputs = tuple(state.inputs(trials) for state, trials in states)
         total = self._options.trials if self._board.unfinished else self._board.trials
@@ -213,20 +213,17 @@ class _TuningRun:
         return known, recorded
 
     def _send_defaults(self) -> None:
-        """Send the first defaults: they are built while the limits of the tasks are found."""
+        """Send the first defaults: they are built while the machine is measured."""
         while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
             state = self._board.scheduler.next(self._options.batch_size)
             if state is None or not state.is_untried or not self._send_next():
                 return
 
-    def _ask_limits(self) -> None:
-        """Ask what the machine allows, which it measures, and how large the spaces are."""
-        bounds = None
+    def _ask_bounds(self) -> None:
+        """Ask what the machine allows, which it measures."""
         if self._bounds is not None:
             with timed(self._timings, "bounds"):
-                bounds = self._bounds()
-        with timed(self._timings, "start"):
-            self._board.limit(bounds)
+                self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Wait for the requests that an earlier process of this job sent; returns them."""

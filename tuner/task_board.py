@@ -71,7 +71,7 @@ class TaskBoard:
                     lead.others += state.task.weight
 
     def schedule(self) -> None:
-        """Tell the scheduler of all tasks: enough to send the first candidates."""
+        """Tell the scheduler of all tasks."""
         searched = sum(not (state.finished or state.follows) for state in self._states)
         for state in self._states:
             state.schedule()
@@ -79,17 +79,11 @@ class TaskBoard:
             state.features.effort = search_effort(self._options.seconds, searched, points)
         self.scheduler = TaskScheduler(self._states)
 
-    def limit(self, bounds: Sequence[float] | None) -> None:
-        """Tell the scheduler how far each task may come, which takes a while to find out.
-
-        Args:
-            bounds: the least seconds of each task's kernel; None if they are unknown.
-        """
-        known = [0.0] * len(self._states) if bounds is None else bounds
-        for state, bound in zip(self._states, known, strict=True):
-            space = len(state.task.space)
-            profile = replace(state.progress.profile, bound_seconds=bound, space=space)
-            state.progress.profile = profile
+    def bound(self, bounds: Sequence[float]) -> None:
+        """Tell the scheduler the least seconds that the machine allows each task; 0: unknown."""
+        for state, bound in zip(self._states, bounds, strict=True):
+            progress = state.progress
+            progress.profile = replace(progress.profile, bound_seconds=bound)
 
     @property
     def unfinished(self) -> int:

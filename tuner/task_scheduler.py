@@ -7,7 +7,7 @@ similar tasks, and from the bound of the machine (`tuner.forecast`). The choice 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -27,14 +27,15 @@ class Profile:
 
     `operations` are vector operations of the default schedule. They compare the work of tasks, and
     are not FLOPs. Tasks of one `kind` are alike. `bound_seconds` is the least time that the machine
-    allows, and `space` the number of schedules; both are 0 if unknown.
+    allows; 0 if unknown. `space` has the schedules: they are counted, which may take a tenth of a
+    second, once a trial has shown that the task works. An empty one is unknown.
     """
 
     weight: float
     operations: float
     kind: Hashable = ""
     bound_seconds: float = 0.0
-    space: int = 0
+    space: Sized = ()
 
     @property
     def work(self) -> float:
@@ -199,7 +200,7 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
         task.history.scale(alike),
         profile.bound_seconds,
         task.open,
-        profile.space,
+        len(profile.space),
     )
 
 

@@ -162,13 +162,13 @@ class TaskState:
         operations = max(self.operations, 1.0)
         weight = self.task.weight + self.others
         self.progress = TaskProgress(
-            Profile(weight, operations, kind),
+            Profile(weight, operations, kind, space=self.task.space),
             exhausted=self.finished or self.follows,
         )
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """What the run knew at its start; call it after `schedule` and `TaskBoard.limit`."""
+        """What the run knew at its start; call it after `schedule` and `TaskBoard.bound`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
             task.key,

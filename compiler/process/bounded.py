@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -96,11 +97,24 @@ class NoAnswer:
     words: str = ""
 
 
-_Asked: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+Answers: TypeAlias = Callable[..., Any]
+"""What a parent answers to a child that asks back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    back: bool
+    """Whether the function is given what asks this process."""
 
 
 def run(
-    function: Callable[..., T], arguments: tuple[Any, ...], limits: Limits, stop: Stop | None = None
+    function: Callable[..., T],
+    arguments: tuple[Any, ...],
+    limits: Limits,
+    stop: Stop | None = None,
+    answers: Answers | None = None,
 ) -> T | NoAnswer:
     """What a function returns, computed in a child of its own.
 
@@ -110,6 +124,10 @@ def run(
             to there, those of the answer can be here.
         limits: what it may take.
         stop: kills the child at once when it is cancelled.
+        answers: what this process does for the child, such as to run a program on a device. The
+            function gets one more argument then: calling that calls `answers` here with the same
+            arguments, for what it returns or for the CompilerError that it raises. The time that it
+            takes is not the child's.
 
     Raises:
         CompilerError: that the function raised. Of another class, with the same text, if its own
@@ -117,7 +135,7 @@ def run(
     """
     child = BoundedChild(limits)
     try:
-        return child.ask(function, arguments, stop)
+        return child.ask(function, arguments, stop, answers)
     finally:
         child.stop()
         child.close()
@@ -137,7 +155,11 @@ class BoundedChild:
         self._lock = threading.Lock()
 
     def ask(
-        self, function: Callable[..., T], arguments: tuple[Any, ...], stop: Stop | None = None
+        self,
+        function: Callable[..., T],
+        arguments: tuple[Any, ...],
+        stop: Stop | None = None,
+        answers: Answers | None = None,
     ) -> T | NoAnswer:
         """What a function returns for these arguments (`run`)."""
         answered = False
@@ -145,12 +167,14 @@ class BoundedChild:
             child = self._ready()
             if child is None:
                 return _ENDED
-            answer = self._answer(child, (function, arguments), stop)
+            answer = self._answer(child, function, arguments, stop, answers)
             answered = not isinstance(answer, NoAnswer)
         except MemoryError:
             return NoAnswer(Reason.MEMORY, "does not fit the memory of this process")
         except OSError as error:  # no child can be started, or no file be mapped
             return NoAnswer(Reason.CRASHED, str(error))
+        except _OursError as error:
+            raise error.cause from None
         finally:
             if not answered:
                 self.drop()
@@ -186,14 +210,31 @@ class BoundedChild:
                 self._child.pipe.send(self._limits)
             return None if self._stopped else self._child
 
-    def _answer(self, child: ChildProcess, asked: _Asked, stop: Stop | None) -> Any:
+    def _answer(
+        self,
+        child: ChildProcess,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        stop: Stop | None,
+        answers: Answers | None,
+    ) -> Any:
         try:
-            _send(child.pipe, asked, child.pid)
-            # it has loaded what it was asked for
-            if not (late := self._wait(child, START_SECONDS, stop)):
-                child.pipe.recv()
-                late = self._wait(child, self._limits.seconds, stop)
-            return late or _receive(child.pipe, writable=True)
+            _send(child.pipe, _Asked(function, arguments, answers is not None), child.pid)
+            late = self._wait(child, START_SECONDS, stop)
+            if late is not None:
+                return late
+            child.pipe.recv()  # it has loaded what it was asked for
+            left = self._limits.seconds
+            while True:
+                begun = time.monotonic()
+                late = self._wait(child, left, stop)
+                if late is not None:
+                    return late
+                said = _receive(child.pipe, writable=True)
+                if answers is None or not isinstance(said, _Back):
+                    return said
+                left -= time.monotonic() - begun
+                _send(child.pipe, _told(answers, said), child.pid)
         except (EOFError, ConnectionError):
             return _ENDED if self._stopped else _last(child, self._limits)
 
@@ -225,6 +266,30 @@ class _OutOfMemory:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """A question of the child to its parent."""
+
+    arguments: tuple[Any, ...]
+
+
+class _OursError(Exception):
+    """What the parent raised while it answered, which says nothing about the child."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _told(answers: Answers, back: _Back) -> Any:
+    try:
+        return answers(*back.arguments)
+    except CompilerError as error:
+        return _Raised(_sendable(error))
+    except BaseException as error:
+        raise _OursError(error) from error
+
+
 def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
     """Why a child ended before it answered."""
     status = child.wait()
@@ -253,13 +318,25 @@ def serve(pipe: Connection) -> None:
             limit_memory(limits.memory_bytes)
             go_last(limits.niceness)
             while True:
-                function, arguments = _receive(pipe, writable=False)
+                asked: _Asked = _receive(pipe, writable=False)
                 pipe.send("ready")
                 _limit_time(limits)
-                _send(pipe, _made(function, arguments), os.getppid())
-                del function, arguments
+                arguments = (
+                    (*asked.arguments, partial(_back, pipe)) if asked.back else asked.arguments
+                )
+                _send(pipe, _made(asked.function, arguments), os.getppid())
+                del asked, arguments
         except (EOFError, BrokenPipeError):
             return
+
+
+def _back(pipe: Connection, *arguments: Any) -> Any:
+    """What the parent answers, in the child."""
+    _send(pipe, _Back(arguments), os.getppid())
+    answer = _receive(pipe, writable=False)
+    if isinstance(answer, _Raised):
+        raise answer.error
+    return answer
 
 
 def _made(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

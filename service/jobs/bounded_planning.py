@@ -64,7 +64,12 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
     """What the child does. The model itself does not come back."""
     timings = Timings()
     plans = plan_programs(spec.request, spec.sizes, None, timings, spec.shares)
-    return tuple(_with_model(planned, b"") for planned in plans), timings.stages
+    return tuple(map(without_model, plans)), timings.stages
+
+
+def without_model(planned: Planned) -> Planned:
+    """What is sent to another process: nobody there reads the model again."""
+    return _with_model(planned, b"")
 
 
 def _with_model(planned: Planned, model: Path | bytes) -> Planned:

@@ -31,6 +31,10 @@ class Timing:
         return min(min(samples) for samples in self.rounds)
 
 
+TICK_SECONDS = 1e-9
+"""A clock may stand still during a short run: its time is not 0, by which others are divided."""
+
+
 def race(
     runs: Mapping[str, Run], *, threads: int, rounds: int, turn_seconds: float
 ) -> list[Timing]:
@@ -52,7 +56,7 @@ def _turn(run: Run, clock: Callable[[], float], seconds: float) -> tuple[float, 
     while len(found) < 3 or time.perf_counter() < ends:
         started = clock()
         run()
-        found.append(clock() - started)
+        found.append(max(clock() - started, TICK_SECONDS))
     return tuple(found)
 
 

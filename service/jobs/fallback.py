@@ -8,15 +8,18 @@ served by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from compiler.intervals import pieces
 from db.storage import Storage
+from service.jobs.bounded_verification import Bound, BoundedVerifier
 from service.jobs.certificate import WrongProgramError
 from service.jobs.device import Device
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import FixedSchedules, Served, Settled, by_rules
+from service.jobs.planning import Planned
 from service.jobs.verification import Verification, Verifier
 from service.jobs.withdrawal import withdraw_records
 
@@ -25,9 +28,15 @@ Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
 
 
 def deliver_verified(
-    settled: Settled, device: Device, storage: Storage, deliver: Deliver
+    settled: Settled,
+    device: Device,
+    storage: Storage,
+    deliver: Deliver,
+    bound: Bound | None = None,
 ) -> tuple[Settled, Verification]:
     """Deliver a program that a device holds right; what is served at last, and the verification.
+
+    `bound` is within what a child verifies it; without, this process does.
 
     Raises:
         WrongProgramError: if the untuned program is wrong.
@@ -36,7 +45,7 @@ def deliver_verified(
     """
     fallen: list[tuple[Settled, str]] = []
     while True:
-        with Verifier(settled.planned, device) as verifier:
+        with _verifier(settled.planned, device, bound) as verifier:
             try:
                 deliver(settled, verifier.verify)
             except WrongProgramError as error:
@@ -50,6 +59,14 @@ def deliver_verified(
             if len(gone) == 1:  # this kernel, beyond doubt
                 withdraw_records(storage, reason, record_ids=_ids(before, gone))
         return settled, verifier.found
+
+
+def _verifier(
+    planned: Sequence[Planned], device: Device, bound: Bound | None
+) -> AbstractContextManager[Verifier | BoundedVerifier]:
+    if bound is None:
+        return Verifier(planned, device)
+    return nullcontext(BoundedVerifier(planned, device, bound))
 
 
 def _is_untuned(settled: Settled) -> bool:

@@ -109,7 +109,7 @@ class FittedRanges:
 
         Args:
             error: the refusal at `sizes`.
-            attempt: imports the model at sizes, or at a range of one dimension.
+            attempt: imports the model at sizes and at ranges of what is open.
 
         Raises:
             InvalidModelError: if no other size was found, naming a dimension that needs one.
@@ -120,6 +120,8 @@ class FittedRanges:
                 tried.setdefault(name, []).append(size)
                 try:
                     attempt({**self.sizes, name: size})
+                except OpenSizeError:
+                    pass  # a question about what is open
                 except CompilerError:
                     continue
                 self.notes.append(

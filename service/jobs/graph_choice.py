@@ -44,6 +44,10 @@ from tuner.tasks import Task
 SHARE = 0.15
 """The largest share of a job's trials and seconds that the choice of a plan may cost."""
 
+LEAST_BUDGET_SECONDS = 30.0
+"""A job with fewer seconds tries no other plans: to make them takes seconds, however few of them
+are measured, and would leave no time for trials."""
+
 LEAST_SECONDS = 1.0
 """At least so many seconds are left to a job, so that it ends in order."""
 
@@ -80,17 +84,21 @@ def choose_plan(
 ) -> ChosenPlan:
     """The model with the plan to tune: the known one, or the fastest of a few that are tried.
 
-    At most `share` of the trials and seconds go into trying; without any, the rules' plan stays.
-    The decision is stored, unless the job was cancelled or ran out of its share before all was
-    measured. A plan other than the rules' is stored only once it is confirmed (`confirm_plan`).
-    What one owner's workers decided is decided anew where another's can race (`second_opinion`). If
-    a workload of another plan does not compile, the rules' plan stays, and the decision says so.
+    At most `share` of the trials and seconds go into trying; without any, or with few seconds, the
+    rules' plan stays. The decision is stored, unless the job was cancelled or ran out of its share
+    before all was measured. A plan other than the rules' is stored only once it is confirmed
+    (`confirm_plan`). What one owner's workers decided is decided anew where another's can race
+    (`second_opinion`). If a workload of another plan does not compile, the rules' plan stays, and
+    the decision says so.
     `kernels` are those of the job's other programs.
     """
     known = known_plan(planned, storage, job_id)
     limit = int(share * budget.trials)
-    if not limit or (
-        known.decision is not None and not _decides_anew(planned, storage, device, job_id)
+    short = budget.seconds is not None and budget.seconds < LEAST_BUDGET_SECONDS
+    if (
+        not limit
+        or short
+        or (known.decision is not None and not _decides_anew(planned, storage, device, job_id))
     ):
         return ChosenPlan(known, budget)
     builder.start()  # it loads the compiler while alternatives are found

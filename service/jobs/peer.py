@@ -13,7 +13,6 @@ from typing import Any
 
 from compiler.errors import CompilerError
 from compiler.runtime.artifact import load_artifact
-from compiler.runtime.executable import Executable
 from compiler.runtime.program import Port
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.stages import StagedExecutable
@@ -38,8 +37,8 @@ def onnxruntime_times(
     threads: int,
     given: GivenInputs = NONE_GIVEN,
 ) -> list[dict[str, Any]]:
-    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact, on the same
-    inputs as the job raced on.
+    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact; both run on the
+    inputs that the job's race had.
 
     Empty if it is not installed, refuses the model, or would take long.
     """
@@ -54,7 +53,11 @@ def onnxruntime_times(
 
 
 def _times(
-    model: Path, artifact: Path, latencies: Sequence[Latency], threads: int, given: GivenInputs
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs,
 ) -> Iterator[dict[str, Any]]:
     executable = load_artifact(artifact, threads=threads)
     if isinstance(executable, StagedExecutable):
@@ -71,13 +74,13 @@ def _times(
             yield {**found, "ratio": theirs / ours}
 
 
-def _ports(executable: Executable | SizedExecutable, sizes: dict[str, int]) -> Sequence[Port]:
-    """The inputs at some sizes."""
+def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
+    """The inputs at these sizes."""
     if not isinstance(executable, SizedExecutable):
-        return executable.inputs
+        return tuple(executable.inputs)
     if executable.ranged is not None:
-        return executable.ranged.program.at(sizes).inputs
-    return executable.executable(sizes).inputs
+        return tuple(executable.ranged.program.at(sizes).inputs)
+    return tuple(executable.executable(sizes).inputs)
 
 
 def _bytes(model: Path) -> int:

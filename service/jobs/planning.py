@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -328,6 +328,10 @@ def _plan_ranges(
         )
         return graph, plan
 
+    def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
+        ranges = {**fitted.given, **{name: default_range(name) for name in fitted.left}}
+        return driver.load_graph(request.model, {**numbers, **ranges, **sizes}, timings)
+
     numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
     given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
     stated = {**request.given.shares(ports.fixed(numbers).inputs), **shares}
@@ -340,12 +344,14 @@ def _plan_ranges(
             graph, made = within_defaults(fitted.left, plan, empty)
             break
         except (OpenSizeError, InvalidModelError, *TAKEN_FOR_NUMBERS) as error:
-            invalid = isinstance(error, InvalidModelError)
-            if invalid and imports == before + 1 and not fitted.sizes:
-                raise  # at all sizes
-            fitted.give_way(error)
+            if isinstance(error, InvalidModelError) and imports == before + 1:
+                if not fitted.sizes:
+                    raise  # at all sizes
+                fitted.take_other_sizes(error, imported)
+            else:
+                fitted.give_way(error)
     else:
-        yield from _plan_fixed(request, numbers, fitted, observer, timings)
+        yield from _plan_fixed(request, numbers, fitted, imported, observer, timings)
         return
     known = {d.name for d in graph.dimensions}
     implied = tuple(d for n, d in fitted.given.items() if n not in known)
@@ -365,6 +371,7 @@ def _plan_fixed(
     request: ModelRequest,
     numbers: Mapping[str, int],
     fitted: FittedRanges,
+    imported: Callable[[Mapping[str, int | Dimension]], Graph],
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
@@ -372,9 +379,6 @@ def _plan_fixed(
 
     def plan(sizes: Mapping[str, int]) -> Planned:
         return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
-
-    def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
-        return driver.load_graph(request.model, {**numbers, **sizes}, timings)
 
     try:
         first = plan(fitted.rows()[0])

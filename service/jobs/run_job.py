@@ -22,6 +22,7 @@ from compiler.timings import Timings
 from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounded_planning import plan_bounded
+from service.jobs.bounded_verification import Bound
 from service.jobs.bounds import bounds_within
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
@@ -82,13 +83,14 @@ class Workshop:
     """What a job works with: stores, builder processes, and what was made before.
 
     `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
-    builders. `planning` are the limits of a child that reads and plans models; None: this process
-    does.
+    builders. `planning` are the limits of a child that reads and plans models, `verification` of
+    one that verifies programs; None: this process does.
     """
 
     storage: Storage
     builder: Builder
     planning: Limits | None = None
+    verification: Limits | None = None
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)
     loop: Timings = field(default_factory=Timings)
@@ -188,7 +190,7 @@ def run_job(
         stop: ends at once what children compute for the job; without, the token does.
 
     Raises:
-        JobCancelled: if the job was stopped while a child read its model.
+        JobCancelled: if the job was stopped while a child worked for it.
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
@@ -341,7 +343,9 @@ def _run(
             check=verify,
         )
 
-    right, found = deliver_verified(settled, device, storage, partial(deliver_to, output))
+    bound = None if workshop.verification is None else Bound(workshop.verification, stop)
+    delivery = partial(deliver_to, output)
+    right, found = deliver_verified(settled, device, storage, delivery, bound)
     if right is not settled:
         timed = latencies(right, device, workshop.kernels, limit)
     return replace(

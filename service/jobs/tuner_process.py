@@ -21,6 +21,7 @@ from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
 from db.stores.sweeps import CLAIMS, TERM_SECONDS
 from service.jobs.bounded_planning import planning_limits
+from service.jobs.bounded_verification import verification_limits
 from service.jobs.builders import open_builder
 from service.jobs.cost_models import train_due
 from service.jobs.job_run import JobRun
@@ -122,7 +123,8 @@ class TunerProcess:
         )
         if claimed is None:
             return None
-        workshop = Workshop(self._storage, self.builder, planning_limits(settings))
+        limits = planning_limits(settings), verification_limits(settings)
+        workshop = Workshop(self._storage, self.builder, *limits)
         return JobRun(workshop, *claimed, settings.job_lease_seconds)
 
     def _start(self, run: JobRun) -> None:

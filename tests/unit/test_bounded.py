@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,18 @@ def length(array: np.ndarray) -> int:
 
 def blocked() -> Layout:
     return Layout.parse("0 1/16 2 3 1%16")
+
+
+def summed(count: int, ask: Callable[..., int]) -> int:
+    return sum(ask(number) for number in range(count))
+
+
+def recovering(ask: Callable[..., int]) -> str:
+    try:
+        ask(1)
+    except InvalidModelError as error:
+        return f"as told: {error}"
+    return ""
 
 
 def endless() -> None:
@@ -147,6 +161,27 @@ def test_memory_is_limited() -> None:
 
 def test_arrays_of_a_question_are_not_memory_that_the_child_takes() -> None:
     assert bounded.run(length, (np.zeros(1 << 30, np.uint8),), LIMITS) == 1 << 30
+
+
+def test_a_child_asks_back_and_does_not_pay_for_the_answers() -> None:
+    def answers(number: int) -> int:
+        time.sleep(0.4)
+        return number * number
+
+    limits = replace(LIMITS, seconds=1.5)
+    assert bounded.run(summed, (5,), limits, answers=answers) == 30
+
+
+def test_errors_of_answers_are_raised_in_the_child_or_here() -> None:
+    def refuse(number: int) -> int:
+        raise InvalidModelError("no such number")
+
+    def fail(number: int) -> int:
+        raise OSError("the disk is full")
+
+    assert bounded.run(recovering, (), LIMITS, answers=refuse) == "as told: no such number"
+    with pytest.raises(OSError, match="the disk is full"):
+        bounded.run(recovering, (), LIMITS, answers=fail)
 
 
 @pytest.mark.parametrize("function", [endless, busy])

@@ -164,6 +164,32 @@ def test_a_size_that_is_taken_for_a_number_gives_way(monkeypatch: pytest.MonkeyP
     assert note.startswith("w=224, since no program serves its range: a size is taken for a number")
 
 
+def test_windows_that_a_model_needs_are_found_behind_other_questions() -> None:
+    """As in a voice detector: reflected samples, a spectrum, and one frame that Squeeze removes."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "one"], ["u"]),
+        helper.make_node("Pad", ["u", "pads"], ["padded"], mode="reflect"),
+        helper.make_node("Conv", ["padded", "bands"], ["c"], strides=[128]),
+        helper.make_node("MaxPool", ["c"], ["m"], kernel_shape=[4], strides=[4]),
+        helper.make_node("Squeeze", ["m", "two"], ["y"]),
+    ]
+    made = model(
+        nodes,
+        ["batch", "samples"],
+        one=np.array([1]),
+        two=np.array([2]),
+        pads=np.array([0, 0, 0, 0, 0, 64]),
+        bands=np.ones((3, 1, 256), np.float32),
+    )
+    planned = plan_first_sizes(ModelRequest(made), {})
+    assert planned.open is not None
+    assert [d.name for d in planned.open.ranges] == ["batch"]
+    windows = (planned.request.dims or {})["samples"]
+    assert ((windows + 64 - 256) // 128 + 1) // 4 == 1
+    (note,) = planned.notes
+    assert note.startswith(f"samples={windows}, since no program serves its range: Squeeze")
+
+
 def test_a_hint_that_the_model_refuses_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 512 rows is added to windows, as long as no range says so."""
     load, taken = driver.load_graph, {512}

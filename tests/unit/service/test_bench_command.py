@@ -12,7 +12,7 @@ from compiler import driver
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
 from compiler.sizes import OpenSizeError
-from service.jobs.comparison import Timing
+from service.jobs.comparison import Timing, race
 from tests.unit.service.command_line import data_folder, model, run
 
 __all__ = ["data_folder", "model"]  # fixtures
@@ -91,6 +91,12 @@ def test_bench_passes_its_options_on(
     assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
+
+
+def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.process_time", lambda: 1.0)
+    (timing,) = race({"one": lambda: None}, threads=1, rounds=1, turn_seconds=0.001)
+    assert timing.min_seconds > 0
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--seconds"])

@@ -14,6 +14,7 @@ from compiler.dtypes import DType
 from compiler.runtime.program import Port
 from service.cli.common import UserError
 from service.cli.given import given_inputs
+from service.jobs.comparison import onnxruntime_run
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_first_sizes
@@ -130,12 +131,25 @@ def test_samples_of_many_sizes_have_the_most_frequent() -> None:
 
 
 def test_commands_take_samples(
-    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    samples: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ("--samples", samples, "--value", "sr=16000")
-    assert run("tune", model, *given, "--trials", "2", "-o", tmp_path / "a") == 0
+    fed: list[Any] = []
+
+    def peer(path: Path, feeds: Any, threads: int) -> Any:
+        fed.append(feeds)
+        return onnxruntime_run(path, feeds, threads)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("service.jobs.peer.onnxruntime_run", peer)
+        assert run("tune", model, *given, "--trials", "2", "-o", tmp_path / "a") == 0
     shown = capsys.readouterr().out
     assert "verified: largest error" in shown
+    assert {float(each["x"][0, 0]) for each in fed} == {100, 101}, "the other engine has them too"
     turns = ("--rounds", "1", "--seconds", "0.01")
     assert run("bench", model, *given, *turns, "--against", "onnxruntime") == 0
     shown = capsys.readouterr().out

@@ -341,6 +341,13 @@ def test_only_a_share_of_the_trials_is_spent(storage: Storage, race: list[int]) 
     assert nothing.planned == plan() and not runner.submitted
 
 
+def test_a_job_of_few_seconds_tries_no_plans(storage: Storage, race: list[int]) -> None:
+    runner, budget = device(plan()), JobBudget(100, 20.0)
+    chosen = choose(plan(), storage, runner, budget)
+    assert (chosen.planned, chosen.budget) == (plan(), budget)
+    assert not runner.submitted and not race
+
+
 def test_seconds_end_the_trying(storage: Storage, race: list[int]) -> None:
     ticks = iter(range(1000))
     runner = Queue(stuck=True)

@@ -85,10 +85,10 @@ def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
     assert [[c.schedule_digest for c in each] for each in first.values()] == [[digest]] * 5
 
 
-def test_the_first_defaults_are_built_while_the_limits_are_found(
+def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the machine allows, and how many schedules there are: each may take a second."""
+    """To measure what the machine allows, or to count all schedules, may take a second."""
     sent: list[str] = []
     submit = world.builder.submit
 
@@ -99,11 +99,11 @@ def test_the_first_defaults_are_built_while_the_limits_are_found(
     counted: list[int] = []
 
     def count(self: ScheduleSpace) -> int:
-        counted.append(len(sent))
+        counted.append(len(world.trials()))
         return sum(len(space.points) for space in self.subspaces)
 
     def bounds() -> list[float]:
-        assert sorted(sent) == ["frequent", "small"] and not counted
+        assert sorted(sent) == ["frequent", "small"]
         return [1e-9, 2e-9]
 
     monkeypatch.setattr(ScheduleSpace, "__len__", count)
@@ -113,7 +113,7 @@ def test_the_first_defaults_are_built_while_the_limits_are_found(
     started = world.events[0]
     assert isinstance(started, Started)
     assert [inputs.bound_seconds for inputs in started.inputs] == [1e-9, 2e-9]
-    assert counted[:2] == [2, 2]
+    assert counted and all(counted), "once a trial has shown that the task works"
 
 
 def test_a_small_budget_ranks_fewer_candidates(
