@@ -174,6 +174,13 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     return [one_sentence(line) for line in lines]
 
 
+def kernels_text(untuned: float | None, tuned: float | None) -> str:
+    """What all kernels take, to be followed by more; "" while one was never measured."""
+    if tuned is None:
+        return ""
+    return f"kernels {milliseconds(untuned)} untuned, {milliseconds(tuned)} tuned; "
+
+
 def latency_text(latency: Mapping[str, Any]) -> str:
     """One run at some sizes: "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1"."""
     before, low = milliseconds(latency["before_seconds"]), latency.get("low_seconds")

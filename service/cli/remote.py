@@ -43,7 +43,7 @@ from service.cli.common import (
     parse_stated,
 )
 from service.cli.terminal import console, say_json
-from service.units import duration, milliseconds
+from service.units import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -166,11 +166,13 @@ def _follow(client: Client, job: Job, out: Console) -> Job:
 
 
 def _summary(job: JobView) -> str:
+    from service.wording import kernels_text
+
     progress = job.progress
     seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
     return (
-        f"kernels {milliseconds(progress.default_seconds)} untuned, "
-        f"{milliseconds(progress.best_seconds)} tuned; {progress.trials_done} trials, "
+        f"{kernels_text(progress.default_seconds, progress.best_seconds)}"
+        f"{progress.trials_done} trials, "
         f"{progress.trials_failed} failed, {duration(seconds)}"
     )
 

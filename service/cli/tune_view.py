@@ -19,8 +19,7 @@ from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
 from service.progress import phase_line, progress_line
-from service.units import milliseconds
-from service.wording import failures_text, result_lines, run_text
+from service.wording import failures_text, kernels_text, result_lines, run_text
 from tuner.cancel import CancelToken
 from tuner.events import Event
 
@@ -82,8 +81,8 @@ class LineWatcher(JobWatcher):
         for told in told_tasks(views, self._verbose):
             out.print(told, soft_wrap=isinstance(told, str))
         out.print(
-            f"kernels {milliseconds(progress.default_seconds)} untuned, "
-            f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
+            f"{kernels_text(progress.default_seconds, progress.best_seconds)}"
+            f"{finished.trials_done} trials, "
             f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
             + (f"; {finished.reason}" if finished.reason else ""),
             soft_wrap=True,

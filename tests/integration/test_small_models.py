@@ -58,7 +58,7 @@ def test_tune_ends_with_a_verified_artifact(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(local_device, "LocalDevice", lambda: nullcontext(device))
+    monkeypatch.setattr(local_device, "LocalDevice", lambda given: nullcontext(device))
     monkeypatch.setattr(builder, "close", lambda: None)
     monkeypatch.setattr(builders, "open_builder", lambda settings, timings=None: builder)
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
@@ -75,6 +75,8 @@ def test_tune_ends_with_a_verified_artifact(
     assert last == ["verified", "artifact", "run it"]
 
 
+@pytest.mark.acceptance
+@pytest.mark.timeout(600)
 def test_jobs_end_with_verified_artifacts(tmp_path: Path) -> None:
     with served(tmp_path) as client:
         jobs = {name: submitted(client, name, tmp_path) for name in SMALL}

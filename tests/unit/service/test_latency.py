@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.timings import Timings
 from service.jobs import peer
 from service.jobs.device import DeviceError
+from service.jobs.given_inputs import GivenInputs
 from service.jobs.latency import Latency, latencies
 from service.jobs.no_regret import FixedSchedules, Served, Settled, Verdict
 from service.jobs.peer import onnxruntime_times
@@ -101,6 +102,8 @@ def test_another_engine_runs_beside_the_artifact(
     (found,) = onnxruntime_times(model, tmp_path / "a", timed, 1)
     assert found["engine"].startswith("ONNX Runtime") and found["sizes"] == {"rows": 8}
     assert found["seconds"] > 0 and found["ratio"] > 0
+    given = GivenInputs(({"x": np.zeros((8, 8), np.float32)},))
+    assert onnxruntime_times(model, tmp_path / "a", timed, 1, given), "what a user gave it"
     other = tmp_path / "other.onnx"
     other.write_bytes(b"no model")
     assert onnxruntime_times(other, tmp_path / "a", timed, 1) == [], "it refuses"

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from service.cli.devices import device_table
-from service.wording import result_lines
+from service.wording import kernels_text, result_lines
 from tuner.measure.statistics import Comparison
 
 VERDICT = {
@@ -61,6 +61,11 @@ def test_an_answer_says_what_where_and_how_sure() -> None:
         "ONNX Runtime 1: 2.700 ms at rows=4, 1.50 times as long as the artifact beside it",
         "verified: largest error 2.0e-06 of the largest output",
     ]
+
+
+def test_kernels_are_told_once_all_were_measured() -> None:
+    assert kernels_text(2e-3, 1e-3) == "kernels 2.000 ms untuned, 1.000 ms tuned; "
+    assert kernels_text(None, None) == ""
 
 
 @pytest.mark.parametrize(
