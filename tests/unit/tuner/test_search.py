@@ -194,7 +194,9 @@ def _bred(seed: int) -> float:
     def steps(schedule: Schedule) -> int:
         return sum(schedule.integer(knob.name) for knob in knobs)
 
-    features: Any = SimpleNamespace(estimated_seconds=lambda schedule: exp(steps(schedule)))
+    features: Any = SimpleNamespace(
+        estimated_seconds=lambda schedule: exp(steps(schedule)), effort=1.0
+    )
     model = make_cost_model("none", 0)
     search = make_strategy(
         "evolutionary", SearchContext(space, features, model, random.Random(seed))
