@@ -58,7 +58,7 @@ def test_tune_ends_with_a_verified_artifact(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(local_device, "LocalDevice", lambda: nullcontext(device))
+    monkeypatch.setattr(local_device, "LocalDevice", lambda given: nullcontext(device))
     monkeypatch.setattr(builder, "close", lambda: None)
     monkeypatch.setattr(builders, "open_builder", lambda settings, timings=None: builder)
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
