@@ -5,6 +5,7 @@ Whatever is wrong with the model, the process goes on with its other jobs.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -50,6 +51,7 @@ def plan_bounded(
         CompilerError: as that does, and if the model takes more than it may.
         JobCancelled: if `stop` ended the child.
     """
+    began = time.perf_counter()
     found = bounded.run(plans_of, (spec,), limits, stop)
     if isinstance(found, NoAnswer):
         raise _error(found, limits)
@@ -57,6 +59,8 @@ def plan_bounded(
     if timings is not None:
         for stage in stages:
             timings.add(stage.stage, stage.seconds, stage.count)
+        told = sum(stage.seconds for stage in stages)
+        timings.add("planning child", max(0.0, time.perf_counter() - began - told))
     return tuple(_with_model(planned, spec.model) for planned in plans)
 
 

@@ -379,12 +379,13 @@ def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met
-    spec.check_deliverable(plans[0])
-    check_tools(plans[0].target)
-    open_ports(plans, pad=spec.pad)
-    check_ranges(plans, workshop.kernels)
-    if spec.weight_limit_bytes is not None:
-        check_weight_limit(plans, spec.weight_limit_bytes, workshop.kernels)
+    with timings.stage("check plans"):
+        spec.check_deliverable(plans[0])
+        check_tools(plans[0].target)
+        open_ports(plans, pad=spec.pad)
+        check_ranges(plans, workshop.kernels)
+        if spec.weight_limit_bytes is not None:
+            check_weight_limit(plans, spec.weight_limit_bytes, workshop.kernels)
     return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)
 
 

@@ -111,7 +111,8 @@ def test_a_plan_from_a_child_is_the_same() -> None:
         here.plan.placements[v].layout for v in here.plan.placements
     }
     np.testing.assert_array_equal(there.graph.constants["w"], here.graph.constants["w"])
-    assert {"import", "partition"} <= timings.seconds().keys()
+    assert {"import", "partition", "planning child"} <= timings.seconds().keys()
+    assert timings.seconds()["planning child"] > 0.1, "that of its start, too"
 
 
 def test_what_is_wrong_with_a_model_is_told() -> None:

@@ -18,6 +18,7 @@ from compiler.program_builder import ProgramBuilder
 from compiler.runtime.artifact import read_artifact
 from compiler.target import Target, resolve_target
 from db.storage import Storage
+from service.jobs.certificate import WrongProgramError
 from service.jobs.device import DeviceError
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.no_regret import Served
@@ -185,7 +186,7 @@ def test_what_was_tuned_is_told_before_the_artifact_can_fail(
 ) -> None:
     watcher = Notes()
     board = device(error=DeviceError("the program crashed on board 'b'", ran=True))
-    with pytest.raises(DeviceError):
+    with pytest.raises(WrongProgramError):
         run(
             spec(resolve_target("x86-64-v3")),
             board,
@@ -246,6 +247,6 @@ def test_an_artifact_that_crashes_on_the_device_is_not_delivered(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path
 ) -> None:
     board = device(error=DeviceError("the program crashed on board 'b'", ran=True))
-    with pytest.raises(DeviceError, match="crashed on board"):
+    with pytest.raises(WrongProgramError, match="crashed on board"):
         run(spec(resolve_target("x86-64-v3")), board, storage, builder, output=tmp_path / "a")
     assert not (tmp_path / "a").exists()
