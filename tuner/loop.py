@@ -125,7 +125,7 @@ class _TuningRun:
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):
-                self._board = TaskBoard(tasks, self._model, options, timings, self._stopped)
+                self._board = TaskBoard(tasks, self._model, options, timings, self._interrupted)
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._new_samples = 0
@@ -214,7 +214,9 @@ class _TuningRun:
 
     def _send_defaults(self) -> None:
         """Send the first defaults: they are built while the machine is measured."""
-        while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
+        # Single candidates: as few of them as of batches would leave most builders idle.
+        least = self._options.batch_size
+        while self._pipeline.has_room(Phase.SCREEN, least) and not self._stopped():
             state = self._board.scheduler.next(self._options.batch_size)
             if state is None or not state.is_untried or not self._send_next():
                 return
@@ -248,6 +250,7 @@ class _TuningRun:
 
     def _screen(self) -> None:
         while not self._stopped() and self._limits.ended is None:
+            self._send_defaults()
             while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
                 if not self._send_next():
                     break
@@ -262,8 +265,13 @@ class _TuningRun:
                 return
             self._drain_some()
 
+    def _interrupted(self) -> bool:
+        """What a search asks before each candidate; what is built is measured meanwhile."""
+        self._pipeline.forward()
+        return self._stopped()
+
     def _stopped(self) -> bool:
-        """Whether nothing more is to be proposed: a search asks before each candidate."""
+        """Whether nothing more is to be proposed."""
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:

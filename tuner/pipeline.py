@@ -100,16 +100,15 @@ class Pipeline:
         """Whether it keeps to a journal."""
         return self._given is not None
 
-    def has_room(self, phase: Phase) -> bool:
+    def has_room(self, phase: Phase, least: int = 0) -> bool:
         """Whether to propose another batch, so that the builders always have work.
 
-        With a given journal: whether a batch of this phase was sent next.
+        That is so in any case if fewer than `least` are on their way. With a given journal: whether
+        a batch of this phase was sent next.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
-        going = [batch.size for batch in self._batches if not batch.state.progress.waits]
-        # Single candidates, as the defaults at first, would leave most builders idle.
-        least = self._options.batch_size if all(size == 1 for size in going) else 0
+        going = [batch for batch in self._batches if not batch.state.progress.waits]
         return len(going) < max(self._runner.capacity + AHEAD, least)
 
     @property
@@ -168,7 +167,7 @@ class Pipeline:
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Batches that are done, oldest first; waits for one up to the timeout."""
-        self._forward()
+        self.forward()
         with timed(self._timings, "idle"):
             results = self._runner.poll(timeout_seconds)
         for result in results:
@@ -176,7 +175,7 @@ class Pipeline:
                 if batch.request is not None and batch.request.request_id == result.request_id:
                     batch.trials += self._with_twins(batch, trials_of(batch.request, result))
                     batch.finished = True
-        self._forward()
+        self.forward()
         self._count_busy()
         ready = []
         while (done := self._next_finished()) is not None:
@@ -236,7 +235,7 @@ class Pipeline:
                 batch.finished = True
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
-    def _forward(self) -> None:
+    def forward(self) -> None:
         """Hand built batches on to the runner, in order; one without its reference waits aside."""
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:
