@@ -125,7 +125,7 @@ class _TuningRun:
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):
-                self._board = TaskBoard(tasks, self._model, options, timings, self._interrupted)
+                self._board = TaskBoard(tasks, self._model, options, timings, self._stopped)
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._new_samples = 0
@@ -265,13 +265,8 @@ class _TuningRun:
                 return
             self._drain_some()
 
-    def _interrupted(self) -> bool:
-        """What a search asks before each candidate; what is built is measured meanwhile."""
-        self._pipeline.forward()
-        return self._stopped()
-
     def _stopped(self) -> bool:
-        """Whether nothing more is to be proposed."""
+        """Whether nothing more is to be proposed: a search asks before each candidate."""
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:

@@ -167,7 +167,7 @@ class Pipeline:
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Batches that are done, oldest first; waits for one up to the timeout."""
-        self.forward()
+        self._forward()
         with timed(self._timings, "idle"):
             results = self._runner.poll(timeout_seconds)
         for result in results:
@@ -175,7 +175,7 @@ class Pipeline:
                 if batch.request is not None and batch.request.request_id == result.request_id:
                     batch.trials += self._with_twins(batch, trials_of(batch.request, result))
                     batch.finished = True
-        self.forward()
+        self._forward()
         self._count_busy()
         ready = []
         while (done := self._next_finished()) is not None:
@@ -235,7 +235,7 @@ class Pipeline:
                 batch.finished = True
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
-    def forward(self) -> None:
+    def _forward(self) -> None:
         """Hand built batches on to the runner, in order; one without its reference waits aside."""
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:

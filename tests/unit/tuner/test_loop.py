@@ -116,22 +116,6 @@ def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
     assert counted and all(counted), "once a trial has shown that the task works"
 
 
-def test_what_is_built_is_measured_while_a_search_ranks(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To rank hundreds of candidates may take longer than the rest of the budget."""
-    submitted: list[int] = []
-    compute = FeatureExtractor._compute
-
-    def looked_at(self: FeatureExtractor, schedule: Schedule) -> Any:
-        submitted.append(len(world.queue.submitted))
-        return compute(self, schedule)
-
-    monkeypatch.setattr(FeatureExtractor, "_compute", looked_at)
-    world.tune(trials=12)
-    assert submitted[0] == 2, "both defaults"
-
-
 def test_no_search_begins_for_builders_that_have_work(
     world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
