@@ -214,7 +214,9 @@ class _TuningRun:
 
     def _send_defaults(self) -> None:
         """Send the first defaults: they are built while the machine is measured."""
-        while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
+        # Single candidates: as few of them as of batches would leave most builders idle.
+        least = self._options.batch_size
+        while self._pipeline.has_room(Phase.SCREEN, least) and not self._stopped():
             state = self._board.scheduler.next(self._options.batch_size)
             if state is None or not state.is_untried or not self._send_next():
                 return
@@ -248,6 +250,7 @@ class _TuningRun:
 
     def _screen(self) -> None:
         while not self._stopped() and self._limits.ended is None:
+            self._send_defaults()
             while self._pipeline.has_room(Phase.SCREEN) and not self._stopped():
                 if not self._send_next():
                     break

@@ -100,16 +100,15 @@ class Pipeline:
         """Whether it keeps to a journal."""
         return self._given is not None
 
-    def has_room(self, phase: Phase) -> bool:
+    def has_room(self, phase: Phase, least: int = 0) -> bool:
         """Whether to propose another batch, so that the builders always have work.
 
-        With a given journal: whether a batch of this phase was sent next.
+        That is so in any case if fewer than `least` are on their way. With a given journal: whether
+        a batch of this phase was sent next.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
-        going = [batch.size for batch in self._batches if not batch.state.progress.waits]
-        # Single candidates, as the defaults at first, would leave most builders idle.
-        least = self._options.batch_size if all(size == 1 for size in going) else 0
+        going = [batch for batch in self._batches if not batch.state.progress.waits]
         return len(going) < max(self._runner.capacity + AHEAD, least)
 
     @property

@@ -116,6 +116,24 @@ def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
     assert counted and all(counted), "once a trial has shown that the task works"
 
 
+def test_no_search_begins_for_builders_that_have_work(
+    world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for many defaults is none for other candidates."""
+    world.queue.capacity = 1
+    world.tasks = [FakeTask(name, gemm.space, gemm.nest) for name in "abcde"]
+    trials: list[int] = []
+    compute = FeatureExtractor._compute
+
+    def looked_at(self: FeatureExtractor, schedule: Schedule) -> Any:
+        trials.append(len(world.trials()))
+        return compute(self, schedule)
+
+    monkeypatch.setattr(FeatureExtractor, "_compute", looked_at)
+    world.tune(trials=12, batch_size=8)
+    assert trials[0] == 3, "of five on their way two are left"
+
+
 def test_a_small_budget_ranks_fewer_candidates(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
