@@ -8,9 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
-
-import structlog
+from typing import TYPE_CHECKING, assert_never
 
 from compiler.errors import CompilerError, OutOfMemoryError
 from compiler.process import bounded
@@ -21,9 +19,9 @@ from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
 from service.jobs.planning import Planned
 from service.jobs.stage_planning import plan_programs
-from service.settings import Settings
 
-log = structlog.get_logger("tilewright.planning")
+if TYPE_CHECKING:  # a child has no use for settings, nor for a log, which take a third of its start
+    from service.settings import Settings
 
 SHARE = 2
 """Reading and planning one model may take one part of so many of the memory of this machine."""
@@ -95,7 +93,14 @@ def _error(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
                 f"{what} takes longer than {limits.seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
             )
         case Reason.CRASHED:
-            log.error("bug", reason=found.text, words=found.words)
+            tell_bug(found)
             return CompilerError(f"{what} failed: {found.text}")
         case _:
             assert_never(found.reason)
+
+
+def tell_bug(found: NoAnswer) -> None:
+    """Log what a child wrote before it crashed."""
+    import structlog
+
+    structlog.get_logger("tilewright.children").error("bug", reason=found.text, words=found.words)

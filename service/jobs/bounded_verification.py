@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import numpy as np
-import structlog
 
 from compiler.errors import CompilerError
 from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason, Stop
 from compiler.runtime.program import Program
 from compiler.target import Target
-from service.jobs.bounded_planning import memory_limit, without_model
+from service.jobs.bounded_planning import memory_limit, tell_bug, without_model
 from service.jobs.device import Checked, Device, Loadable
 from service.jobs.interrupts import JobCancelled
 from service.jobs.loadables import LoadableOf
@@ -25,9 +24,9 @@ from service.jobs.observation import with_program
 from service.jobs.planning import Planned
 from service.jobs.verification import Verification, verify_program, worst
 from service.jobs.verified_sizes import at_verified_sizes
-from service.settings import Settings
 
-log = structlog.get_logger("tilewright.verification")
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 Ask = Callable[..., Any]
 
@@ -114,7 +113,7 @@ def _verify(
                 "(TILEWRIGHT_VERIFICATION_SECONDS)",
             )
         case Reason.CRASHED:
-            log.error("bug", reason=found.text, words=found.words)
+            tell_bug(found)
             raise CompilerError(f"the verification of the model failed: {found.text}")
         case _:
             assert_never(found.reason)
