@@ -1,0 +1,144 @@
+"""`tune` takes what `compile` takes, and ends without a traceback: models that chance cuts from
+others, with open dimensions and quantised values, are tuned and compared with ONNX Runtime.
+
+Few, and the same each time; many, and others each day, in `make fuzz`. A seed that failed runs
+again with `--graphs` above it, and `-k` its number.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import settings
+
+import compiler
+from compiler import load_artifact
+from compiler.errors import CompilerError
+from service.cli import run as run_cli
+from service.jobs import builders, local_device
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from service.jobs.local_device import LocalDevice
+from tests.examples import graphs
+from tests.integration.cut_models import Cut, drawn
+from tuner.measure.builder import ProcessBuilder
+
+EXAMPLES = 10
+TRIALS = 2
+DAY = 86400
+WITH_SAMPLES = 3
+"""One of how many jobs has its inputs given, and not drawn."""
+
+TOLERANCE = 2e-4
+"""Sums of some tens of float32 products in eight nodes, relative to the largest element."""
+
+ROUNDED = 0.05
+"""Where values are rounded to steps, ties fall either way: of the norm of the difference."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    assert settings.default is not None
+    first = 0 if settings.default.derandomize else int(time.time()) // DAY * 1000
+    count = graphs(metafunc.config, EXAMPLES)
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(first, first + count))
+
+
+class SharedDevice(LocalDevice):
+    """This machine for one job, with the runner and the speeds of all of them."""
+
+    def __init__(self, given: GivenInputs, whole: LocalDevice) -> None:
+        super().__init__(given)
+        self._runner, self._speeds = whole.local_runner, whole._speeds
+
+    def __exit__(self, *_: object) -> None:
+        """The runner goes on."""
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    """Builder processes for all jobs: to start them takes longer than to tune."""
+    shared = ProcessBuilder(1)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[LocalDevice]:
+    with LocalDevice() as here:
+        yield here
+
+
+@pytest.fixture
+def in_process(
+    builder: ProcessBuilder, device: LocalDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of this process share the builder and the runner, and find no records."""
+    monkeypatch.setattr(
+        local_device, "LocalDevice", lambda given=NONE_GIVEN: SharedDevice(given, device)
+    )
+    monkeypatch.setattr(builder, "close", lambda: None)
+    monkeypatch.setattr(builders, "open_builder", lambda settings, timings=None: builder)
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+
+
+@pytest.mark.graphs
+@pytest.mark.usefixtures("in_process")
+def test_tune_takes_what_compile_takes(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = drawn(seed)
+    model, artifact = tmp_path / "m.onnx", tmp_path / "artifact"
+    onnx.save(cut.proto, model)
+    command = ["tune", str(model), "--trials", str(TRIALS), "--json", "-o", str(artifact)]
+    if given := seed % WITH_SAMPLES == 0:
+        np.savez(tmp_path / "inputs.npz", **cut.feeds)
+        command += ["--samples", str(tmp_path / "inputs.npz")]
+    code = run_cli(command)
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err, f"{cut.told}\n{printed.err}"
+    if code:
+        assert refused(model) or asks_for_inputs(printed.err, given), f"{cut.told}\n{printed.err}"
+        return
+    assert json.loads(printed.out)["verified"], cut.told
+    assert_agrees(cut, load_artifact(artifact).run(cut.feeds))
+
+
+def refused(model: Path) -> bool:
+    """Whether `compile` refuses a model, too."""
+    try:
+        compiler.compile_model(model)
+    except CompilerError:
+        return True
+    return False
+
+
+def asks_for_inputs(printed: str, given: bool) -> bool:
+    """Whether drawn values did not fit a model, and the error says how to provide others."""
+    return not given and "--samples" in printed
+
+
+def assert_agrees(cut: Cut, results: Any) -> None:
+    for (name, expected), found in zip(cut.expected.items(), results, strict=True):
+        told = f"{cut.told}: output '{name}'"
+        assert found.dtype == expected.dtype, told
+        if cut.rounded and expected.dtype.kind != "f":
+            continue
+        assert found.shape == expected.shape, told
+        if expected.dtype.kind != "f":
+            np.testing.assert_array_equal(found, expected, err_msg=told)
+            continue
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected), err_msg=told)
+        far = np.abs(np.where(np.isfinite(expected), found - expected, 0.0))
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1e-6)
+        if cut.rounded:
+            norms = np.linalg.norm(far), np.linalg.norm(np.nan_to_num(expected))
+            assert norms[0] <= ROUNDED * norms[1] + TOLERANCE, f"{told} differs by {norms}"
+        else:
+            assert far.max(initial=0.0) <= TOLERANCE * scale, f"{told} differs by {far.max()}"
