@@ -40,6 +40,18 @@ QUANTISES = 0.35
 ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinear")
 
 
+REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        each
+        for each in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        if isinstance(each, type) and issubclass(each, Exception)
+    ),
+)
+"""What ONNX Runtime raises: its exceptions have no base of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A drawn model.
@@ -106,17 +118,9 @@ def run(proto: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         results = session.run(None, dict(feeds))
-    # its exceptions have no base of their own
-    except (RuntimeError, ValueError, *_ORT_ERRORS) as error:
+    except REFUSALS as error:
         raise Unfit(str(error)) from error
     return dict(zip((o.name for o in proto.graph.output), results, strict=True))
-
-
-_ORT_ERRORS = tuple(
-    each
-    for each in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-    if isinstance(each, type) and issubclass(each, Exception)
-)
 
 
 @cache
