@@ -226,13 +226,13 @@ def _cut(name: str, chance: random.Random) -> Cut:
         raise Unfit(str(error)) from error
     expected = run(proto, feeds)
     rounded = any(node.op_type.startswith(ROUNDING) for node in proto.graph.node)
-    shapes = ", ".join(f"{port.name}{names_of(port)}" for port in proto.graph.input)
+    shapes = ", ".join(f"{port.name}{dims_of(port)}" for port in proto.graph.input)
     operators = " ".join(node.op_type for node in proto.graph.node)
     told = f"{name}: {operators} of {shapes}; {steps} quantised"
     return Cut(proto, feeds, expected, rounded, told)
 
 
-def names_of(port: Any) -> list[str | int]:
+def dims_of(port: Any) -> list[str | int]:
     """The dimensions of an input."""
     return [dim.dim_param or dim.dim_value for dim in port.type.tensor_type.shape.dim]
 
