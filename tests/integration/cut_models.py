@@ -17,6 +17,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from benchmarks.collection_quantised import QUANTISED
 from tests.integration.small_models import SMALL
+from tests.opened import dims_of
 
 FOLDER = Path(__file__).parent.parent / "models"
 VOCABULARY = 40
@@ -230,11 +231,6 @@ def _cut(name: str, chance: random.Random) -> Cut:
     operators = " ".join(node.op_type for node in proto.graph.node)
     told = f"{name}: {operators} of {shapes}; {steps} quantised"
     return Cut(proto, feeds, expected, rounded, told)
-
-
-def dims_of(port: Any) -> list[str | int]:
-    """The dimensions of an input."""
-    return [dim.dim_param or dim.dim_value for dim in port.type.tensor_type.shape.dim]
 
 
 def _read(node: Any) -> Iterator[str]:

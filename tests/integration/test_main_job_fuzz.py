@@ -26,12 +26,15 @@ from service.jobs import builders, local_device
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.local_device import LocalDevice
 from tests.examples import graphs
-from tests.integration.cut_models import Cut, dims_of, drawn, run
+from tests.integration.cut_models import Cut, drawn, run
+from tests.opened import dims_of, refusal
 from tuner.measure.builder import ProcessBuilder
 
-EXAMPLES = 10
+EXAMPLES, PLANNED = 10, 60
 TRIALS = 2
-DAY = 86400
+DAY, APART = 86400, 10000
+"""Seconds, and how far the first seeds of two days are from each other."""
+
 WITH_SAMPLES = 3
 """One of how many jobs has its inputs given, and not drawn."""
 
@@ -46,11 +49,16 @@ ROUNDED = 0.05
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    assert settings.default is not None
-    first = 0 if settings.default.derandomize else int(time.time()) // DAY * 1000
-    count = graphs(metafunc.config, EXAMPLES)
     if "seed" in metafunc.fixturenames:
+        first, count = span(metafunc.config, EXAMPLES)
         metafunc.parametrize("seed", range(first, first + count))
+
+
+def span(config: pytest.Config, count: int) -> tuple[int, int]:
+    """The first seed, and how many there are."""
+    assert settings.default is not None
+    first = 0 if settings.default.derandomize else int(time.time()) // DAY * APART
+    return first, graphs(config, count)
 
 
 class SharedDevice(LocalDevice):
@@ -89,6 +97,15 @@ def in_process(
     monkeypatch.setattr(builder, "close", lambda: None)
     monkeypatch.setattr(builders, "open_builder", lambda settings, timings=None: builder)
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+
+
+@pytest.mark.graphs
+def test_a_job_plans_what_is_imported_at_a_size(request: pytest.FixtureRequest) -> None:
+    """Of many more cuts, since nothing is measured."""
+    first, count = span(request.config, PLANNED)
+    for seed in range(first, first + count):
+        cut = drawn(seed)
+        assert not (found := refusal(cut.proto, cut.feeds)), f"{seed}: {cut.told}\n{found}"
 
 
 @pytest.mark.graphs
