@@ -35,8 +35,8 @@ OPENED, OPENED_FIRST, OPENED_MORE = 0.75, 0.3, 0.1
 """How often a dimension is open: one that the whole model has open, a leading one, any other."""
 
 SHARED_NAME = 0.6
-QUANTISES = 0.35
-"""How often a cut is quantised, and how often each of its values then is."""
+QUANTISES, ROUNDED, ROUNDED_BEFORE = 0.35, 0.5, 0.7
+"""How often a cut is quantised, each of its values then, and a constant of these in the file."""
 
 ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinear")
 
@@ -324,12 +324,10 @@ def _quantise(proto: Any, source: Source, chance: random.Random) -> int:
         if each.data_type == TensorProto.FLOAT and np.prod(each.dims) > 1
     }
     made = {value for node in graph.node for value in node.output}
-    there = [v for v in dict.fromkeys(v for n in graph.node for v in n.input) if v in floats]
+    known = made | set(constants) | {port.name for port in graph.input}
     count = 0
-    for value in there:
-        if chance.random() >= 0.5 or value not in made | set(constants) | {
-            port.name for port in graph.input
-        }:
+    for value in dict.fromkeys(v for n in graph.node for v in n.input if v in floats):
+        if chance.random() >= ROUNDED or value not in known:
             continue
         count += 1
         signed = chance.random() < 0.5
@@ -343,15 +341,15 @@ def _quantise(proto: Any, source: Source, chance: random.Random) -> int:
         back = helper.make_node("DequantizeLinear", [f"{value}.q", *ends], [f"{value}.dq"])
         for node in graph.node:
             node.input[:] = [f"{value}.dq" if each == value else each for each in node.input]
-        if value in constants and chance.random() < 0.7:
+        if value in constants and chance.random() < ROUNDED_BEFORE:
             whole = np.rint(floats[value] / scale) + zero
             limits = np.iinfo(dtype)
             bytes_ = np.clip(whole, limits.min, limits.max).astype(dtype)
             graph.initializer.append(numpy_helper.from_array(bytes_, f"{value}.q"))
             added = [back]
         else:
-            there_ = helper.make_node("QuantizeLinear", [value, *ends], [f"{value}.q"])
-            added = [there_, back]
+            to = helper.make_node("QuantizeLinear", [value, *ends], [f"{value}.q"])
+            added = [to, back]
         at = next((i + 1 for i, n in enumerate(graph.node) if value in n.output), 0)
         nodes = list(graph.node)
         del graph.node[:]

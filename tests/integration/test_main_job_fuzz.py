@@ -1,8 +1,8 @@
 """`tune` takes what `compile` takes, and ends without a traceback: models that chance cuts from
 others, with open dimensions and quantised values, are tuned and compared with ONNX Runtime.
 
-Few, and the same each time; many, and others each day, in `make fuzz`. A seed that failed runs
-again with `--graphs` above it, and `-k` its number.
+Few, and the same each time; many, and others each day, in `make fuzz`. Seed 265 runs again with
+`pytest tests/integration/test_main_job_fuzz.py --first-seed 265 -k 265`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def span(config: pytest.Config, count: int) -> tuple[int, int]:
     """The first seed, and how many there are."""
     assert settings.default is not None
-    first = 0 if settings.default.derandomize else int(time.time()) // DAY * APART
-    return first, graphs(config, count)
+    of_today = 0 if settings.default.derandomize else int(time.time()) // DAY * APART
+    stated: int | None = config.getoption("--first-seed", default=None)
+    return of_today if stated is None else stated, graphs(config, count)
 
 
 class SharedDevice(LocalDevice):
