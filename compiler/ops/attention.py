@@ -65,7 +65,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if 0 in key or not equal(query[1] % key[1], 0):
         raise InvalidModelError(f"{query[1]} heads share {show(key)} keys")
     scores = (*query[:3], key[2])
-    if len(types) == 4 and broadcast(scores, types[3].shape) != scores:
+    if len(types) == 4 and not same_extents(broadcast(scores, types[3].shape), scores):
         raise InvalidModelError(f"mask {show(types[3].shape)} for scores of {show(scores)}")
     number(attrs, "scale")
     number(attrs, "softcap", 0.0)

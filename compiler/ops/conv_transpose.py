@@ -19,6 +19,7 @@ from compiler.ops.moves import flip, spread, transposed, window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Shape, show
+from compiler.sizes import equal, same_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,12 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
     x, w, bias = node.input(0), node.input(1), node.optional(2)
     shape, weight = node.shape(x), node.shape(w)
     rank, group = len(shape) - 2, node.integer("group", 1)
-    if rank < 1 or len(weight) != len(shape) or group < 1 or shape[1] != weight[0]:
+    if rank < 1 or len(weight) != len(shape) or group < 1 or not equal(shape[1], weight[0]):
         raise node.invalid(f"input {show(shape)}, weight {show(weight)}, {group} groups")
     if weight[0] % group:
         raise node.invalid(f"{weight[0]} channels do not divide by {group} groups")
     stated = node.ints("kernel_shape")
-    if stated is not None and stated != weight[2:]:
+    if stated is not None and not same_extents(stated, weight[2:]):
         raise node.invalid(f"kernel_shape {stated} contradicts the weight {show(weight)}")
     ones = (1,) * rank
     strides = node.ints("strides", ones) or ones

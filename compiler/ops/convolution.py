@@ -22,7 +22,7 @@ from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Window, operand_count, pad, show
 from compiler.ops.windows import lines, reads
-from compiler.sizes import equal
+from compiler.sizes import equal, same_extents
 
 _IM2COL_CHANNELS = 16
 """Below as many channels a group, the reference unfolds windows into one matrix product."""
@@ -39,7 +39,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError(
             f"channels differ: input {show(x)}, weight {show(w)}, {group} groups"
         )
-    if len(types) == 3 and types[2].shape != (w[0],):
+    if len(types) == 3 and not same_extents(types[2].shape, w[:1]):
         raise InvalidModelError(f"bias {show(types[2].shape)} for {w[0]} output channels")
     return TensorType(dtype, (x[0], w[0], *Window.of(attrs, w[2:]).output(x[2:])))
 
@@ -139,8 +139,8 @@ def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None 
     x, w = operands[:2]
     kernel = node.shape(w)[2:]
     stated = node.ints("kernel_shape")
-    if stated is not None and stated != kernel:
-        raise node.invalid(f"kernel_shape {stated} contradicts the weight {node.shape(w)}")
+    if stated is not None and not same_extents(stated, kernel):
+        raise node.invalid(f"kernel_shape {stated} contradicts the weight {show(node.shape(w))}")
     rank = len(kernel)
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank

@@ -11,6 +11,7 @@ from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import equal
 
 SIZE_LIMIT = 64
 """Steps are spelled out: a larger matrix would make a graph too large to compile."""
@@ -24,7 +25,7 @@ def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
     """
     x = node.input(0)
     shape = node.shape(x)
-    if len(shape) < 2 or shape[-1] != shape[-2]:
+    if len(shape) < 2 or not equal(shape[-1], shape[-2]):
         raise node.invalid(f"the input {show(shape)} holds no square matrices")
     if shape[-1] > SIZE_LIMIT:
         raise node.unsupported(f"matrices of {shape[-1]} rows, the limit is {SIZE_LIMIT}")

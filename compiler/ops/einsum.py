@@ -12,6 +12,7 @@ from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Shape
+from compiler.sizes import equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _diagonal(node: OnnxNode, term: _Term) -> _Term:
     others = [d for d in range(len(labels)) if d not in (first, second)]
     value = transposed(node, value, (*others, first, second))
     *rest, rows, columns = node.shape(value)
-    if rows != columns:
+    if not equal(rows, columns):
         raise node.invalid(f"label '{repeated}' stands for {rows} and for {columns}")
     flat = node.reshape(value, (*rest, rows * columns))
     picked = node.emit(
@@ -119,7 +120,7 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
     right = [label for label in b.labels if label not in shared]
     extents = dict(zip(a.labels, node.shape(a.value), strict=True))
     for label, extent in zip(b.labels, node.shape(b.value), strict=True):
-        if extents.setdefault(label, extent) != extent:
+        if not equal(extents.setdefault(label, extent), extent):
             raise node.invalid(f"label '{label}' stands for {extents[label]} and for {extent}")
 
     labels = (*batch, *left, *right)

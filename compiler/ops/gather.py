@@ -23,6 +23,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.refusals import at_most
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import same_extents
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -133,7 +134,11 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
     data, indices = node.input(0), node.input(1)
     shape, picked = node.shape(data), node.shape(indices)
     batch = node.integer("batch_dims", 0)
-    if not picked or not 0 <= batch < len(picked) or shape[:batch] != picked[:batch]:
+    if (
+        not picked
+        or not 0 <= batch < len(picked)
+        or not same_extents(shape[:batch], picked[:batch])
+    ):
         raise node.invalid(f"indices {show(picked)}, {batch} batch dimensions for {show(shape)}")
     depth = picked[-1]
     if not 1 <= depth <= len(shape) - batch:
@@ -158,7 +163,7 @@ def _onnx_reverse_sequence(node: OnnxNode) -> str:
     batch_axis, time_axis = node.integer("batch_axis", 1), node.integer("time_axis", 0)
     if {batch_axis, time_axis} != {0, 1} or rank < 2:
         raise node.invalid(f"batch_axis {batch_axis}, time_axis {time_axis} for {show(shape)}")
-    if node.shape(lengths) != (shape[batch_axis],):
+    if not same_extents(node.shape(lengths), (shape[batch_axis],)):
         raise node.invalid(f"sequence_lens {show(node.shape(lengths))} for {show(shape)}")
     order = (batch_axis, time_axis, *range(2, rank))
     batch, length = shape[batch_axis], shape[time_axis]

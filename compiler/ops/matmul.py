@@ -17,7 +17,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
-from compiler.sizes import equal
+from compiler.sizes import equal, same_extents
 
 
 def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -32,7 +32,7 @@ def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     rows = (a[-2],) if len(a) > 1 else ()
     columns = (b[-1],) if len(b) > 1 else ()
     shape = (*broadcast(a[:-2], b[:-2]), *rows, *columns)
-    if len(types) == 3 and broadcast(shape, types[2].shape) != shape:
+    if len(types) == 3 and not same_extents(broadcast(shape, types[2].shape), shape):
         raise InvalidModelError(f"bias {show(types[2].shape)} for a result of {show(shape)}")
     return TensorType(dtype, shape)
 
@@ -79,7 +79,7 @@ def _infer_gemm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if not equal(a[1], b[0]):
         raise InvalidModelError(f"K differs, {a[1]} against {b[0]}")
     shape = a[0], b[1]
-    if len(types) == 3 and broadcast(shape, types[2].shape) != shape:
+    if len(types) == 3 and not same_extents(broadcast(shape, types[2].shape), shape):
         raise InvalidModelError(f"C is {show(types[2].shape)} for a result of {show(shape)}")
     return TensorType(dtype, shape)
 

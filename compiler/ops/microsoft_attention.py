@@ -28,6 +28,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import equal
 
 _FILTER = -10000.0
 """What hides a key unless the node says otherwise: added to its score."""
@@ -78,7 +79,7 @@ def _attention(node: OnnxNode) -> list[str]:
     refuse(node, {6: "a shared cache"}, ("do_rotary", "past_present_share_buffer"))
     x, weights = node.input(0), node.input(1)
     shape, width = node.shape(x), node.shape(weights)
-    if len(shape) != 3 or len(width) != 2 or shape[2] != width[0]:
+    if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]):
         raise node.invalid(f"weights {show(width)} for {show(shape)}")
     sizes = node.ints("qkv_hidden_sizes") or (width[1] // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != width[1] or min(sizes) < 1:
@@ -138,7 +139,7 @@ def _qattention(node: OnnxNode) -> list[str]:
     refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
     x, weights = require_bytes(node, 0), require_bytes(node, 1)
     shape, width = node.shape(x), node.shape(weights)
-    if len(shape) != 3 or len(width) != 2 or shape[2] != width[0] or width[1] % 3:
+    if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]) or width[1] % 3:
         raise node.invalid(f"weights {show(width)} for {show(shape)}")
     zeros = zero_point(node, 6, x), zero_point(node, 7, weights)
     scale = column_scales(node, one_number(node, 3, "a scale"), node.input(4), weights)

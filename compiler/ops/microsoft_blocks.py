@@ -13,6 +13,7 @@ from compiler.ops.microsoft_bytes import DOMAIN
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import equal
 
 _INT8 = 4
 """The accuracy level at which activations may be quantised."""
@@ -40,7 +41,7 @@ def _matmul_nbits(node: OnnxNode) -> str:
     kind = node.type(x)
     if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
         raise node.invalid(f"input 0 is of {kind.dtype}")
-    if not kind.shape or kind.shape[-1] != depth or min(depth, columns) < 1:
+    if not kind.shape or not equal(kind.shape[-1], depth) or min(depth, columns) < 1:
         raise node.invalid(f"input 0 is {show(kind.shape)} for K={depth} and N={columns}")
     blocks = -(-depth // packing.block)
     weight = _weights(node, packing, columns, blocks)

@@ -19,6 +19,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import same_extents
 
 MOST_BYTE = 255.0
 
@@ -40,7 +41,7 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
     shape = node.shape(b)
     if parameter is None or node.type(parameter).elements == 1:
         return
-    if len(shape) < 2 or node.shape(parameter) != shape[-1:]:
+    if len(shape) < 2 or not same_extents(node.shape(parameter), shape[-1:]):
         raise node.invalid(f"a {what} {show(node.shape(parameter))} for columns of {show(shape)}")
 
 

@@ -14,11 +14,12 @@ from compiler.ops.ml_scores import DOMAIN, as_floats, floats
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
+from compiler.sizes import equal
 
 
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
     """Raises InvalidModelError unless there is one value, or one for each feature."""
-    if count != 1 and (not shape or count != shape[-1]):
+    if count != 1 and (not shape or not equal(count, shape[-1])):
         raise node.invalid(f"{count} values in '{what}' for an input of the shape {show(shape)}")
 
 

@@ -29,6 +29,7 @@ from compiler.ops.ml_scores import (
 from compiler.ops.moves import part
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
+from compiler.sizes import equal
 
 COUPLING_STEPS = 100
 """Steps after which libsvm takes the probabilities as they are."""
@@ -55,7 +56,7 @@ def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
     if len(params) != 3:
         raise node.invalid(f"{len(params)} numbers in 'kernel_params', not 3")
     gamma, offset, degree = params
-    if vectors.shape[1] != node.shape(x)[1]:
+    if not equal(vectors.shape[1], node.shape(x)[1]):
         raise node.invalid(f"vectors of {vectors.shape[1]} for {node.shape(x)[1]} features")
 
     def number(value: float) -> str:
@@ -169,7 +170,7 @@ def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[
     """
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
-    if not rho.size or weights.shape[1] != node.shape(x)[1]:
+    if not rho.size or not equal(weights.shape[1], node.shape(x)[1]):
         raise node.invalid(f"{weights.shape[1]} weights for {node.shape(x)[1]} features")
     scores = node.emit("matmul", [x, node.constant(np.ascontiguousarray(weights.T))])
     scores = node.emit("add", [scores, node.scalar(float(rho[0]), DType.FLOAT32)])

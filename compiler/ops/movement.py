@@ -223,7 +223,9 @@ def _onnx_split(node: OnnxNode) -> list[str]:
 def _infer_expand(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     shape = ints(attrs, "shape")
-    if any(extent < 0 for extent in shape) or broadcast(shape, types[0].shape) != shape:
+    if any(extent < 0 for extent in shape) or not same_extents(
+        broadcast(shape, types[0].shape), shape
+    ):
         raise InvalidModelError(f"{show(types[0].shape)} does not expand to {show(shape)}")
     return TensorType(types[0].dtype, shape)
 

@@ -18,7 +18,7 @@ from compiler.ops.elementwise import floats_only
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
-from compiler.sizes import is_open
+from compiler.sizes import is_open, same_extents
 
 
 def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -29,7 +29,7 @@ def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
     if len(shape) < 2:
         raise InvalidModelError(f"input {show(shape)} has no channels")
     for kind in types[1:]:
-        if kind.shape != (shape[1],):
+        if not same_extents(kind.shape, shape[1:2]):
             raise InvalidModelError(f"parameter {show(kind.shape)} for {shape[1]} channels")
     return types[0]
 
@@ -74,7 +74,7 @@ def _infer_layer_norm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     shape = types[0].shape
     axis_of(attrs, len(shape), -1)
     for kind in types[1:]:
-        if broadcast(shape, kind.shape) != shape:
+        if not same_extents(broadcast(shape, kind.shape), shape):
             raise InvalidModelError(f"operand {show(kind.shape)} for an input of {show(shape)}")
     return types[0]
 

@@ -32,6 +32,7 @@ from compiler.ops.shapes import (
     show,
 )
 from compiler.ops.windows import reduce_windows
+from compiler.sizes import same_extents
 
 
 def _output(x: TensorType, attrs: Attrs) -> Shape:
@@ -51,7 +52,7 @@ def _infer_average(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     shape = _output(types[0], attrs)
     if not same_dtype(types).is_float:
         raise InvalidModelError(f"element type {types[0].dtype} where a float is needed")
-    if len(types) == 2 and broadcast(shape, types[1].shape) != shape:
+    if len(types) == 2 and not same_extents(broadcast(shape, types[1].shape), shape):
         raise InvalidModelError(f"counts {show(types[1].shape)} for a result of {show(shape)}")
     return TensorType(types[0].dtype, shape)
 

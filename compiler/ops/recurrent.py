@@ -21,7 +21,7 @@ from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
-from compiler.sizes import is_open
+from compiler.sizes import is_open, same_extents
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows a step), and
@@ -206,7 +206,7 @@ def _plain_weights(node: OnnxNode, gates: int) -> Weights:
     if len(node.shape(w)) != 3 or len(node.shape(r)) != 3:
         raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
     directions, rows, width = node.shape(w)
-    if node.shape(r) != (directions, rows, rows // gates) or rows % gates:
+    if rows % gates or not same_extents(node.shape(r), (directions, rows, rows // gates)):
         raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
     inputs, states = (
         [[transposed(node, row_of(node, value, k), (1, 0))] for k in range(directions)]

@@ -26,6 +26,7 @@ from compiler.ops.native import native
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import same_extents
 
 _REDUCTIONS = {"add": "reduce_sum", "mul": "reduce_prod", "max": "reduce_max", "min": "reduce_min"}
 _JOINS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -165,7 +166,8 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     rank, axis = len(shape), node.integer("axis", 0)
-    if len(picked) != rank or node.shape(updates) != picked or not -rank <= axis < rank:
+    fit = len(picked) == rank and same_extents(node.shape(updates), picked)
+    if not fit or not -rank <= axis < rank:
         raise node.invalid(
             f"axis {axis}, indices {show(picked)} and updates {show(node.shape(updates))} "
             f"for data {show(shape)}"
@@ -229,7 +231,8 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     depth = picked[-1] if picked else 0
-    if not 1 <= depth <= len(shape) or node.shape(updates) != (*picked[:-1], *shape[depth:]):
+    wanted = (*picked[:-1], *shape[depth:])
+    if not 1 <= depth <= len(shape) or not same_extents(node.shape(updates), wanted):
         raise node.invalid(
             f"indices {show(picked)} and updates {show(node.shape(updates))} for data {show(shape)}"
         )

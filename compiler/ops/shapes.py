@@ -34,6 +34,8 @@ def broadcast(*shapes: Shape) -> Shape:
     for dim in range(-rank, 0):
         extents = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
         if len(extents) > 1 and not all(starmap(equal, pairwise(extents))):
+            for extent in extents:
+                equal(extent, 1)  # raises if it may be, for then they do broadcast
             names = " and ".join(show(shape) for shape in shapes)
             raise InvalidModelError(f"shapes {names} do not broadcast")
         result.append(extents.pop() if extents else 1)

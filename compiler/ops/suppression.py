@@ -17,6 +17,7 @@ from compiler.ops.native import OUTPUT_ONLY, native, trimmed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import operand_count, show
+from compiler.sizes import same_extents
 
 _LIMITS = (DType.INT64, DType.FLOAT32, DType.FLOAT32)
 
@@ -25,7 +26,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     """boxes (B, N, 4), scores (B, C, N), most boxes of a class, overlap and score limits."""
     operand_count(types, 5)
     boxes, scores = types[0].shape, types[1].shape
-    if len(boxes) != 3 or len(scores) != 3 or boxes != (scores[0], scores[2], 4):
+    if len(boxes) != 3 or len(scores) != 3 or not same_extents(boxes, (scores[0], scores[2], 4)):
         raise InvalidModelError(f"boxes {show(boxes)} for scores {show(scores)}")
     if any(t.dtype is not DType.FLOAT32 for t in types[:2]):
         raise InvalidModelError("boxes and scores are float32")

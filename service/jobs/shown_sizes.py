@@ -10,7 +10,7 @@ from compiler.ranges import Shares
 from compiler.runtime.ports import OpenPorts, ranges_text
 from compiler.sizes import Dimension
 from service.jobs.planning import Planned
-from service.jobs.verified_sizes import affordable, end_of
+from service.jobs.verified_sizes import affordable, elements, end_of
 from tuner.drawn_sizes import draw_sizes
 
 LONG_RUN = 10**11
@@ -36,8 +36,12 @@ def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str
     if found.stated:
         return [dict(each.sizes) for each in found.drawn]
 
+    inputs = [found.graph.types[name] for name in found.graph.inputs]
+
     def cost(sizes: Mapping[str, int]) -> int:
-        return round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))
+        run = round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))
+        # inputs of which only the shape is read are allocated, too
+        return max(run, round(costs.FLOPS_PER_BYTE) * elements(inputs, sizes))
 
     known = {d.name: d for d in ranges}
     first = {name: size for name, size in planned.sizes if name in known}

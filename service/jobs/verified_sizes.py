@@ -2,18 +2,19 @@
 ends, and drawn ones.
 
 The reference computes in NumPy. Ends at which the model costs many times what it does at the hints
-are taken nearer to those.
+are taken nearer to those. What is only moved or measured, as by Shape, costs its elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import isqrt
 from random import Random
 
 from compiler import costs
-from compiler.sizes import Dimension, open_size, typical
+from compiler.graph.types import TensorType
+from compiler.sizes import Dimension, at, open_size, typical
 from service.jobs.planning import Planned
 
 DRAWN = 2
@@ -33,8 +34,11 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
         return (planned,)
     known = {d.name: d for d in found.ranges}
 
+    made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
+
     def operations(sizes: Mapping[str, int]) -> int:
-        return sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
+        computed = sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
+        return max(computed, elements(made, sizes))
 
     sizes_of = dict(planned.sizes)
     first = {name: sizes_of[name] for name in known}
@@ -57,6 +61,11 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
         )
         for sizes in vectors
     )
+
+
+def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
+    """Elements of values with these types, at these sizes of their ranges."""
+    return sum(at(each.elements, sizes) for each in types)
 
 
 def end_of(dimension: Dimension, *, last: bool) -> int:

@@ -19,7 +19,7 @@ from tests.unit.ops.test_onnx_rules import CASES
 
 UNDECIDED = {
     "broadcasting, where 1 and other extents differ": (
-        "Attention BiasSoftmax DecoderMaskedMultiHeadAttention EmbedLayerNormalization "
+        "Attention BiasSoftmax DecoderMaskedMultiHeadAttention Einsum EmbedLayerNormalization "
         "MatMulInteger Max Mean Min MultiHeadAttention QLinearMatMul QLinearWhere Squeeze Sum Where"
     ),
     "windows, kernels and groups of open extents": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from compiler.runtime.artifact import read_artifact
 from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_sizes
+from service.jobs.shown_sizes import LONG_RUN, shown_sizes
 from service.jobs.verification import Verifier
 from service.jobs.verified_sizes import FEW, MOST, at_verified_sizes
 
@@ -98,3 +100,18 @@ def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
         pytest.raises(CompilerError, match="value 'y' of the compiled model"),
     ):
         verifier.verify(partial(of_artifact, artifact))
+
+
+@pytest.mark.parametrize("operator", ["Shape", "Transpose"])
+def test_ends_whose_values_take_too_much_are_nearer(operator: str) -> None:
+    """Nothing is computed, but an input of 4096 x 4096 x 4096 elements takes 256 GiB."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b", "c"])
+    kind = TensorProto.INT64 if operator == "Shape" else TensorProto.FLOAT
+    y = helper.make_tensor_value_info("y", kind, None)
+    graph = helper.make_graph([helper.make_node(operator, ["x"], ["y"])], "moved", [x], [y])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (one,) = plan_sizes(ModelRequest(made.SerializeToString()), {})
+    counts = [each.graph.types["x"].elements for each in at_verified_sizes(one)]
+    first = one.graph.types["x"].elements
+    assert len(counts) > 2 and max(counts) <= max(FEW, MOST * 2 * first)
+    assert max(prod(each.values()) for each in shown_sizes(one)) * 8 <= LONG_RUN

@@ -1,0 +1,57 @@
+"""Random graphs with some dimensions of their inputs open: a job plans each that has sizes."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from compiler.errors import ModelWarning
+from tests.differential.graph_nodes import drawn
+from tests.differential.test_graphs import describe, grown
+from tests.examples import graphs
+from tests.opened import dims_of, refusal
+
+EXAMPLES = 6
+OPEN, SHARED = 0.3, 0.3
+"""How often a dimension is open, and how often it has the name of another one."""
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("operator", drawn())
+def test_a_job_plans_graphs_with_open_dimensions(
+    operator: str, request: pytest.FixtureRequest
+) -> None:
+    assert settings.default is not None
+
+    @settings(
+        max_examples=graphs(request.config, EXAMPLES),
+        derandomize=settings.default.derandomize,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+        print_blob=False,
+    )
+    @given(st.data(), st.integers(0, 1 << 30))
+    def planned(data: st.DataObject, seed: int) -> None:
+        g = grown(data.draw, operator)
+        model = g.model()
+        if not g.expected:
+            return
+        chance, count = random.Random(seed), 0
+        for port in model.graph.input:
+            for dim in port.type.tensor_type.shape.dim:
+                if chance.random() < OPEN:
+                    dim.dim_param = f"d{max(count - (chance.random() < SHARED), 0)}"
+                    count += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ModelWarning)
+            found = refusal(model, g.inputs)
+        shapes = [(port.name, dims_of(port)) for port in model.graph.input]
+        assert not found, f"{found}\n{shapes}\n{describe(g)}"
+
+    planned()

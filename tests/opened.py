@@ -1,0 +1,36 @@
+"""Models with open dimensions: a job plans what can be imported at a size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler import driver
+from compiler.errors import CompilerError
+from service.jobs.planning import ModelRequest
+from service.jobs.stage_planning import plan_first_program
+
+
+def dims_of(port: Any) -> list[str | int]:
+    """The dimensions of an input, a text for an open one."""
+    return [dim.dim_param or dim.dim_value for dim in port.type.tensor_type.shape.dim]
+
+
+def refusal(proto: Any, feeds: Mapping[str, Any]) -> str:
+    """Why a job refuses a model that can be imported at the sizes of these inputs; empty if it does
+    not, or if it says which dimension it needs a size of."""
+    data: bytes = proto.SerializeToString()
+    sizes: dict[str | int, int] = {}
+    for port in proto.graph.input:
+        for dim, size in zip(dims_of(port), feeds[port.name].shape, strict=True):
+            if sizes.setdefault(dim, size) != size:
+                return ""  # one name for several sizes
+    try:
+        driver.load_graph(data, {dim: size for dim, size in sizes.items() if isinstance(dim, str)})
+    except CompilerError:
+        return ""
+    try:
+        plan_first_program(ModelRequest(data), {})
+    except CompilerError as error:
+        return "" if "give it one with --dim" in str(error) else str(error)
+    return ""
