@@ -64,9 +64,12 @@ class HintedRange:
 
     @property
     def text(self) -> str:
-        """`1..512@8,128`."""
+        """`1..512@8,128`, or `7` of one size."""
+        found = self.dimension
+        if found.low == found.high:
+            return str(found.low * found.multiple)
         hints = f"@{','.join(map(str, self.hints))}" if self.hints else ""
-        return f"{self.dimension.range_text}{hints}"
+        return f"{found.range_text}{hints}"
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:

@@ -23,6 +23,10 @@ DRAWN = 2
 MOST = 8
 """How many times the operations at the hints other sizes may take."""
 
+MANY = 50_000_000
+"""Elements of a model's values: with more of them, other sizes may cost what the hints do, and no
+more. NumPy takes seconds for each operator."""
+
 FEW = 10_000_000
 """Operations that a reference does in no time."""
 
@@ -42,7 +46,8 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
     sizes_of = dict(planned.sizes)
     first = {name: sizes_of[name] for name in known}
-    most = max(MOST * operations(first), FEW)
+    more = MOST if elements(made, first) < MANY else 1
+    most = max(more * operations(first), FEW)
     draw = Random(0)
     ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
     drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))

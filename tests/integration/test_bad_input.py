@@ -225,13 +225,13 @@ def test_the_service_refuses_a_bad_model(name: str, client: TestClient) -> None:
     assert client.get("/v1/jobs").json() == []
 
 
-def test_a_dimension_without_a_size_is_tuned_for_a_range_and_looked_up_at_one(
+def test_a_dimension_without_a_size_is_tuned_and_looked_up_for_a_range(
     client: TestClient,
 ) -> None:
     model = relu(value("x", "batch")).SerializeToString()
     digest = client.post("/v1/models", content=model).json()["digest"]
     lookup = {"model": digest, "target": "x86-64-v3"}
-    assert "'batch'" in detail(client.post("/v1/schedules/lookup", json=lookup))
+    assert client.post("/v1/schedules/lookup", json=lookup).is_success
     assert client.post("/v1/schedules/lookup", json={**lookup, "dims": {"batch": 4}}).is_success
     assert client.post("/v1/jobs", json={"model": digest}).status_code == 201
 

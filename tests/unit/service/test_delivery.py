@@ -20,6 +20,7 @@ from compiler.errors import InvalidArgumentError
 from compiler.target import Target, resolve_target
 from db.storage import Storage
 from service.api.model_check import check_job
+from service.jobs.certificate import WrongProgramError
 from service.jobs.device import Checked, DeviceError, Loadable
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.run_job import JobWatcher, Workshop, run_job
@@ -106,7 +107,7 @@ def test_a_module_that_crashes_on_the_device_is_not_handed_over(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path
 ) -> None:
     crashed = DeviceError("the program crashed on board 'b'", ran=True)
-    with pytest.raises(DeviceError, match="crashed on board"):
+    with pytest.raises(WrongProgramError, match="crashed on board"):
         deliver(spec(), storage, builder, tmp_path, error=crashed)
     assert not (tmp_path / "artifact").exists()
 

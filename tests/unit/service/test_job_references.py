@@ -59,8 +59,8 @@ def test_references_are_closed_however_a_job_ends(
 ) -> None:
     made: list[ReferenceCache] = []
 
-    def cache() -> ReferenceCache:
-        made.append(ReferenceCache())
+    def cache(**given: Any) -> ReferenceCache:
+        made.append(ReferenceCache(**given))
         return made[-1]
 
     tune_tasks = run_job_module.tune_tasks
@@ -91,8 +91,8 @@ def test_each_job_has_references_of_its_own(
 ) -> None:
     made: list[ReferenceCache] = []
 
-    def cache() -> ReferenceCache:
-        made.append(ReferenceCache())
+    def cache(**given: Any) -> ReferenceCache:
+        made.append(ReferenceCache(**given))
         return made[-1]
 
     monkeypatch.setattr(run_job_module, "ReferenceCache", cache)
