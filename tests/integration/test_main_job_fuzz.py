@@ -30,7 +30,7 @@ from tests.integration.cut_models import Cut, drawn, run
 from tests.opened import dims_of, refusal
 from tuner.measure.builder import ProcessBuilder
 
-EXAMPLES, PLANNED = 10, 60
+EXAMPLES, PLANNED = 4, 20
 TRIALS = 2
 DAY, APART = 86400, 10000
 """Seconds, and how far the first seeds of two days are from each other."""

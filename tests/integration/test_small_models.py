@@ -75,13 +75,18 @@ def test_tune_ends_with_a_verified_artifact(
     assert last == ["verified", "artifact", "run it"]
 
 
+OVER_HTTP = ("encoder", "qdq", "branches")
+"""Integers, rounding and a choice: what differs over HTTP, the children of a tuner among it, is the
+same for all models, and each takes the service tens of seconds."""
+
+
 @pytest.mark.acceptance
 @pytest.mark.timeout(600)
 def test_jobs_end_with_verified_artifacts(tmp_path: Path) -> None:
     with served(tmp_path) as client:
-        jobs = {name: submitted(client, name, tmp_path) for name in SMALL}
+        jobs = {name: submitted(client, name, tmp_path) for name in OVER_HTTP}
         found = {name: fetched(client, job, tmp_path / name) for name, job in jobs.items()}
-    assert found == dict.fromkeys(SMALL, ("succeeded", None, True))
+    assert found == dict.fromkeys(OVER_HTTP, ("succeeded", None, True))
 
 
 def submitted(client: Client, name: str, folder: Path) -> str:

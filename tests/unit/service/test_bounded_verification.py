@@ -44,7 +44,7 @@ LIMITS = Limits(1 << 30, 60.0)
 
 
 def endless(number: int = 0) -> bytes:
-    """A loop of 10**9 steps, which is planned in no time: 209 bytes."""
+    """A loop of 10**8 steps, which is planned in no time: 209 bytes."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Add", ["v", "v"], ["w"])],
         "b",
@@ -63,7 +63,7 @@ def endless(number: int = 0) -> bytes:
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [helper.make_tensor("m", TensorProto.INT64, [], [10**9 + number])],
+        [helper.make_tensor("m", TensorProto.INT64, [], [10**8 + number])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     data: bytes = model.SerializeToString()
