@@ -236,6 +236,13 @@ class RecordLedger:
             insert_new(connection, _uses, rows)
         return True
 
+    def leave(self, record_ids: Collection[str], job_id: str) -> None:
+        """A job's artifact is built without these records after all: it is told of them no more."""
+        with changing(self._engine) as connection:
+            for some in chunks(sorted(set(record_ids))):
+                chosen = _uses.c.record_id.in_(some) & (_uses.c.job_id == job_id)
+                connection.execute(sa.delete(_uses).where(chosen))
+
     def uses(self, record_id: str) -> Sequence[str]:
         """The jobs whose artifacts were built with a record."""
         query = sa.select(_uses.c.job_id).where(_uses.c.record_id == record_id)

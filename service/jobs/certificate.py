@@ -27,6 +27,7 @@ from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from compiler.ops.registry import OpKind
 from service.jobs.observation import Observation
+from tuner.measure.oracle import MOVING
 
 _ALLOWED = {
     DType.FLOAT64: 1e-10,
@@ -65,6 +66,10 @@ before it."""
 AS_FAR = 8.0
 """A float may be so many times further from the reference than the moved ones are."""
 
+MOST_APART = 0.02
+"""The most that this may be, as a share of the largest element of the channel: a step of which
+rounding explains more is no evidence."""
+
 TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
 table of 256 results takes all elements with it that read the entry."""
@@ -73,7 +78,6 @@ TOLD = 3
 """Operators before a wrong value that its error names."""
 
 _SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
-_EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +285,8 @@ class _Steps:
         (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
         jumped = before != name
         hair = NEAR_TIE * _largest(start) if jumped else 0.0
+        numbers = np.abs(_numbers_of(start))
+        most = MOST_APART * _by_channel(np.where(np.isfinite(numbers), numbers, 0.0))
         apart = np.zeros(start.shape)
         draw = self._draw
         watched = segment.replace(outputs=[before, name])
@@ -292,7 +298,7 @@ class _Steps:
             except CompilerError:
                 return  # a loop that ends on these values does not on those beside them
             apart = np.maximum(apart, _errors(_numbers_of(moved), _numbers_of(start)))
-            reach = hair + (0.0 if chosen else AS_FAR) * np.where(np.isfinite(apart), apart, 0.0)
+            reach = hair + np.minimum((0.0 if chosen else AS_FAR) * apart, most)
             ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
             if jumped:
                 dtype = segment.types[before].dtype
@@ -369,7 +375,7 @@ class _Mover:
             shifted = [each if _integral(each) else self._shifted(each) for each in operands]
             with np.errstate(all="ignore"):
                 return np.asarray(operator.reference(shifted, node.attrs))
-        if operator.kind in _EXACT or _integral(result):
+        if operator.kind in MOVING or _integral(result):
             return result
         by = MOVED_BY * result
         if operator.kind in _SUMS:
@@ -409,7 +415,7 @@ def _jumps(graph: Graph, node: Node) -> bool:
 def _rounding(graph: Graph, node: Node) -> float:
     """What a node and its bodies round by, as the largest error that a step may have."""
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
-    exact = ops.get(node.op).kind in _EXACT
+    exact = ops.get(node.op).kind in MOVING
     return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)
 
 

@@ -33,10 +33,13 @@ def deliver_verified(
     storage: Storage,
     deliver: Deliver,
     bound: VerificationBound | None = None,
+    *,
+    job_id: str,
 ) -> tuple[Settled, Verification]:
     """Deliver a program that a device holds right; what is served at last, and the verification.
 
-    `bound` is within what a child verifies it; without, this process does.
+    `bound` is within what a child verifies it; without, this process does. The records that fell
+    back are not used by the job any more.
 
     Raises:
         WrongProgramError: if the untuned program is wrong.
@@ -54,9 +57,12 @@ def deliver_verified(
                 fallen.append((settled, str(error)))
                 settled = _without(settled, error)
                 continue
-        for before, reason in fallen if device.trusted else ():
-            gone = before.schedules.schedules.keys() - settled.schedules.schedules.keys()
-            if len(gone) == 1:  # this kernel, beyond doubt
+        later = [each for each, _ in fallen[1:]] + [settled]
+        for (before, reason), after in zip(fallen, later, strict=True):
+            gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
+            # first: whoever uses a record that is withdrawn is told, and this artifact does not
+            storage.ledger.leave(_ids(before, gone), job_id)
+            if device.trusted and len(gone) == 1:  # this kernel, beyond doubt
                 withdraw_records(storage, reason, record_ids=_ids(before, gone))
         return settled, verifier.found
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from compiler import driver
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.loadables import of_compiled
@@ -13,6 +15,8 @@ from service.jobs.no_regret import FixedSchedules, Served, Settled
 from service.jobs.planning import Planned
 from tuner.measure.measurement import Sizes
 from tuner.measure.statistics import Comparison
+
+log = structlog.get_logger("tilewright.latency")
 
 MOST_TIMED = 4
 """Most sizes that are timed one by one: a race takes seconds."""
@@ -95,8 +99,9 @@ def latencies(
             race = device.race(variants, first.threads)
             compared = race.comparisons[0] if race.comparisons else None
             found.append(Latency.of(at, race.incumbent_seconds, compared))
-    except DeviceError:
-        pass  # the numbers are for people, and the job goes on without
+    except DeviceError as error:
+        # the numbers are for people, and the job goes on without
+        log.warning("not timed", reason=str(error))
     return tuple(found)
 
 

@@ -75,10 +75,10 @@ class Written:
         return count * self.type.dtype.bytes
 
 
-def written(plan: GraphPlan, program: Program) -> tuple[Written, ...]:
+def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
     """The values that kernels and native functions outside of bodies write, in order.
 
-    They are none if the program is not the plan's: its instructions belong to other steps. Values
+    None if the program is not the plan's: its instructions belong to other steps. Values
     that lie at the place of an output are left out, because the output shows them.
     """
     steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
@@ -88,7 +88,7 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...]:
         not isinstance(call, _CALLS[type(step)])
         for step, call in zip(steps, instructions, strict=True)
     ):
-        return ()
+        return None
     found = []
     for number, step, call in zip(calls, steps, instructions, strict=True):
         match step, call:
@@ -123,7 +123,9 @@ class Observation:
         self._loadable = loadable
         self._device = device
         self._run = threads, seed
-        self.written = {each.value: each for each in written(plan, loadable.program)}
+        found = written(plan, loadable.program)
+        self.is_of_plan = found is not None
+        self.written = {each.value: each for each in found or ()}
         self._groups = _groups(tuple(self.written.values()))
         self._group_of = {e.value: k for k, group in enumerate(self._groups) for e in group}
         self._kept: OrderedDict[int, Mapping[str, np.ndarray]] = OrderedDict()

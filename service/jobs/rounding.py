@@ -21,11 +21,12 @@ from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from compiler.ops.registry import OpKind
 from compiler.runtime.verify import tolerance_for
+from tuner.measure.oracle import MOVING
 
 MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
 
-_EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER, OpKind.NATIVE)
+_EXACT = (*MOVING, OpKind.NATIVE)
 """Kinds of operators whose results are elements of their operands, or numbers of them."""
 
 MOVES = 8

@@ -347,7 +347,7 @@ def _run(
         None if workshop.verification is None else VerificationBound(workshop.verification, stop)
     )
     delivery = partial(deliver_to, output)
-    right, found = deliver_verified(settled, device, storage, delivery, bound)
+    right, found = deliver_verified(settled, device, storage, delivery, bound, job_id=job_id)
     if right is not settled:
         timed = latencies(right, device, workshop.kernels, limit)
     return replace(

@@ -97,7 +97,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Settled, Verific
                 judge.verify()
 
         monkeypatch.setattr(fallback, "Verifier", Fake)
-        return deliver_verified(settled, device, storage, judge.deliver)
+        return deliver_verified(settled, device, storage, judge.deliver, job_id="j")
 
     return run
 
@@ -115,8 +115,11 @@ def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
     device = ours([0.5])
     settled = tuned(storage, planned, device)
     bad, good = key_of(planned, "h"), key_of(planned, "y")
+    assert storage.ledger.use(tuple(settled.records.values()), "j")
     judge = Judge(lambda served: "h" if bad in served.schedules.schedules else None)
     found, checked = run(settled, device, storage, judge)
+    used = {key: storage.ledger.uses(one) for key, one in settled.records.items()}
+    assert used == {bad: [], good: ["j"]}, "the job is not told of a record that it does not serve"
     assert checked.complete and len(judge.served) == 2
     assert found.schedules.schedules.keys() == found.records.keys() == {good}
     assert found.verdict.served is Served.PARTLY and found.verdict.dropped == (bad,)

@@ -16,6 +16,7 @@ from compiler import artifacts, driver
 from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.runtime.artifact import read_artifact
+from service.jobs import verified_sizes
 from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_sizes
@@ -77,6 +78,15 @@ def test_ends_that_cost_too_much_are_nearer() -> None:
     found = sizes(planned(f"1..{1000 * few}"))
     assert 1 in found and MOST * 128 < max(found) <= few
     assert max(sizes(planned("1.."))) == MOST * 128
+
+
+def test_other_sizes_of_a_large_model_cost_what_the_hints_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verified_sizes, "FEW", 0)
+    assert max(sizes(planned("1.."))) > 128
+    monkeypatch.setattr(verified_sizes, "MANY", 1)
+    assert max(sizes(planned("1.."))) == 128
 
 
 def test_a_plan_of_numbers_is_verified_as_it_is() -> None:

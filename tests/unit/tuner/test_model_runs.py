@@ -17,6 +17,7 @@ from tuner.measure.model_runs import (
     Run,
     compare_runs,
     draw_inputs,
+    fastest_seconds,
     input_spec,
     largest_error,
     output_error,
@@ -121,3 +122,13 @@ def test_bfloat16_is_compared_by_its_numbers(
     assert output_error(port, *(to_bfloat16(np.array(a)) for a in (actual, expected))) == error
     plain = Port("y", DType.FLOAT32, (len(actual),))
     assert output_error(plain, *(np.array(a, np.float32) for a in (actual, expected))) == error
+
+
+def test_a_slow_program_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    fastest_seconds(lambda: runs.append(1), threads=1)
+    assert len(runs) == model_runs.RUNS
+    monkeypatch.setattr(model_runs, "RACE_SECONDS", 0.0)
+    runs.clear()
+    fastest_seconds(lambda: runs.append(1), threads=1)
+    assert len(runs) == 1
