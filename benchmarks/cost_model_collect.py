@@ -23,7 +23,7 @@ from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import SqlRecordStore
 from db.stores.tasks import WorkloadStore
-from service.jobs.planning import workload_name
+from service.jobs.workload_facts import workload_name
 from service.worker.facts import device_facts
 from tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
 from tuner.measure.builder import ProcessBuilder, Ticket

@@ -17,7 +17,8 @@ from compiler import costs
 from compiler.schedule.select import schedule_space
 from compiler.target import Target
 from compiler.workload import Workload
-from service.jobs.planning import ModelRequest, plan_model, workload_name
+from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.workload_facts import workload_name
 
 NETWORKS = (
     "resnet50",

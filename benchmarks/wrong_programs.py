@@ -125,7 +125,11 @@ def _layout(graph: Graph, node: Node) -> Node | None:
 
 
 def _scale(array: np.ndarray, node: Node) -> np.ndarray | None:
-    return array * 1.01 if array.dtype == np.float32 and array.ndim < 2 else None
+    if array.dtype != np.float32 or array.ndim >= 2:
+        return None
+    with np.errstate(over="ignore"):  # a mask's number may become infinite
+        scaled: np.ndarray = array * np.float32(1.01)
+    return scaled
 
 
 def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:

@@ -27,10 +27,11 @@ from service.api.remembered import held_bytes
 from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
 from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
-from service.jobs.planning import ModelRequest, workload_name
+from service.jobs.planning import ModelRequest
 from service.jobs.predicted import Predicted, predicted
 from service.jobs.shown_code import ShownCode, shown_code
 from service.jobs.stage_planning import plan_first_program
+from service.jobs.workload_facts import workload_name
 from tuner.measure.measurement import Trial
 
 T = TypeVar("T")

@@ -97,9 +97,10 @@ def inspect(
     from service.cli.inspect_view import open_inputs, summary_view
     from service.cli.plan_view import decision_view
     from service.jobs.known_plan import known_plan
-    from service.jobs.planning import ModelRequest, workload_name
+    from service.jobs.planning import ModelRequest
     from service.jobs.shown_sizes import range_lines
     from service.jobs.stage_planning import plan_first_program
+    from service.jobs.workload_facts import workload_name
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)

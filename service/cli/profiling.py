@@ -161,9 +161,10 @@ def _of_model(
     from compiler.program_builder import build_program
     from service.jobs.loadables import of_compiled
     from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest, plan_first_sizes, workload_name
+    from service.jobs.planning import ModelRequest, plan_first_sizes
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from service.jobs.shown_sizes import shown_sizes
+    from service.jobs.workload_facts import workload_name
     from service.storage import open_storage
 
     existing_file(model)

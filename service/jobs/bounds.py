@@ -12,7 +12,7 @@ from compiler.roofline import Speeds, bound
 from compiler.schedule.space import SubSpace
 from compiler.workload import Workload
 from service.jobs.device import Device, DeviceError
-from service.jobs.planning import TRANSFORMING, executed_flops
+from service.jobs.workload_facts import TRANSFORMING, executed_flops
 from tuner.measure.points import SizePoint
 from tuner.tasks import Task
 

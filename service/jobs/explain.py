@@ -31,10 +31,11 @@ from compiler.workload import Workload
 from service import notebook
 from service.jobs.device import Device
 from service.jobs.loadables import of_compiled
-from service.jobs.planning import Planned, executed_flops, workload_name
+from service.jobs.planning import Planned
 from service.jobs.profiling import SAMPLES
 from service.jobs.report_table import ReportTable
 from service.jobs.shown_sizes import shown_sizes
+from service.jobs.workload_facts import executed_flops, workload_name
 
 
 @dataclass(frozen=True, slots=True)

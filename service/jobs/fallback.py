@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 
 from compiler.intervals import pieces
 from db.storage import Storage
@@ -57,8 +58,8 @@ def deliver_verified(
                 fallen.append((settled, str(error)))
                 settled = _without(settled, error)
                 continue
-        later = [each for each, _ in fallen[1:]] + [settled]
-        for (before, reason), after in zip(fallen, later, strict=True):
+        served = [*(each for each, _ in fallen), settled]
+        for (before, after), (_, reason) in zip(pairwise(served), fallen, strict=True):
             gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
             # first: whoever uses a record that is withdrawn is told, and this artifact does not
             storage.ledger.leave(_ids(before, gone), job_id)

@@ -16,7 +16,7 @@ from db.errors import StorageError
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
 from db.stores.shapes import INDEXED_AT_ONCE, WorkloadShape
-from service.jobs.planning import workload_name
+from service.jobs.workload_facts import workload_name
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.tasks import Task
 

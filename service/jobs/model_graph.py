@@ -38,7 +38,8 @@ from compiler.schedule.problem import anchor
 from compiler.workload import Workload
 from service.jobs.known_plan import planner_of
 from service.jobs.layered import Point, layered
-from service.jobs.planning import Planned, workload_name
+from service.jobs.planning import Planned
+from service.jobs.workload_facts import workload_name
 
 MOST_STEPS = 6000
 """Steps of a model that is drawn; nobody would find anything among more."""

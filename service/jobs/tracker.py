@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from compiler.errors import ScheduleError
 from db.stores.jobs import JobProgress
 from db.stores.tasks import JobTask, TaskStatus
-from service.jobs.planning import schedule_facts, task_facts
+from service.jobs.workload_facts import schedule_facts, task_facts
 from tuner import events
 from tuner.forecast import Forecast
 from tuner.measure.measurement import RecordKey, TuningRecord

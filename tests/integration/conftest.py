@@ -1,9 +1,29 @@
-"""An option of the tests that draw models by a seed."""
+"""What tests that tune in this process share, and an option of those that draw models by a seed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from service.jobs.local_device import LocalDevice
+from tuner.measure.builder import ProcessBuilder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, default=None, help="the first seed that is drawn")
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    """Builder processes for all jobs: to start them takes longer than to tune."""
+    shared = ProcessBuilder(1)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[LocalDevice]:
+    """This machine with its runner, and what it is capable of, measured once."""
+    with LocalDevice() as here:
+        yield here

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,20 +71,6 @@ class SharedDevice(LocalDevice):
 
     def __exit__(self, *_: object) -> None:
         """The runner goes on."""
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    """Builder processes for all jobs: to start them takes longer than to tune."""
-    shared = ProcessBuilder(1)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[LocalDevice]:
-    with LocalDevice() as here:
-        yield here
 
 
 @pytest.fixture

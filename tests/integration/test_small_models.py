@@ -4,7 +4,6 @@ over HTTP. Each ends with an artifact that was verified."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -32,21 +31,6 @@ def model(name: str) -> bytes:
     onnx.checker.check_model(proto)
     data: bytes = proto.SerializeToString()
     return data
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    """Builder processes for all commands: to start them takes longer than to tune."""
-    shared = ProcessBuilder(1)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[LocalDevice]:
-    """This machine with its runner, and what it is capable of, measured once."""
-    with LocalDevice() as here:
-        yield here
 
 
 @pytest.mark.parametrize("name", SMALL)

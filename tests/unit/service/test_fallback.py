@@ -130,6 +130,16 @@ def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
     assert states[bad] is Standing.WITHDRAWN and states[good] is not Standing.WITHDRAWN
 
 
+def test_what_is_right_is_delivered_once(
+    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+) -> None:
+    device = ours([0.5])
+    settled = tuned(storage, planned, device)
+    judge = Judge(lambda served: None)
+    found, checked = run(settled, device, storage, judge)
+    assert found is settled and checked.complete and judge.served == [settled]
+
+
 def test_a_workers_word_takes_no_record_from_others(
     storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
 ) -> None:

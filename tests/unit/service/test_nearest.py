@@ -26,7 +26,8 @@ from service.jobs import families
 from service.jobs.families import records_of_relatives
 from service.jobs.nearest import Answer, Match, best_answer
 from service.jobs.no_regret import settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, workload_name
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.workload_facts import workload_name
 from tuner.measure.measurement import (
     Measurement,
     Phase,

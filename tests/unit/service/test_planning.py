@@ -9,7 +9,8 @@ import pytest
 from benchmarks import models
 from compiler.errors import InvalidArgumentError
 from service.cli import run as run_cli
-from service.jobs.planning import ModelRequest, plan_model, plan_sizes, workload_name
+from service.jobs.planning import ModelRequest, plan_model, plan_sizes
+from service.jobs.workload_facts import workload_name
 from service.settings import Settings
 from tests.unit.service.tuners import model_bytes
 

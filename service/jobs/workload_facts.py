@@ -1,0 +1,103 @@
+"""Facts of workloads and tasks for people: their names, costs and measured schedules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from compiler import costs, ops
+from compiler.loops.nest import LoopNest
+from compiler.ops.registry import OpKind
+from compiler.schedule.problem import anchor
+from compiler.schedule.schedule import Schedule
+from compiler.workload import Workload
+from tuner.analysis.compute_costs import compute_costs
+from tuner.measure.measurement import Measurement
+from tuner.tasks import Task
+
+TRANSFORMING = frozenset({"winograd", "strassen", "strassen2"})
+"""Algorithms that execute other operations than the workload's definition names."""
+
+
+def workload_name(workload: Workload) -> str:
+    """A name for people: "conv 3x3 /2 +add +relu 64x56x56"; index maps are left out."""
+    nodes = workload.graph.nodes
+    if not nodes:
+        return "copy"
+    main = anchor(workload) or next((n for n in nodes if ops.get(n.op).kind in _MAIN), nodes[0])
+    parts = [main.op]
+    if main.op == "conv":
+        kernel = workload.graph.types[main.inputs[1]].shape[2:]
+        parts.append("x".join(map(str, kernel)))
+        strides = main.attr("strides", ())
+        if isinstance(strides, tuple) and any(s != 1 for s in strides):
+            parts.append(f"/{strides[0]}")
+        group = main.attr("group", 1)
+        if group != 1:
+            parts.append(f"g{group}")
+    elif main.op == "matmul":
+        parts.append(f"k{workload.graph.types[main.inputs[0]].shape[-1]}")
+    others = [
+        n.op
+        for n in nodes
+        if n is not main and ops.get(n.op).kind not in (OpKind.MOVEMENT, OpKind.VIEW)
+    ]
+    shown = others[:3]
+    parts += [f"+{name}" for name in shown]
+    if len(others) > len(shown):
+        parts.append(f"+{len(others) - len(shown)} more")
+    shape = workload.output.type.shape
+    parts.append("x".join(map(str, shape[1:] if len(shape) > 2 and shape[0] == 1 else shape)))
+    return " ".join(parts)
+
+
+_MAIN = (OpKind.GATHER, OpKind.PIECES)
+"""Operators that name a workload without an anchor, in preference to elementwise ones."""
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """The costs of a task's workload under every schedule: operations, bytes.
+
+    With open sizes they are means over the sizes at which it is measured.
+    """
+    total: Counter[str] = Counter()
+    for point, workload in task.fixed():
+        found = {
+            "flops": costs.flops(workload),
+            "macs": costs.macs(workload),
+            "bytes": costs.bytes_read(workload) + costs.bytes_written(workload),
+        }
+        total.update({name: point.share * count for name, count in found.items()})
+    return {name: round(count) for name, count in total.items()}
+
+
+def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
+    """Facts of a scheduled and measured workload: algorithm, knobs, operations really executed,
+    and with open sizes the time at each."""
+    nest = task.lower(schedule)
+    executed = sum(
+        point.share
+        * executed_flops(workload, schedule, nest.at(dict(point.sizes)) if point.sizes else nest)
+        for point, workload in task.fixed()
+    )
+    at_sizes = [{"sizes": dict(each.sizes), "seconds": each.run_seconds} for each in found.at_sizes]
+    return {
+        "algorithm": schedule.algorithm,
+        "schedule": schedule.to_json(),
+        "executed_flops": executed,
+        **({"at_sizes": at_sizes} if at_sizes else {}),
+    }
+
+
+def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
+    """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
+
+    Elements that a ragged tile computes in vain are not counted, nor products with padding.
+    """
+    if schedule.algorithm not in TRANSFORMING:
+        return float(costs.flops(workload) - 2 * costs.padding_macs(workload))
+    # a reduction's multiply and add are counted as one fused operation
+    return sum(
+        statement.operations * (2.0 if statement.is_reduction else 1.0)
+        for statement in compute_costs(nest)
+    )
