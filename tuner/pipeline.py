@@ -277,7 +277,7 @@ class Pipeline:
                 # The same code from another schedule: one measurement serves both.
                 twin_of = first[result.object_digest].trial_id
                 batch.twins.setdefault(twin_of, []).append(entry)
-            elif batch.phase is Phase.SCREEN and result.object_digest in state.by_object:
+            elif self._is_known(batch, result):
                 measured = state.by_object[result.object_digest]
                 batch.trials.append(self._trial(batch, entry, measured))
             else:
@@ -317,6 +317,15 @@ class Pipeline:
         self._runner.submit(request, blobs)
         if self._beside is not None:
             self._beside.add("run", 0.0, len(request.candidates))
+
+    def _is_known(self, batch: Batch, result: Built) -> bool:
+        """Whether a screened candidate gets the measurement of another with the same code.
+
+        A repeated run asks for what was recorded: which measurement of this code was the last one
+        depends on when the candidate was built.
+        """
+        known = result.object_digest in batch.state.by_object
+        return known and batch.phase is Phase.SCREEN and not self.repeats
 
     def _with_twins(self, batch: Batch, trials: Sequence[Trial]) -> list[Trial]:
         result = list(trials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,24 +89,31 @@ def test_a_run_is_repeated_to_the_trial(world: World, options: dict[str, Any]) -
 class LateTicket(FakeTicket):
     """Built a while after it was submitted: batches before it are taken meanwhile."""
 
-    looks: int = 0
+    looks: int = 4
 
     def done(self) -> bool:
-        self.looks += 1
-        return self.looks > 4
+        self.looks -= 1
+        return self.looks < 0
 
 
 class LateBuilder(FakeBuilder):
     def submit(self, task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
-        return LateTicket(super().submit(task, schedules).built)
+        looks = random.Random(str(schedules)).randrange(9)
+        return LateTicket(super().submit(task, schedules).built, looks)
 
 
-@pytest.mark.parametrize("seed", range(examples(3)))
-def test_how_long_builds_took_decides_nothing(world: World, seed: int) -> None:
-    """Code that is known by the time it is built is not sent; a replay builds at once, and asks."""
+@pytest.mark.parametrize("seed", [7, 27, *range(examples(1))])
+def test_how_long_builds_took_decides_nothing(world: World, gemm: Any, seed: int) -> None:
+    """Code that is known by the time it is built is not sent; a replay builds at once, and asks.
+
+    The same code is measured twice if its batches are sent together, and its times differ. Which of
+    them a third schedule of this code gets depends on when that one is built.
+    """
     world.builder = LateBuilder()
-    world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr')}-{s.integer('nv') % 3}"
-    finished = world.tune(trials=96, job_id="job", seed=seed)
+    world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr') % 3}"
+    noise = random.Random(seed)
+    world.queue.seconds = lambda s: gemm.seconds(s) * noise.uniform(1.0, 2.0)
+    finished = world.tune(trials=12, job_id="job", seed=seed, in_order=False, batch_size=2)
     again, store = replay(_recorded(world, finished), world.tasks)  # type: ignore[arg-type]
     assert again.records == finished.records
     assert _proposals(world, store) == _proposals(world, world.store)
