@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from compiler.runtime.ports import OpenPorts
+from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, substituted
 
 BATCH_HINT = 1
@@ -27,7 +27,8 @@ IMAGE_CHANNELS = 3
 LARGEST_SOLUTION = 4096
 """Sizes up to this are tried where a model wants a dimension to have one size."""
 
-_BATCH = re.compile(r"batch|(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
+_BATCH = re.compile(r"batch", re.IGNORECASE)
+_BATCH_OF_LEADING = re.compile(r"(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
 _LENGTH = re.compile(
     r"seq|len|time|frame|step|token|phoneme|node|edge|point|height|width|row|box|num_",
     re.IGNORECASE,
@@ -127,25 +128,38 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 
 
 def _batches(ports: OpenPorts) -> frozenset[str]:
-    """Dimensions that lead inputs and are never elsewhere, by name.
+    """Dimensions that say of themselves that they are a batch, or that lead inputs, by name.
 
-    A name such as `batch` decides. Otherwise every input of two or more dimensions must lead with
-    the dimension, or with one that has no name: a dimension that leads a part of the inputs may be
-    the nodes of a graph. A name such as `frames` is a length wherever it is.
+    The name `batch` decides wherever it is. Another leading dimension is nowhere else but in the
+    states of recurrent networks, and its name may say so, such as `N`. Otherwise every input of two
+    or more dimensions must lead with it, or with one that has no name: a dimension that leads a
+    part of the inputs may be the nodes of a graph. A name such as `frames` is a length wherever it
+    is.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
-    unnamed = {f"{name}[0]" for name in ports.inputs}
-    elsewhere = {dim for dims in ports.inputs.values() for dim in dims[1:]}
-    leading = {dims[0] for dims in shaped}
-    named = leading - unnamed
-    return frozenset(
+    unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}
+    states = [dims for dims in shaped if _is_state(dims)]
+    elsewhere = {dim for dims in shaped if dims not in states for dim in dims[1:]}
+    said = {name for name in ports.open if _BATCH.search(name)}
+    leading = {dims[0] for dims in shaped if isinstance(dims[0], str) and not said & {*dims}}
+    named = (leading | said) - unnamed
+    by_place = {
         name
         for name in leading - elsewhere
         if isinstance(name, str)
         and (
-            name in unnamed or _BATCH.search(name) or (named == {name} and not _LENGTH.search(name))
+            name in unnamed
+            or _BATCH_OF_LEADING.search(name)
+            or (named == {name} and not _LENGTH.search(name))
         )
-    )
+    }
+    return frozenset(by_place | said)
+
+
+def _is_state(dims: Dims) -> bool:
+    """Whether an input has the layout of a recurrent network's state: directions, batch, hidden
+    size (ONNX's LSTM, `initial_h`)."""
+    return [isinstance(dim, str) for dim in dims] == [False, True, False]
 
 
 def _image_sides(ports: OpenPorts) -> frozenset[str]:

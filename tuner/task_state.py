@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
@@ -315,7 +315,8 @@ class TaskState:
             chosen += [s for s in untried if s not in self.measured or self.measured[s].ok]
         elif default in self.measured and self.measured[default].ok:
             chosen.append(default)
-        chosen += _fastest(self.measured, self.options.finalists)
+        known = {m.object_digest for s in chosen if (m := self.measured.get(s)) is not None}
+        chosen += _fastest(self.measured, self.options.finalists, known)
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
@@ -369,9 +370,22 @@ class TaskState:
         self.search.update([Observed(schedule, seconds, digest)])
 
 
-def _fastest(measured: Mapping[Schedule, Measurement], count: int) -> list[Schedule]:
+def _fastest(
+    measured: Mapping[Schedule, Measurement], count: int, known: Collection[str] = ()
+) -> list[Schedule]:
+    """The fastest few, each code once, and none whose object is known.
+
+    A comparison of a code with itself finds nothing, and would take the place of another.
+    """
     working = {s: m.run_seconds for s, m in measured.items() if m.run_seconds is not None}
-    return sorted(working, key=working.__getitem__)[:count]
+    digests = set(known) - {""}
+    found: list[Schedule] = []
+    for schedule in sorted(working, key=working.__getitem__):
+        digest = measured[schedule].object_digest
+        if digest not in digests and len(found) < count:
+            found.append(schedule)
+            digests |= {digest} - {""}
+    return found
 
 
 def _is_better(new: Measurement, old: Measurement) -> bool:

@@ -32,7 +32,7 @@ from compiler.ranges import (
 )
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.stages import DataCut
-from compiler.sizes import Dimension, OpenSizeError, open_size, typical
+from compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
 from compiler.staged import TAKEN_FOR_NUMBERS
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
@@ -399,11 +399,29 @@ def profiled(
     Raises:
         InvalidArgumentError: if the shares are of sizes that nothing has.
     """
+    ports = _united(ports, plan.graph)
     hints = size_hints(ports, (d for d in free if d.name not in shares))
     own = {name: {size: 1.0} for name, size in hints.items()}
     drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
     hints |= first_sizes(shares)
     return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
+
+
+def _united(ports: OpenPorts, graph: Graph) -> OpenPorts:
+    """Ports in which a dimension that equals another has the name that the graph knows it by."""
+
+    def named(name: str, dims: Dims) -> Dims:
+        shape = graph.types[name].shape if name in graph.types else ()
+        if len(shape) != len(dims):
+            return dims
+        return tuple(
+            known[0].name
+            if isinstance(dim, str) and (known := dimensions(size)) and size == open_size(known[0])
+            else dim
+            for dim, size in zip(dims, shape, strict=True)
+        )
+
+    return replace(ports, inputs={name: named(name, dims) for name, dims in ports.inputs.items()})
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:

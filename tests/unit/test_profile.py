@@ -42,6 +42,11 @@ def hints(**inputs: Dims) -> dict[str, int]:
         ({"x": ("frames", 80)}, {"frames": 128}),
         # a square: not a batch, since it is a column, too
         ({"x": ("n", "n")}, {"n": 128}),
+        # the state of a recurrent network has its batch in the middle, features their frames
+        ({"x": ("batch", "t"), "h": (2, "batch", 128)}, {"batch": 1, "t": 128}),
+        ({"x": ("h[1]", "x[1]"), "h": (2, "h[1]", 128)}, {"h[1]": 1, "x[1]": 128}),
+        ({"x": ("t", "batch", 80)}, {"t": 128, "batch": 1}),
+        ({"x": (1, "x[1]", 80)}, {"x[1]": 128}),
         ({"x": ("batch", 4), "past": ("batch", 2, "past", 8)}, {"batch": 1, "past": 128}),
     ],
 )
@@ -224,3 +229,23 @@ def test_a_model_is_planned_and_measured_at_its_hints() -> None:
     assert ranged.open is not None and ranged.open.stated
     assert dict(ranged.sizes)["w"] == 9 and dict(ranged.sizes)["batch"] == 1
     assert len({dict(each.sizes)["h"] for each in ranged.open.drawn}) > 1
+
+
+@pytest.mark.parametrize("joined", [["own", "x"], ["x", "own"]])
+def test_a_batch_that_a_state_shares_is_a_batch_under_either_name(joined: list[str]) -> None:
+    """The inputs name no dimension; the graph finds that two are one, and keeps one of the names."""
+    first = numpy_helper.from_array(np.array(0, np.int64), "first")
+    inputs = [
+        helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, None, 4]),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 4]),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["h", "first"], ["own"], axis=0),
+        helper.make_node("Concat", joined, ["y"], axis=1),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 8])
+    graph = helper.make_graph(nodes, "state", inputs, [output], [first])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    planned = plan_first_sizes(ModelRequest(model.SerializeToString()), {})
+    assert planned.open is not None
+    assert list(dict(planned.open.hints).values()) == [1]

@@ -301,3 +301,13 @@ def test_the_stages_of_the_loop_are_timed(world: World) -> None:
     (run,) = beside.stages
     assert run.stage == "run"
     assert run.count == sum(len(r.candidates) for r in world.queue.submitted)
+
+
+def test_a_code_is_compared_once(world: World) -> None:
+    """Schedules of one code take one place among the finalists, and the default's code none."""
+    world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr') % 3}"
+    world.tune(trials=48, finalists=3)
+    for request in world.queue.submitted:
+        if request.phase is Phase.FINAL:
+            assert len(request.candidates) == 4
+            assert len({c.object_digest for c in request.candidates}) == 4
