@@ -233,7 +233,7 @@ def test_a_model_is_planned_and_measured_at_its_hints() -> None:
 
 @pytest.mark.parametrize("joined", [["own", "x"], ["x", "own"]])
 def test_a_batch_that_a_state_shares_is_a_batch_under_either_name(joined: list[str]) -> None:
-    """The inputs name no dimension; the graph finds that two are one, and keeps one of the names."""
+    """No dimension has a name; the graph finds that two are one, and keeps one of them."""
     first = numpy_helper.from_array(np.array(0, np.int64), "first")
     inputs = [
         helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, None, 4]),
