@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -28,12 +28,14 @@ class OpenPorts:
         pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
             that ignore what is padded, as transformers with a mask input do.
         ranges: of dimensions that a program expresses by others, so that it has none for them.
+        hints: the sizes at which dimensions with a range were tuned, by name.
     """
 
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     pad: bool = False
     ranges: tuple[Dimension, ...] = ()
+    hints: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -75,7 +77,8 @@ class OpenPorts:
             for ports in (self.inputs, self.outputs)
         )
         ranges = {"ranges": ranges_to_json(self.ranges)} if self.ranges else {}
-        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges}
+        hints = {"hints": {n: list(sizes) for n, sizes in self.hints.items()}} if self.hints else {}
+        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges, **hints}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> OpenPorts:
@@ -93,7 +96,10 @@ class OpenPorts:
                 for key in ("inputs", "outputs")
             )
             ranges = ranges_from_json(data.get("ranges", {}))
-            return OpenPorts(inputs, outputs, bool(data["pad"]), tuple(ranges.values()))
+            hints = {
+                str(name): tuple(map(int, sizes)) for name, sizes in data.get("hints", {}).items()
+            }
+            return OpenPorts(inputs, outputs, bool(data["pad"]), tuple(ranges.values()), hints)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"malformed ports: {error!r}") from error
 

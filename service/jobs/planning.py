@@ -465,8 +465,9 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
             "but the model leaves no dimension open"
         )
     outputs = {name: _as_made(name, dims, planned) for name, dims in ports.outputs.items()}
-    ranges = () if first.open is None else first.open.implied
-    ports = replace(ports, outputs=outputs, pad=pad, ranges=ranges)
+    ports = replace(ports, outputs=outputs, pad=pad)
+    if first.open is not None:
+        ports = replace(ports, ranges=first.open.implied, hints=first.open.hinted)
     ports.check_padding()
     return ports
 

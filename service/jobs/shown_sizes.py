@@ -57,13 +57,16 @@ def hinted_sizes(
     given: Collection[str] = (),
 ) -> list[dict[str, int]]:
     """Sizes of a compiled program's open dimensions: those that are stated, or else its hints; of
-    ranges that a user has `given`, sizes spread over them.
+    ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
 
     Raises:
         InvalidArgumentError: as `shown_sizes` does.
     """
-    hints = size_hints(ports, (d for d in ranges if d.name not in given))
-    own = {name: {size: 1.0} for name, size in hints.items()}
+    free = [d for d in ranges if d.name not in given]
+    hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
+        d.name: ports.hints[d.name] for d in free if d.name in ports.hints
+    }
+    own = {name: dict.fromkeys(sizes, 1.0) for name, sizes in hints.items()}
     return stated_sizes(ranges, {**own, **(stated or {})})
 
 

@@ -328,6 +328,7 @@ def test_a_manifest_that_is_nested_deeply(saved: Path) -> None:
         ({"programs": [{"sizes": {}}]}, "malformed"),
         ({"programs": 3}, "malformed"),
         ({"ports": {"inputs": {"x": 3}}}, "malformed"),
+        ({"ports": {"inputs": {}, "outputs": {}, "pad": False, "hints": {"n": "?"}}}, "malformed"),
         ({"files": None}, "has no 'files'"),
         ({"target": {"triple": "pdp11-dec-unix"}}, "is for pdp11, this machine is"),
     ],

@@ -53,6 +53,20 @@ def test_bench_times_ranges_at_stated_sizes(
         assert said in capsys.readouterr().err
 
 
+def test_an_artifact_is_timed_and_profiled_at_the_hints_that_it_was_made_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    assert run("compile", model, "-o", folder, "--dim", "batch=1..9@3,7") == 0
+    capsys.readouterr()
+    assert run("bench", folder, "--rounds", "1", "--seconds", "0.01") == 0
+    text = capsys.readouterr().out
+    assert [f"batch={n}" in text for n in (1, 3, 7)] == [False, True, True]
+    assert run("profile", folder, "--json") == 0
+    profiles = json.loads(capsys.readouterr().out)["at_sizes"]
+    assert [each["sizes"] for each in profiles] == [{"batch": 3}, {"batch": 7}]
+
+
 def test_bench_times_a_range_at_its_hints(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
