@@ -394,7 +394,8 @@ class Emitter:
             for pointer, factor in [key]
         }
         is_used = len(starts) < len(scope.multiples) or len(firsts) < len(scope.pointers)
-        is_used |= any(re.search(rf"{counter.name}\b", line) for line in scope.lines)
+        reads = re.compile(rf"{counter.name}\b").search
+        is_used = is_used or any(counter.name in line and reads(line) for line in scope.lines)
         counts_down = self.target.family.pointer_reach > 0 and low.const == 0 and not is_used
         # The body may have hoisted code into the parent: the branch comes after it.
         before, lines = parent.label, parent.lines
