@@ -22,12 +22,13 @@ from compiler.plan import KernelStep
 from compiler.program_builder import build_program
 from compiler.runtime.program import BufferRef, BufferSpace, Program
 from service.jobs import observation
-from service.jobs.certificate import WrongProgramError, certify, jumps
+from service.jobs.certificate import WrongProgramError, certify
 from service.jobs.device import Checked
 from service.jobs.loadables import of_compiled
 from service.jobs.local_device import LocalDevice
 from service.jobs.observation import Observation, Written, written
 from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.ties import jumps
 from service.jobs.verification import verify_program
 from tests.graphs import Maker
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs
@@ -50,6 +51,7 @@ class Played(Observation):
         honest: bool = True,
     ) -> None:
         self.honest = honest
+        self.graph = graph
         self.made: dict[str, np.ndarray] = {}
         place = BufferRef(BufferSpace.ARENA, 0)
         self.written = {v: Written(v, graph.types[v], Placement(), 0, place) for v in seen}
