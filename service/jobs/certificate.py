@@ -27,7 +27,7 @@ from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from service.jobs.correspondence import Shown, correspondence, narrow_products
 from service.jobs.observation import Observation
-from service.jobs.ties import PRODUCTS, Draw, beside, by_channel, errors_of, has_bodies
+from service.jobs.ties import PRODUCTS, NormalPool, beside, by_channel, errors_of, has_bodies
 from tuner.measure.oracle import MOVING
 
 _ALLOWED = {
@@ -47,8 +47,8 @@ ROUNDED = 2.0**-20
 do not say how large the elements are that differ: -1e9 in a mask would excuse everything beside
 it."""
 
-LEAST_HALF = 2.0**-24
-"""The distance between the smallest numbers of float16."""
+_LEAST = {DType.FLOAT16: 2.0**-24, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126}
+"""What underflows may add: the smallest numbers of a type, those that processors take for zero."""
 
 TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
@@ -153,7 +153,7 @@ class _Steps:
         self._shown = correspondence(graph, seen.graph, seen.written)
         self._narrow = narrow_products(seen.graph)
         self._allowed: dict[str, float] = {}
-        self._draw = Draw()
+        self._draw = NormalPool()
         self._compared: set[str] = set()
         self._worst = 0.0
         self._excused = 0
@@ -225,12 +225,11 @@ class _Steps:
     def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
         """Raises WrongProgramError if an element differs and rounding is not the reason."""
         if dtype.is_float:
-            rounded = _ROUNDED.get(dtype, ROUNDED)
-            scales = _scales(own, right, dtype)
-            stored = rounded * np.where(np.isfinite(right), np.abs(right), 0.0)
-            if dtype is DType.FLOAT16:
-                stored += LEAST_HALF
-            errors, bounds = errors_of(own, right), self._allowed[name] * scales + stored
+            right = _in_range(right, dtype)
+            errors, scales = errors_of(own, right), _scales(own, right, dtype)
+            sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
+            stored = _ROUNDED.get(dtype, ROUNDED) * sizes + _LEAST.get(dtype, 0.0)
+            bounds = self._allowed[name] * scales + stored
         else:
             scales = np.ones(own.shape)
             errors, bounds = (own != right).astype(np.float64), np.zeros(own.shape)
@@ -312,6 +311,17 @@ def _rounding(graph: Graph, node: Node) -> float:
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING
     return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)
+
+
+def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
+    """The reference, infinite where float32 is. An infinity in 16 bits is not what anyone wants."""
+    large = max(right.max(initial=0.0), -right.min(initial=0.0))
+    if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
+        return right
+    with np.errstate(all="ignore"):
+        stored = from_memory(to_memory(right, dtype), dtype)
+    found: np.ndarray = np.where(np.isinf(stored), stored, right)
+    return found
 
 
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:

@@ -92,7 +92,7 @@ def beside(
     segment: Graph,
     given: Mapping[str, np.ndarray],
     right: np.ndarray,
-    draw: Draw,
+    draw: NormalPool,
     narrow: DType | None = None,
 ) -> Iterator[Beside]:
     """What the output of a graph may be where what it is computed from is moved by roundings.
@@ -171,7 +171,7 @@ def _largest(array: np.ndarray) -> float:
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
-class Draw:
+class NormalPool:
     """Standard normal numbers from a pool, each time from another place of it: drawing them anew
     takes longer than the operators between two values."""
 
@@ -189,7 +189,7 @@ class _Mover:
     element at random."""
 
     def __init__(
-        self, graph: Graph, draw: Draw, sign: float | None, narrow: DType | None = None
+        self, graph: Graph, draw: NormalPool, sign: float | None, narrow: DType | None = None
     ) -> None:
         self._graph = graph
         self._draw = draw
@@ -224,7 +224,7 @@ class _Mover:
         return shifted
 
 
-def _moved(array: np.ndarray, dtype: DType, by: float, draw: Draw) -> np.ndarray:
+def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
     """An array in memory with floats beside its own."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
@@ -248,7 +248,9 @@ def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
     """How far elements are apart: 0 where both are the same infinity or no numbers, infinite where
     one of them is."""
     with np.errstate(all="ignore"):
-        errors = np.abs(own - right)
+        errors: np.ndarray = np.abs(own - right)
+    if np.isfinite(errors).all():
+        return errors
     same = (own == right) | (np.isnan(own) & np.isnan(right))
     found: np.ndarray = np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
     return found

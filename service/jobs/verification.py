@@ -7,8 +7,9 @@ else elsewhere, so that one rule serves floats, 16 bits, integers and choices. B
 branches are part of such a step: nobody looks into them. A value behind them that rounding may take
 as far as it differs, on every draw of the inputs, is called unverified.
 
-A model of floats that rounds and chooses nothing is compared as a whole, too: there rounding
-explains no more than MODEL_TOLERANCE.
+The whole model is compared, too. Where a model of wide floats rounds and chooses nothing, rounding
+explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is not verified by steps
+(`service.jobs.verified_sizes.costs_little`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from service.jobs.loadables import LoadableOf, of_artifact
 from service.jobs.observation import Observation
 from service.jobs.planning import Planned
 from service.jobs.ties import jumps
-from service.jobs.verified_sizes import at_verified_sizes
+from service.jobs.verified_sizes import at_verified_sizes, costs_little
 from tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
@@ -200,17 +201,17 @@ def _verify(
     errors = {name: found[port] for name, port in ports.items()}
     worst_of = max(errors, key=lambda name: _order(errors[name]))
     error = errors[worst_of]
-    firm, differs = _is_firm(planned), not error <= MODEL_TOLERANCE  # no number is over any
+    differs = not error <= MODEL_TOLERANCE  # no number is over any
     seen = Observation(planned.plan, loadable, device, threads, seed)
     steps = None
-    if (differs or not firm) and seen.is_of_plan:
+    if (differs or _is_narrow(planned) or costs_little(planned)) and seen.is_of_plan:
         try:
             steps = certify(graph, inputs, seen, ports)
         except WrongProgramError:
             if planned.precision == DType.FLOAT16:
                 _check_range(planned, inputs)
             raise
-    if differs and (firm or steps is None):
+    if differs and (steps is None or _is_firm(planned)):
         raise WrongProgramError(
             f"output '{worst_of}' of the compiled model differs from its reference by "
             f"{error:.2g} of its largest value, allowed are {MODEL_TOLERANCE:.0e}"
@@ -226,8 +227,13 @@ def _order(error: float) -> float:
 def _is_firm(planned: Planned) -> bool:
     """Whether rounding cannot take the whole model elsewhere: its floats are wide, and nothing is
     rounded or chosen."""
+    return not jumps(planned.graph) and not _is_narrow(planned)
+
+
+def _is_narrow(planned: Planned) -> bool:
+    """Whether the model or its program rounds to 16 bits."""
     kinds = (*planned.graph.types.values(), *planned.plan.graph.types.values())
-    return not jumps(planned.graph) and not any(kind.dtype in HALVES for kind in kinds)
+    return any(kind.dtype in HALVES for kind in kinds)
 
 
 def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:

@@ -430,3 +430,18 @@ def test_a_float_model_that_differs_as_a_whole_is_wrong(monkeypatch: pytest.Monk
         verify_program(planned, lambda _: of_compiled(compiled), HERE)
     assert TensorType(DType.FLOAT32, (4, 6)) == planned.graph.types["y"]
     assert ops.get("matmul").native is None
+
+
+def test_numbers_that_float32_does_not_hold_are_zero_or_infinite() -> None:
+    m = Maker()
+    x = m.input("x", 2, 32)
+    m("exp", m("mul", x, m.constant("k", np.float32(1)), name="s"), name="y")
+    graph = m.graph("y")
+    values = np.linspace(-130.0, 130.0, 64, dtype=np.float32).reshape(2, 32)
+    played = Played(graph, {"x": values}, ())
+    assert np.isinf(played.made["y"]).any() and (played.made["y"] == 0.0).any()
+    assert certify(graph, {"x": values}, played, {"y": "y"}).compared == 1
+    for change in (lambda a: np.where(np.isinf(a), 1e30, a), lambda a: np.where(a == 0, 1e-30, a)):
+        wrong = Played(graph, {"x": values}, (), {"y": change})
+        with pytest.raises(WrongProgramError, match="value 'y'"):
+            certify(graph, {"x": values}, wrong, {"y": "y"})
