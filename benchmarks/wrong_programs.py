@@ -23,12 +23,13 @@ from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
 from compiler.program_builder import build_program
-from service.jobs.certificate import WrongProgramError, certify, jumps
+from service.jobs.certificate import WrongProgramError, certify
 from service.jobs.loadables import of_compiled
 from service.jobs.local_device import LocalDevice
 from service.jobs.observation import Observation
 from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.rounding import MODEL_TOLERANCE
+from service.jobs.ties import jumps
+from service.jobs.verification import MODEL_TOLERANCE
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
 
 UNCHANGED = 2e-6

@@ -219,14 +219,15 @@ def phases_text(phases: Mapping[str, float]) -> str:
 
 def _certificate(result: Mapping[str, Any]) -> str:
     parts = []
-    if result.get("largest_error") is not None:
-        parts.append(f"largest error {result['largest_error']:.1e} of the largest output")
     steps = result.get("by_steps")
     if steps is not None:
         parts.append(
-            f"step by step: {steps['compared']} of {steps['written']} values right, "
+            f"by steps: {steps['compared']} of {steps['written']} values right, "
             f"{steps['excused']} elements at rounding ties"
         )
+    if result.get("largest_error") is not None:
+        whole = "" if steps else "as a whole: "
+        parts.append(f"{whole}largest error {result['largest_error']:.1e} of the largest output")
     if result.get("unverified"):
-        parts.append(f"not these outputs: {', '.join(result['unverified'])}")
+        parts.append(f"not these values: {', '.join(result['unverified'])}")
     return "; ".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+
+from compiler.dtypes import DType
 
 
 def fresh(base: str, taken: Container[str]) -> str:
@@ -12,3 +14,21 @@ def fresh(base: str, taken: Container[str]) -> str:
         number += 1
         name = f"{base}.{number}"
     return name
+
+
+def in_type(value: str, dtype: DType, taken: Container[str]) -> str:
+    """A new name for a value that is stored in another type: "y.bfloat16" stands for "y"."""
+    return fresh(f"{value}.{dtype}", taken)
+
+
+def stands_for(name: str) -> Iterator[str]:
+    """The name, and what it stands for if passes changed the value's type (`in_type`)."""
+    yield name
+    while True:
+        name, _, last = name.rpartition(".")
+        if not name or last not in _TYPES:
+            return
+        yield name
+
+
+_TYPES = frozenset(each.value for each in DType if each.is_float)

@@ -29,7 +29,7 @@ from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
+from compiler.graph.names import in_type
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.registry import OpKind
@@ -262,7 +262,7 @@ class _Narrowing:
         if value not in self._stored or value in self._source.constants:
             return value
         if value not in wide:
-            wide[value] = fresh(f"{value}.float32", self._types)
+            wide[value] = in_type(value, DType.FLOAT32, self._types)
             self._types[wide[value]] = self._source.types[value]
             self._convert(self._stored[value], wide[value])
         return wide[value]
@@ -278,7 +278,7 @@ class _Narrowing:
 
     def _name_of(self, value: str) -> str:
         """A new name for the narrow value of one in float32."""
-        name = fresh(f"{value}.{self._dtype}", self._types)
+        name = in_type(value, self._dtype, self._types)
         self._types[name] = replace(self._source.types[value], dtype=self._dtype)
         self._stored[value] = name
         return name

@@ -24,7 +24,7 @@ import numpy as np
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
+from compiler.graph.names import in_type
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory
 from compiler.ops.products import HALVES
@@ -117,7 +117,7 @@ class _Widening:
         return self._source.types[value].dtype is self._dtype
 
     def _new(self, value: str, dtype: DType) -> str:
-        name = fresh(f"{value}.{dtype}", self._types)
+        name = in_type(value, dtype, self._types)
         self._types[name] = replace(self._types[value], dtype=dtype)
         return name
 

@@ -89,7 +89,7 @@ def _without(settled: Settled, error: WrongProgramError) -> Settled:
         piece.workload.key
         for planned in settled.planned
         for step in planned.served_plan.kernels
-        if step.output == error.value
+        if step.output in error.written
         for piece in pieces(step.workload)
     }
     for key in at_fault or tuple(kept):

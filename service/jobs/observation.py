@@ -120,6 +120,7 @@ class Observation:
         threads: int,
         seed: int,
     ) -> None:
+        self.graph = plan.graph
         self._loadable = loadable
         self._device = device
         self._run = threads, seed

@@ -30,6 +30,20 @@ more. NumPy takes seconds for each operator."""
 FEW = 10_000_000
 """Operations that a reference does in no time."""
 
+STEPS_ELEMENTS = 32_000_000
+"""Elements of a model's values up to which it is always verified by steps: two to five seconds."""
+
+STEPS_OPERATIONS = 8_000_000_000
+"""Operations up to which it is."""
+
+
+def costs_little(planned: Planned) -> bool:
+    """Whether a certificate by steps takes little time, so that nothing else decides about it."""
+    graph, plan = planned.graph, planned.plan
+    made = [kind for name, kind in graph.types.items() if name not in graph.constants]
+    computed = sum(costs.flops(w) * count for w, count in plan.tasks())
+    return elements(made, {}) <= STEPS_ELEMENTS and computed <= STEPS_OPERATIONS
+
 
 def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     """A plan of numbers alone for each size vector; one that has no ranges is the only one."""

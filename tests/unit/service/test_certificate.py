@@ -22,12 +22,13 @@ from compiler.plan import KernelStep
 from compiler.program_builder import build_program
 from compiler.runtime.program import BufferRef, BufferSpace, Program
 from service.jobs import observation
-from service.jobs.certificate import WrongProgramError, certify, jumps
+from service.jobs.certificate import WrongProgramError, certify
 from service.jobs.device import Checked
 from service.jobs.loadables import of_compiled
 from service.jobs.local_device import LocalDevice
 from service.jobs.observation import Observation, Written, written
 from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.ties import jumps
 from service.jobs.verification import verify_program
 from tests.graphs import Maker
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs
@@ -50,6 +51,7 @@ class Played(Observation):
         honest: bool = True,
     ) -> None:
         self.honest = honest
+        self.graph = graph
         self.made: dict[str, np.ndarray] = {}
         place = BufferRef(BufferSpace.ARENA, 0)
         self.written = {v: Written(v, graph.types[v], Placement(), 0, place) for v in seen}
@@ -428,3 +430,18 @@ def test_a_float_model_that_differs_as_a_whole_is_wrong(monkeypatch: pytest.Monk
         verify_program(planned, lambda _: of_compiled(compiled), HERE)
     assert TensorType(DType.FLOAT32, (4, 6)) == planned.graph.types["y"]
     assert ops.get("matmul").native is None
+
+
+def test_numbers_that_float32_does_not_hold_are_zero_or_infinite() -> None:
+    m = Maker()
+    x = m.input("x", 2, 32)
+    m("exp", m("mul", x, m.constant("k", np.float32(1)), name="s"), name="y")
+    graph = m.graph("y")
+    values = np.linspace(-130.0, 130.0, 64, dtype=np.float32).reshape(2, 32)
+    played = Played(graph, {"x": values}, ())
+    assert np.isinf(played.made["y"]).any() and (played.made["y"] == 0.0).any()
+    assert certify(graph, {"x": values}, played, {"y": "y"}).compared == 1
+    for change in (lambda a: np.where(np.isinf(a), 1e30, a), lambda a: np.where(a == 0, 1e-30, a)):
+        wrong = Played(graph, {"x": values}, (), {"y": change})
+        with pytest.raises(WrongProgramError, match="value 'y'"):
+            certify(graph, {"x": values}, wrong, {"y": "y"})

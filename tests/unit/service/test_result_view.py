@@ -59,7 +59,7 @@ def test_an_answer_says_what_where_and_how_sure() -> None:
         "latency: 2.000 ms before, 1.800 ms after (1.700 ms to 1.900 ms) at rows=4",
         "latency: 0.002 ms, as before: the defaults are served",
         "ONNX Runtime 1: 2.700 ms at rows=4, 1.50 times as long as the artifact beside it",
-        "verified: largest error 2.0e-06 of the largest output",
+        "verified: as a whole: largest error 2.0e-06 of the largest output",
     ]
 
 
@@ -73,10 +73,13 @@ def test_kernels_are_told_once_all_were_measured() -> None:
     [
         ({"not_verified": "board 'b' is away"}, "not verified: board 'b' is away"),
         (
-            {"unverified": ["y"]},
-            "verified: largest error 2.0e-06 of the largest output; not these outputs: y",
+            {
+                "unverified": ["y"],
+                "by_steps": {"compared": 3, "written": 4, "worst": 1e-6, "excused": 2},
+            },
+            "verified: by steps: 3 of 4 values right, 2 elements at rounding ties; "
+            "largest error 2.0e-06 of the largest output; not these values: y",
         ),
-        ({"largest_error": None, "unverified": ["y"]}, "verified: not these outputs: y"),
         ({"device": {"name": "board", "facts": None}}, "device: board"),
     ],
 )

@@ -1,0 +1,265 @@
+"""What may a value of a model be where rounding moves what it is computed from?
+
+The operators that make it run again on values beside theirs, and what is rounded or chosen among
+them is moved by a hair. So a tie falls either way, and a step that is ill-conditioned shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.graph.ir import Graph, Node
+from compiler.loops.semantics import to_memory
+from compiler.ops.interpret import run_graph
+from compiler.ops.registry import OpKind
+from tuner.measure.oracle import MOVING
+
+LEAST_CHANNEL = 16
+"""Channels of fewer elements are compared with the largest element of the whole value."""
+
+MOVES = 8
+"""Runs beside the reference: in the first all that jumps is moved up, in the second down, then each
+element at random."""
+
+POOL = 65_521
+"""Random numbers of one comparison: a prime, so that no row of a value has those of the next."""
+
+MOVED_BY = 2.0**-23
+"""Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
+
+HALF_MOVED_BY = {DType.FLOAT16: 2.0**-12, DType.BFLOAT16: 2.0**-9}
+"""The same of values in 16 bits: half the distance of one from the next number is a rounding."""
+
+SUM_MOVED_BY = 2.5e-6
+"""The same of sums of products, as a share of the largest element of their channel: an eighth of
+what the sums of a step may be off, which a subtraction behind them may make a large share. And of
+all that bodies read, in which nobody moves anything."""
+
+NEAR_TIE = 2.0**-20
+"""How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
+before it."""
+
+AS_FAR = 8.0
+"""A float may be so many times further from the reference than the moved ones are."""
+
+MOST_APART = 0.02
+"""The most that this may be, as a share of the largest element of the channel: a step of which
+rounding explains more is no evidence."""
+
+PRODUCTS = (OpKind.CONTRACTION, OpKind.ATTENTION)
+
+HALF_MOST_APART = 0.25
+"""The same where a program multiplies in 16 bits: an activation may leave little of a sum, whose
+rounding is a large share of that."""
+
+SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a value may be, after some runs.
+
+    Attributes:
+        low: where it begins.
+        high: where it ends.
+        found: what it was in the last run.
+        apart: how far rounding may take each element, as `MOST_APART` does not bound it.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    found: np.ndarray
+    apart: np.ndarray
+
+
+def jumps(graph: Graph) -> bool:
+    """Whether a value that differs by a rounding may take a graph's outputs elsewhere."""
+    return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
+
+
+def has_bodies(graph: Graph) -> bool:
+    """Whether control flow is among the operators."""
+    return any(node.bodies for node in graph.nodes)
+
+
+def beside(
+    segment: Graph,
+    given: Mapping[str, np.ndarray],
+    right: np.ndarray,
+    draw: NormalPool,
+    narrow: DType | None = None,
+) -> Iterator[Beside]:
+    """What the output of a graph may be where what it is computed from is moved by roundings.
+
+    Args:
+        segment: the operators; one output.
+        given: the inputs.
+        right: the reference.
+        draw: random numbers.
+        narrow: the 16-bit float that a program multiplies in.
+    """
+    (name,) = segment.outputs
+    before, end = _before_jump(segment, name)
+    maker = segment.producer(before)
+    chosen = maker is not None and _jumps(segment, maker)  # positions that lie far apart
+    (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
+    jumped = before != name
+    hair = NEAR_TIE * _largest(start) if jumped else 0.0
+    numbers = np.abs(_numbers_of(start))
+    share = MOST_APART if narrow is None else HALF_MOST_APART
+    most = share * by_channel(np.where(np.isfinite(numbers), numbers, 0.0))
+    apart = np.zeros(start.shape)
+    watched = segment.replace(outputs=[before, name])
+    by = SUM_MOVED_BY if has_bodies(segment) else MOVED_BY
+    for number in range(MOVES):
+        moved_by = {v: _moved(a, segment.types[v].dtype, by, draw) for v, a in given.items()}
+        mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number), narrow)
+        try:
+            moved, found = run_graph(watched, moved_by, float64=True, chosen=mover)
+        except CompilerError:
+            return  # a loop that ends on these values does not on those beside them
+        apart = np.maximum(apart, errors_of(_numbers_of(moved), _numbers_of(start)))
+        reach = hair + np.minimum((0.0 if chosen else AS_FAR) * apart, most)
+        ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
+        if jumped:
+            dtype = segment.types[before].dtype
+            ends = [run_graph(end, {before: to_memory(e, dtype)}, float64=True)[0] for e in ends]
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        yield Beside(np.minimum(low, right), np.maximum(high, right), found, AS_FAR * apart)
+
+
+def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
+    """The operand of the first jump among the elementwise operators that end a segment, and the
+    operators from there; the value itself if none of them jumps."""
+    chain: list[Node] = []
+    before, kept, value = name, 0, name
+    while True:
+        node = segment.producer(value)
+        if node is None or ops.get(node.op).kind not in (OpKind.ELEMENTWISE, OpKind.VIEW):
+            break
+        computed = [each for each in node.inputs if each not in segment.constants]
+        if len(computed) != 1:
+            break
+        chain.append(node)
+        (value,) = computed
+        if _jumps(segment, node):
+            before, kept = value, len(chain)
+    nodes = chain[:kept][::-1]
+    return before, segment.replace(inputs=[before], nodes=nodes, outputs=[name])
+
+
+def _numbers_of(array: np.ndarray) -> np.ndarray:
+    """Integers and truth values as float64."""
+    return array.astype(np.float64, copy=False)
+
+
+def _integral(array: np.ndarray) -> bool:
+    """Whether all numbers are integers, which rounding leaves as they are: what was rounded before
+    must not be cut off by a hair."""
+    return array.dtype.kind != "f" or bool((array == np.rint(array)).all())
+
+
+def _largest(array: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    numbers = _numbers_of(array)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+
+
+class NormalPool:
+    """Standard normal numbers from a pool, each time from another place of it: drawing them anew
+    takes longer than the operators between two values."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(MOVES)
+        self._pool = self._rng.standard_normal(POOL)
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        start = int(self._rng.integers(POOL))
+        return np.resize(np.roll(self._pool, start), shape)
+
+
+class _Mover:
+    """Moves results by a rounding of float32, and operands of jumps by a hair: up, down, or each
+    element at random."""
+
+    def __init__(
+        self, graph: Graph, draw: NormalPool, sign: float | None, narrow: DType | None = None
+    ) -> None:
+        self._graph = graph
+        self._draw = draw
+        self._sign = sign
+        self._narrow = narrow
+
+    def __call__(
+        self, node: Node, operands: Sequence[np.ndarray], result: np.ndarray
+    ) -> np.ndarray:
+        operator = ops.get(node.op)
+        if _jumps(self._graph, node):
+            shifted = [each if _integral(each) else self._shifted(each) for each in operands]
+            with np.errstate(all="ignore"):
+                return np.asarray(operator.reference(shifted, node.attrs))
+        if operator.kind in MOVING or _integral(result):
+            return result
+        share = HALF_MOVED_BY.get(self._graph.types[node.output].dtype, MOVED_BY)
+        if self._narrow is not None and operator.kind in PRODUCTS:
+            share = HALF_MOVED_BY[self._narrow]
+        by = share * result
+        if operator.kind in SUMS:
+            sizes = np.where(np.isfinite(result), np.abs(result), 0.0)
+            by = max(share, SUM_MOVED_BY) * by_channel(sizes)
+        moved: np.ndarray = result + by * self._draw(result.shape)
+        return moved
+
+    def _shifted(self, array: np.ndarray) -> np.ndarray:
+        by = NEAR_TIE * _largest(array)
+        if self._sign is not None:
+            return array + self._sign * by
+        shifted: np.ndarray = array + by * np.sign(self._draw(array.shape))
+        return shifted
+
+
+def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
+    """An array in memory with floats beside its own."""
+    if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
+        return array
+    return (array * (1.0 + by * draw(array.shape))).astype(np.float32)
+
+
+def _jumps(graph: Graph, node: Node) -> bool:
+    """Whether a node's result jumps where a float that was computed hardly moves."""
+    floats = any(
+        graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
+    )
+    if not floats or node.bodies or node.op == "field":
+        return False
+    operator = ops.get(node.op)
+    return (
+        operator.jumps or operator.native is not None or not graph.types[node.output].dtype.is_float
+    )
+
+
+def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """How far elements are apart: 0 where both are the same infinity or no numbers, infinite where
+    one of them is."""
+    with np.errstate(all="ignore"):
+        errors: np.ndarray = np.abs(own - right)
+    if np.isfinite(errors).all():
+        return errors
+    same = (own == right) | (np.isnan(own) & np.isnan(right))
+    found: np.ndarray = np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
+    return found
+
+
+def by_channel(sizes: np.ndarray) -> np.ndarray:
+    """By element, the largest of its channel, which is the second axis; of the whole value if
+    channels have few elements."""
+    axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
+    if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
+        axes = tuple(range(sizes.ndim))
+    return np.broadcast_to(sizes.max(axis=axes, keepdims=True, initial=0.0), sizes.shape)
