@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +22,8 @@ def bounds(size: int | Size) -> tuple[float, float]:
     """Numbers that the size is never below and never above; infinite where there are none.
 
     Quotients are bounded as numbers by themselves, and by the fractions that they are rounded from:
-    of both the tighter. The bounds need not be reached.
+    of both the tighter. So is what terms have in common, taken out of them. The bounds need not be
+    reached.
     """
     if isinstance(size, int | np.integer):
         return size, size
@@ -29,6 +31,8 @@ def bounds(size: int | Size) -> tuple[float, float]:
     for paired in (False, True):
         low = max(low, _relaxed(size, upward=False, paired=paired))
         high = min(high, _relaxed(size, upward=True, paired=paired))
+    if low < 0 <= high and (factored := _factored(size)) is not None:
+        low, high = max(low, factored[0]), min(high, factored[1])
     # Of what the coefficients leave, the nearest number inside.
     step = gcd(*(c for _, c in size.terms))
     if step > 1 and low > -inf:
@@ -52,6 +56,29 @@ def _interval(terms: Iterable[tuple[Monomial, int]], constant: int = 0) -> tuple
         ends = [_times(coefficient, least), _times(coefficient, most)]
         low, high = low + min(ends), high + max(ends)
     return low, high
+
+
+def _factored(size: Size) -> tuple[float, float] | None:
+    """Bounds of `a * b + c` with the atom `a` that most products have; None if each has its own.
+
+    Of n * q - n the terms say that it may be negative, also where q is 2 at least.
+    """
+    counts = Counter(atom for monomial, _ in size.terms for atom in dict.fromkeys(monomial))
+    common, count = counts.most_common(1)[0]
+    if count < 2:
+        return None
+    inner: int = 0
+    rest: int = size.constant
+    for monomial, coefficient in size.terms:
+        if common in monomial:
+            place = monomial.index(common)
+            left = monomial[:place] + monomial[place + 1 :]
+            inner += cast(int, type(size)(((left, coefficient),))) if left else coefficient
+        else:
+            rest += cast(int, type(size)(((monomial, coefficient),)))
+    ends = [_times(a, b) for a in _atom_bounds(common) for b in bounds(inner)]
+    low, high = bounds(rest)
+    return low + min(ends), high + max(ends)
 
 
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:

@@ -223,6 +223,14 @@ def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
     assert row >= n
 
 
+def test_what_products_have_in_common_is_bounded_once() -> None:
+    rows, width = open_size(Dimension("rows", 1, 4096)), open_size(Dimension("width", 96, 191))
+    frames = (width + 32) // 64
+    assert bounds(576 * rows * frames - 576 * rows)[0] == 576, "there are two frames at least"
+    assert bounds(rows * rows - rows) == (0, 4096 * 4095)
+    assert bounds(rows - rows * width) == (-190 * 4096, -95)
+
+
 def test_sizes_are_equal_in_another_process() -> None:
     """Hashes of text differ from process to process, and those of sizes are kept."""
     sent = pickle.dumps({n // 8 * m + 1: "size"})
