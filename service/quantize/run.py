@@ -17,7 +17,7 @@ from service.jobs.device import Device
 from service.jobs.explain import kernel_seconds
 from service.jobs.planning import ModelRequest, Planned, plan_model
 from service.quantize.attribution import Attribution, Timed, attribute
-from service.quantize.errors import QuantizeError
+from service.quantize.errors import NothingToQuantizeError, QuantizeError
 from service.quantize.fidelity import Fidelity, Outputs, noise_ratio
 from service.quantize.layers import Layer, Owners, find_layers
 from service.quantize.limit import Limit, check_limit, keeps
@@ -80,6 +80,7 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
     """The quantised model, and what it loses and saves.
 
     Raises:
+        NothingToQuantizeError: if the method changes nothing of the model.
         QuantizeError: if the model cannot be quantised, or not without losing more than is allowed.
         CompilerError: if one of the models does not compile.
         DeviceError: if the device does not answer, or cannot run them.
@@ -110,7 +111,7 @@ class _Run:
         self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
-            raise QuantizeError(
+            raise NothingToQuantizeError(
                 f"'{work.model}': there is nothing that {work.method} changes: outside of bodies "
                 f"(of If, Loop, Scan) it has no {listed} with the weights or ranges that it takes"
             )
