@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -293,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     parser.set_defaults(only=list(FORTY), limit_seconds=180.0)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service ends with this process
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
     lines = options.results / f"{options.name}.jsonl"
