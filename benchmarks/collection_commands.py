@@ -56,7 +56,7 @@ FORTY = (
     *("dnsmos-p835", "aecmos", "plcmos", "silero-vad-half", "silero-vad-sequence", "silero-vad"),
     *("oskut-tl-deepcut-ws", "mtcnn-onet", "arabic-names-encoder", "caustic", "ppocr-v4-det"),
 )
-"""Models of all kinds, most of them with open dimensions, by name; `--only` names others."""
+"""Models of all kinds, most of them with open dimensions, in the order in which they are tried."""
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "inspect": ("inspect", "{model}"),
@@ -302,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     done = {row.identity for row in rows}
     left = [model for model in chosen_models(options) if model.identity not in done]
+    left.sort(key=lambda model: options.only.index(model.name))
     with (
         tempfile.TemporaryDirectory(prefix="tilewright-commands-") as folder,
         serving(Path(folder), options.memory_gb, options.limit_seconds) as place,
@@ -310,8 +311,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             new = []
             for row in tried(model, place, options.folder, options.commands):
                 new.append(row)
+                took = f"{row.wall_seconds} s, {row.cpu_seconds} s of a core"
                 faults = "; ".join(row.faults()) or "ok"
-                print(f"{row.identity} {row.command}: {faults}", row.wall_seconds, flush=True)
+                print(f"{row.identity} {row.command}: {faults} ({took})", flush=True)
             rows += new
             with lines.open("a") as file:
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in new)

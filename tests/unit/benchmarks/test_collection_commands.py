@@ -97,7 +97,7 @@ def test_each_command_runs_once_and_what_a_failed_one_makes_is_missed(
     monkeypatch.setattr(collection_commands, "chosen_models", lambda options: found)
     monkeypatch.setattr(collection_commands, "serving", service)
     monkeypatch.setattr(collection_commands, "run", command)
-    options = ["--results", str(tmp_path), "--name", "c"]
+    options = ["--results", str(tmp_path), "--name", "c", "--only", "a", "b"]
     collection_commands.main([*options, "--limit", "1"])
     collection_commands.main(options)
     lines = (tmp_path / "c.jsonl").read_text().splitlines()
