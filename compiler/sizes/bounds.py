@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, inf
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from compiler.sizes.size import Size
 
 
+MOST_FACTORS = 6
+"""Of products with more factors each term alone is bounded."""
+
+
 @lru_cache(maxsize=8192)
 def bounds(size: int | Size) -> tuple[float, float]:
     """Numbers that the size is never below and never above; infinite where there are none.
 
     Quotients are bounded as numbers by themselves, and by the fractions that they are rounded from:
-    of both the tighter. So is what terms have in common, taken out of them. The bounds need not be
-    reached.
+    of both the tighter. The bounds need not be reached.
     """
     if isinstance(size, int | np.integer):
         return size, size
@@ -31,8 +34,6 @@ def bounds(size: int | Size) -> tuple[float, float]:
     for paired in (False, True):
         low = max(low, _relaxed(size, upward=False, paired=paired))
         high = min(high, _relaxed(size, upward=True, paired=paired))
-    if low < 0 <= high and (factored := _factored(size)) is not None:
-        low, high = max(low, factored[0]), min(high, factored[1])
     # Of what the coefficients leave, the nearest number inside.
     step = gcd(*(c for _, c in size.terms))
     if step > 1 and low > -inf:
@@ -42,8 +43,8 @@ def bounds(size: int | Size) -> tuple[float, float]:
     return low, high
 
 
-def _interval(terms: Iterable[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
-    """Bounds from those of each term."""
+def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
+    """Bounds from those of each term, and of products with other terms from those of all."""
     low: float = constant
     high: float = constant
     for monomial, coefficient in terms:
@@ -55,30 +56,44 @@ def _interval(terms: Iterable[tuple[Monomial, int]], constant: int = 0) -> tuple
             least, most = min(ends), max(ends)
         ends = [_times(coefficient, least), _times(coefficient, most)]
         low, high = low + min(ends), high + max(ends)
+    if len(terms) > 1 and 1 < max(len(m) for m, _ in terms) <= MOST_FACTORS:
+        first, last = _shifted(terms)
+        low, high = max(low, constant + first), min(high, constant + last)
     return low, high
 
 
-def _factored(size: Size) -> tuple[float, float] | None:
-    """Bounds of `a * b + c` with the atom `a` that most products have; None if each has its own.
+def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
+    """Bounds of terms with each atom written as its least value and what it has more than that.
 
-    Of n * q - n the terms say that it may be negative, also where q is 2 at least.
+    Of 5 * m * n - 10 * m - 10 * n + 20 the terms say that it may be negative; with m = 2 + a and
+    n = 2 + b it is 5 * a * b, which is not.
     """
-    counts = Counter(atom for monomial, _ in size.terms for atom in dict.fromkeys(monomial))
-    common, count = counts.most_common(1)[0]
-    if count < 2:
-        return None
-    inner: int = 0
-    rest: int = size.constant
-    for monomial, coefficient in size.terms:
-        if common in monomial:
-            place = monomial.index(common)
-            left = monomial[:place] + monomial[place + 1 :]
-            inner += cast(int, type(size)(((left, coefficient),))) if left else coefficient
-        else:
-            rest += cast(int, type(size)(((monomial, coefficient),)))
-    ends = [_times(a, b) for a in _atom_bounds(common) for b in bounds(inner)]
-    low, high = bounds(rest)
-    return low + min(ends), high + max(ends)
+    more: dict[Atom, float] = {}
+    least: dict[Atom, int] = {}
+    for atom in {atom for monomial, _ in terms for atom in monomial}:
+        first, last = _atom_bounds(atom)
+        if first == -inf:
+            return -inf, inf
+        least[atom], more[atom] = int(first), last - first
+    found: Counter[Monomial] = Counter()
+    for monomial, coefficient in terms:
+        parts: list[tuple[Monomial, int]] = [((), coefficient)]
+        for atom in monomial:
+            parts = [
+                part
+                for atoms, factor in parts
+                for part in (((*atoms, atom), factor), (atoms, factor * least[atom]))
+            ]
+        for atoms, factor in parts:
+            found[atoms] += factor
+    low: float = found.pop((), 0)
+    high = low
+    for atoms, factor in found.items():
+        most: float = 1
+        for atom in atoms:
+            most = _times(most, more[atom])
+        low, high = low + _times(min(factor, 0), most), high + _times(max(factor, 0), most)
+    return low, high
 
 
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
