@@ -39,6 +39,8 @@ WALL_SHARE, WALL_SPARE = 1.25, 10.0
 MEMORY_BYTES, MEMORY_SHARE = 4 << 30, 3
 """What its processes may hold together: so much, and so many times the model."""
 
+KILLED = "killed: it went on and on"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -64,13 +66,12 @@ class Row:
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
-            return ["killed: it went on and on"]
-        limit = MEMORY_BYTES + MEMORY_SHARE * self.model_bytes
+            return [KILLED]
         checks = {
             f"exit {self.exit_code}": self.exit_code != 0,
             "traceback": self.traceback,
             "not verified": not self.verified,
-            f"{self.peak_bytes / 2**30:.1f} GiB": self.peak_bytes > limit,
+            f"{self.peak_bytes / 2**30:.1f} GiB": self.peak_bytes > memory_limit(self.model_bytes),
             f"{self.wall_seconds:.0f} s": self.wall_seconds > WALL_SHARE * seconds + WALL_SPARE,
         }
         return [fault for fault, wrong in checks.items() if wrong]
@@ -88,7 +89,22 @@ class Row:
             "-" if self.ratio is None else f"{self.ratio:.3f}",
             self.last_line,
         ]
-        return [" ".join(cell.split()).replace("|", "\\|")[:200] for cell in cells]
+        return [cell_text(cell) for cell in cells]
+
+
+def memory_limit(model_bytes: int) -> int:
+    """The most bytes that a command may hold for a model of this size."""
+    return MEMORY_BYTES + MEMORY_SHARE * model_bytes
+
+
+def cell_text(text: str) -> str:
+    """A text as the cell of a table in Markdown."""
+    return " ".join(text.split()).replace("|", "\\|")[:200]
+
+
+def stored_bytes(file: Path) -> int:
+    """The size of a model's file, and of the data beside it."""
+    return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
 
 
 HEADER = (
@@ -103,7 +119,7 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
         file = model.file(options.folder)
     except FetchError as error:
         return Row(model.identity, commit(), str(error))
-    size = sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
+    size = stored_bytes(file)
     with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as folder:
         # the JSON goes to standard output, and what a person reads to standard error
         command = [sys.executable, "-m", "service.cli", "tune", str(file)]
@@ -125,8 +141,8 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
         certificate=found.get("certificate", ""),
         verified=bool(found.get("verified")) and manifest,
         ratio=found.get("ratio"),
-        traceback="Traceback (most recent call last)" in done.said,
-        last_line=(done.said.strip().splitlines() or [""])[-1] if done.exit_code else "",
+        traceback=done.traceback,
+        last_line=done.last_line,
     )
 
 
@@ -151,13 +167,26 @@ def facts(printed: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended: `exit_code` is None if it was killed for its time."""
+    """How a command ended: `exit_code` is None if it was killed for its time.
+
+    `cpu_seconds` is the processor time of the process and of those below it that it waited for.
+    """
 
     exit_code: int | None
     printed: str
     said: str
     seconds: float
     peak_bytes: int
+    cpu_seconds: float = 0.0
+
+    @property
+    def traceback(self) -> bool:
+        return "Traceback (most recent call last)" in self.said
+
+    @property
+    def last_line(self) -> str:
+        """What a command that failed said last."""
+        return (self.said.strip().splitlines() or [""])[-1] if self.exit_code else ""
 
 
 def run(
@@ -165,12 +194,8 @@ def run(
 ) -> Done:
     """Run a command in a session of its own, of which nothing is left when it ends."""
 
-    def limit() -> None:
-        size = int(memory_gb * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
-        began = time.monotonic()
+        began, before = time.monotonic(), _waited_seconds()
         process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -179,10 +204,10 @@ def run(
             stdout=printed,
             stderr=said,
             start_new_session=True,
-            preexec_fn=limit,
+            preexec_fn=limited(memory_gb),
         )
         code: int | None = None
-        with _watched(process.pid) as peak:
+        with watched(process.pid) as peak:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(seconds)
             took = time.monotonic() - began
@@ -191,11 +216,28 @@ def run(
         process.wait()
         printed.seek(0)
         said.seek(0)
-        return Done(code, printed.read(), said.read(), took, peak())
+        used = _waited_seconds() - before
+        return Done(code, printed.read(), said.read(), took, peak(), used)
+
+
+def _waited_seconds() -> float:
+    """The processor time of all children that this process has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def limited(memory_gb: float) -> Callable[[], None]:
+    """What a child does before it runs a command, so that the command has so much memory."""
+
+    def limit() -> None:
+        size = int(memory_gb * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    return limit
 
 
 @contextmanager
-def _watched(root: int) -> Iterator[Callable[[], int]]:
+def watched(root: int) -> Iterator[Callable[[], int]]:
     """Look again and again at what a process and its children hold; gives the largest sum."""
     most, over = 0, threading.Event()
 
@@ -249,15 +291,15 @@ def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(path: Path) -> list[Row]:
-    """The rows that a run of this commit wrote before."""
+def written(path: Path) -> list[dict[str, Any]]:
+    """The lines that a run of this commit wrote before."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
     now = commit().removesuffix("+")
-    rows = [Row(**json.loads(line)) for line in lines]
-    return [row for row in rows if row.commit.removesuffix("+") == now]
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if row["commit"].removesuffix("+") == now]
 
 
 def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
@@ -268,36 +310,39 @@ def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
     return list(models[number - 1 :: of])
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def common_options(description: str | None, name: str) -> argparse.ArgumentParser:
+    """The options that the tools of the collection share; `name` is that of the results."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--groups", nargs="+", choices=groups(), default=groups())
     parser.add_argument("--only", nargs="+", default=[], help="these models of the groups")
     parser.add_argument("--limit", type=int, help="try so many models that are not done yet")
     parser.add_argument("--shard", default="1/1", help="2/4: the second of four equal parts")
-    parser.add_argument("--seconds", type=float, default=20.0, help="the budget of each model")
     parser.add_argument("--memory-gb", type=float, default=8.0, help="the most for a process")
-    parser.add_argument("--limit-seconds", type=float, default=300.0, help="the most for a model")
+    parser.add_argument("--limit-seconds", type=float, default=300.0, help="the most for a command")
     parser.add_argument("--fetch-seconds", type=float, default=1800.0)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where models are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
-    parser.add_argument("--name", default="collection", help="of the results")
-    return parser.parse_args(arguments)
+    parser.add_argument("--name", default=name, help="of the results")
+    return parser
+
+
+def chosen_models(options: argparse.Namespace) -> list[Collected]:
+    """The models that the options name, in the order of the list."""
+    models = sharded(collected(options.groups, options.fetch_seconds), options.shard)
+    return [model for model in models if not options.only or model.name in options.only]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parse(arguments)
+    parser = common_options(__doc__, "collection")
+    parser.add_argument("--seconds", type=float, default=20.0, help="the budget of each model")
+    options = parser.parse_args(arguments)
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
     lines = options.results / f"{options.name}.jsonl"
-    rows = written(lines)
+    rows = [Row(**line) for line in written(lines)]
     lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     done = {row.identity for row in rows}
-    chosen = sharded(collected(options.groups, options.fetch_seconds), options.shard)
-    left = [
-        model
-        for model in chosen
-        if model.identity not in done and (not options.only or model.name in options.only)
-    ]
+    left = [model for model in chosen_models(options) if model.identity not in done]
     for model in left[: options.limit]:
         row = tried(model, options)
         rows.append(row)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.inputs import arrays_in_order, listed, shapes_of
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
+from compiler.runtime.program import Port
 from compiler.runtime.staged_session import StagedSession
 from compiler.sizes import Dimension
 
 P = TypeVar("P")
+
+Ran: TypeAlias = tuple[Executable, dict[str, Array]]
+"""A program that ran, and its inputs."""
 
 LARGEST_SIZE = 1 << 30
 """Larger numbers are no sizes: the ends of slices that reach to the last element."""
@@ -277,20 +281,56 @@ class StagedExecutable:
                 that.
             CompilerError: if a stage that this run is the first to need does not compile.
         """
+        return self._run(inputs, labels)[0]
+
+    def programs_of(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Ran]:
+        """The programs that a run on these inputs consists of, each with its own inputs, in order.
+
+        Raises:
+            InvalidInputError, CompilerError: as `run` does.
+        """
+        return self._run(inputs, labels=False)[1]
+
+    def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
+        """The inputs that are no text, with these sizes of `open`."""
+        return tuple(
+            Port(
+                crossing.name,
+                crossing.dtype,
+                tuple(sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims),
+            )
+            for crossing in self._first.reads.crossings
+            if not crossing.text
+        )
+
+    def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs that are text, by name, with these sizes of `open`."""
+        return {
+            crossing.name: tuple(sizes[d] if isinstance(d, str) else d for d in crossing.dims)
+            for crossing in self._first.reads.crossings
+            if crossing.text
+        }
+
+    def _run(
+        self, inputs: Mapping[str, Array] | Sequence[Array], labels: bool
+    ) -> tuple[list[Array], list[Ran]]:
+        """What a run gives, and what ran for it."""
         ordered = arrays_in_order(inputs, self._names)
         if self._part is not None and (dims := self._apart(ordered)) != self._dims:
             return self._run_parted(self._part, dims, ordered, labels)
         arrays = self._checked(ordered)
         values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
+        ran: list[Ran] = []
         cut: DataCut[Executable] | None = self._first
         while cut is not None:
             stage, given = self._stage(cut, values)
             if stage.program is not None:
+                ran.append((stage.program, given))
                 found = stage.program.run(given, labels=labels)
                 found = found if labels else stage.program.listed(found)
                 values |= dict(zip(stage.makes, found, strict=True))
             cut = stage.behind
-        return [values[name] for name in self.output_names]
+        return [values[name] for name in self.output_names], ran
 
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
@@ -334,14 +374,14 @@ class StagedExecutable:
         dims: tuple[Dims, ...],
         arrays: Sequence[Array],
         labels: bool,
-    ) -> list[Array]:
+    ) -> tuple[list[Array], list[Ran]]:
         """Run with these dimensions. If the model cannot have them, the inputs are at fault."""
         try:
             with self._lock:
                 other = self._parted.get(dims)
                 if other is None:
                     other = part(dict(zip(self._names, dims, strict=True)))
-            outputs = other.run(arrays, labels=labels)
+            outputs = other._run(arrays, labels)
         except CompilerError as error:
             try:
                 self._checked(arrays)

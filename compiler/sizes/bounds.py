@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, inf
@@ -14,6 +15,10 @@ from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
 
 if TYPE_CHECKING:
     from compiler.sizes.size import Size
+
+
+MOST_FACTORS = 6
+"""Of products with more factors each term alone is bounded."""
 
 
 @lru_cache(maxsize=8192)
@@ -38,8 +43,8 @@ def bounds(size: int | Size) -> tuple[float, float]:
     return low, high
 
 
-def _interval(terms: Iterable[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
-    """Bounds from those of each term."""
+def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
+    """Bounds from those of each term, and of products with other terms from those of all."""
     low: float = constant
     high: float = constant
     for monomial, coefficient in terms:
@@ -51,6 +56,43 @@ def _interval(terms: Iterable[tuple[Monomial, int]], constant: int = 0) -> tuple
             least, most = min(ends), max(ends)
         ends = [_times(coefficient, least), _times(coefficient, most)]
         low, high = low + min(ends), high + max(ends)
+    if len(terms) > 1 and 1 < max(len(m) for m, _ in terms) <= MOST_FACTORS:
+        first, last = _shifted(terms)
+        low, high = max(low, constant + first), min(high, constant + last)
+    return low, high
+
+
+def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
+    """Bounds of terms with each atom written as its least value and what it has more than that.
+
+    Of 5 * m * n - 10 * m - 10 * n + 20 the terms say that it may be negative; with m = 2 + a and
+    n = 2 + b it is 5 * a * b, which is not.
+    """
+    more: dict[Atom, float] = {}
+    least: dict[Atom, int] = {}
+    for atom in {atom for monomial, _ in terms for atom in monomial}:
+        first, last = _atom_bounds(atom)
+        if first == -inf:
+            return -inf, inf
+        least[atom], more[atom] = int(first), last - first
+    found: Counter[Monomial] = Counter()
+    for monomial, coefficient in terms:
+        parts: list[tuple[Monomial, int]] = [((), coefficient)]
+        for atom in monomial:
+            parts = [
+                part
+                for atoms, factor in parts
+                for part in (((*atoms, atom), factor), (atoms, factor * least[atom]))
+            ]
+        for atoms, factor in parts:
+            found[atoms] += factor
+    low: float = found.pop((), 0)
+    high = low
+    for atoms, factor in found.items():
+        most: float = 1
+        for atom in atoms:
+            most = _times(most, more[atom])
+        low, high = low + _times(min(factor, 0), most), high + _times(max(factor, 0), most)
     return low, high
 
 

@@ -160,21 +160,22 @@ def _feeds(
     given: GivenInputs,
 ) -> list[Feed]:
     """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
-    artifact has programs of their own for. None if no program serves a range.
-
-    Raises:
-        UserError: if the data decide sizes.
-    """
+    artifact has programs of their own for. None if no program serves a range."""
     from compiler.runtime.executable import Executable
     from compiler.runtime.ports import sizes_text
     from compiler.runtime.sized import SizedExecutable
     from service.jobs.shown_sizes import hinted_sizes, stated_sizes
+    from service.jobs.staged_inputs import DRAWN, staged_inputs
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
         return [Feed("", given.draw(executable.inputs))]
     if not isinstance(executable, SizedExecutable):
-        raise UserError("the data decide sizes of this model: drawn inputs would say little of it")
+        complain(f"warning: {DRAWN}")
+        return [
+            Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)
+            for sizes, inputs in staged_inputs(executable, given, shares, ranges)
+        ]
     ranged = executable.ranged
     found = []
     if ranged is None and executable.served:

@@ -30,7 +30,7 @@ from service.cli.common import (
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console, say, say_json
+from service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
     from service.jobs.explain import KernelReport, ModelReport
@@ -82,8 +82,9 @@ def explain(
     from service.cli.view import settled_line, timings_table
     from service.jobs.explain import explain as explain_model
     from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest, plan_first_sizes
-    from service.jobs.shown_sizes import range_lines
+    from service.jobs.planning import ModelRequest
+    from service.jobs.shown_sizes import FIRST_STAGE, range_lines
+    from service.jobs.stage_planning import plan_first_program
     from service.storage import open_storage
 
     check_printing(as_json, dump_after)
@@ -106,9 +107,11 @@ def explain(
                 precision=precision.value,
                 given=given,
             )
-            planned = plan_first_sizes(
+            planned = plan_first_program(
                 request, dims, observer=dump_observer(dump_after), timings=recorder
             )
+            if planned.stages is not None:
+                complain(f"warning: {FIRST_STAGE}; 'tilewright profile' times all stages")
             settled = settle_known([planned], storage)
             (planned,) = settled.planned
             known = len(planned.workloads)
@@ -136,7 +139,7 @@ def explain(
         return
     out = console()
     if not kernel:
-        for line in range_lines([planned]):
+        for line in () if planned.stages is not None else range_lines([planned]):
             out.print(line, soft_wrap=True, markup=False)
         for report in reports:
             out.print(report_view(report, legend=report is reports[-1]))

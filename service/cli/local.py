@@ -98,7 +98,7 @@ def inspect(
     from service.cli.plan_view import decision_view
     from service.jobs.known_plan import known_plan
     from service.jobs.planning import ModelRequest
-    from service.jobs.shown_sizes import range_lines
+    from service.jobs.shown_sizes import FIRST_STAGE, range_lines
     from service.jobs.stage_planning import plan_first_program
     from service.jobs.workload_facts import workload_name
     from service.storage import open_storage
@@ -110,7 +110,7 @@ def inspect(
     planned = plan_first_program(request, dims, observer=dump_observer(dump_after))
     lines = [*open_inputs(model_ports(read.proto.graph)), *range_lines([planned])]
     if planned.stages is not None:
-        lines[-1] = "the data decide sizes; the figures are those of the first stage"
+        lines[-1] = FIRST_STAGE
     storage = open_storage(load_settings())
     try:
         if planned.open is None:

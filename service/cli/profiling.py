@@ -24,8 +24,9 @@ from service.cli.common import (
     parse_stated,
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
+from service.cli.local import opened
 from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import console, say_json
+from service.cli.terminal import complain, console, say_json
 from service.units import microseconds, milliseconds, threads_text
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compiler.ranges import Shares
+    from compiler.runtime.stages import StagedExecutable
     from service.jobs.given_inputs import GivenInputs
+    from service.jobs.planning import ModelRequest
     from service.jobs.profiling import ModelProfile
 
 
@@ -118,6 +121,7 @@ def _of_artifact(
     from compiler.runtime.artifact import load_artifact, read_artifact
     from compiler.runtime.executable import Executable
     from compiler.runtime.stages import StagedExecutable
+    from service.jobs.given_inputs import NONE_GIVEN
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tuner.measure.model_runs import draw_inputs
@@ -126,8 +130,9 @@ def _of_artifact(
     for name in dims.keys() - given.keys():
         raise UserError(f"--dim {name}={dims[name]}: the artifact '{folder}' keeps its ranges")
     loaded = load_artifact(folder, threads=threads, sizes=given or None)
+    target, device = str(read_artifact(folder).target.get("name")), named_device().model
     if isinstance(loaded, StagedExecutable):
-        raise UserError(f"the data decide sizes of '{folder}': drawn inputs would say little of it")
+        return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads))
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):
         stated_sizes((), stated)  # refuses what is stated of no range
@@ -140,13 +145,33 @@ def _of_artifact(
     else:
         shown = hinted_sizes(loaded.ports, loaded.ranged.dimensions, stated)
         programs += [(sizes, loaded.executable(sizes)) for sizes in shown]
-    target, device = str(read_artifact(folder).target.get("name")), named_device().model
     found = []
     for sizes, executable in programs:
         fastest = executable.profile(draw_inputs(executable.inputs), SAMPLES).min(axis=0)
         program = executable.program
         steps = tuple(steps_of(program, fastest))
         found.append(ModelProfile(program.name, target, device, threads, steps, sizes))
+    return found
+
+
+def _of_stages(
+    executable: StagedExecutable, given: GivenInputs, stated: Shares, where: tuple[str, str, int]
+) -> list[ModelProfile]:
+    """A profile of each program that a run on drawn inputs consists of, in order.
+
+    `where` are the target, the device and the threads.
+    """
+    from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from service.jobs.staged_inputs import DRAWN, staged_inputs
+
+    complain(f"warning: {DRAWN}")
+    found = []
+    for sizes, inputs in staged_inputs(executable, given, stated):
+        programs = executable.programs_of(inputs)
+        for number, (ran, own) in enumerate(programs, 1):
+            steps = tuple(steps_of(ran.program, ran.profile(own, SAMPLES).min(axis=0)))
+            name = f"{ran.program.name}, stage {number} of {len(programs)}"
+            found.append(ModelProfile(name, *where, steps, sizes))
     return found
 
 
@@ -161,9 +186,10 @@ def _of_model(
     from compiler.program_builder import build_program
     from service.jobs.loadables import of_compiled
     from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest, plan_first_sizes
+    from service.jobs.planning import ModelRequest
     from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from service.jobs.shown_sizes import shown_sizes
+    from service.jobs.stage_planning import plan_first_program
     from service.jobs.workload_facts import workload_name
     from service.storage import open_storage
 
@@ -181,7 +207,9 @@ def _of_model(
                 precision=precision.value,
                 given=given,
             )
-            planned = plan_first_sizes(request, dims)
+            planned = plan_first_program(request, dims)
+            if planned.stages is not None:
+                return _of_known_stages(request, compiled_for, dims, stated, on)
             settled = settle_known([planned], storage)
             (planned,) = settled.planned
             plan = planned.served_plan
@@ -200,6 +228,29 @@ def _of_model(
     finally:
         storage.close()
     return found
+
+
+def _of_known_stages(
+    request: ModelRequest,
+    compiled_for: tuple[int, Numerics, Precision],
+    dims: Mapping[str, Sequence[int | str]],
+    stated: Shares,
+    on: str | None,
+) -> list[ModelProfile]:
+    """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
+    from compiler.detection import named_device
+    from compiler.runtime.stages import StagedExecutable
+
+    model, (threads, numerics, precision) = request.model, compiled_for
+    if on is not None:
+        raise UserError("--on: the data decide sizes of this model, whose stages run here alone")
+    assert isinstance(model, Path)
+    ranges = {name: listed[0] for name, listed in dims.items()}
+    with opened(model, threads, numerics, precision, ranges) as (executable, _):
+        assert isinstance(executable, StagedExecutable), "it has no first stage otherwise"
+        target = request.target if isinstance(request.target, str) else request.target.name
+        where = (target, named_device().model, threads)
+        return _of_stages(executable, request.given, stated, where)
 
 
 def _table(found: ModelProfile) -> Table:

@@ -94,15 +94,16 @@ def quantize(
     """Quantise a float32 model with onnxruntime, and say what each layer loses and saves.
 
     Accuracy is that of Tilewright's own executor on samples that calibration did not see, times
-    are those of the device.
+    are those of the device. A model with nothing to quantise is written as it is.
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
     from service.cli.quantize_view import report_view, telling
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import Planned
+    from service.quantize.errors import NothingToQuantizeError
     from service.quantize.limit import parse_limit
-    from service.quantize.methods import check_installed
+    from service.quantize.methods import check_installed, load_whole
     from service.quantize.output import check_place, save_model
     from service.quantize.run import QuantizeWork
     from service.quantize.run import quantize as quantize_model
@@ -137,6 +138,14 @@ def quantize(
             made, report = quantize_model(
                 QuantizeWork(model, method, samples, device, target, threads, limit, serve, tell)
             )
+    except NothingToQuantizeError as error:
+        save_model(load_whole(model), output)
+        complain(f"warning: nothing was quantised: {error}")
+        if as_json:
+            say_json({"output": str(output), "unchanged": str(error)})
+        else:
+            out.print(f"the model as it was: {output}", soft_wrap=True, markup=False)
+        return
     finally:
         storage.close()
     save_model(made, output)
@@ -193,14 +202,13 @@ def _samples(
     random: bool,
 ) -> Samples:
     """The samples that the options say. Raises UserError where they say none or two."""
-    from compiler.driver import load_graph
     from compiler.frontend.dimensions import check_dims, model_ports
     from compiler.frontend.model_file import read_model
     from compiler.sizes import open_size
-    from compiler.table_rows import table_rows
+    from service.quantize.drawn import drawn_at_hints
     from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from service.quantize.methods import StaticInt8
-    from service.quantize.samples import drawn_samples, model_inputs, read_samples
+    from service.quantize.samples import model_inputs, read_samples
 
     if calibration is not None and random:
         raise UserError("--calibration and --random are two kinds of samples: give one of them")
@@ -214,7 +222,6 @@ def _samples(
         )
     graph = read_model(model).proto.graph
     sizes = {name: open_size(size) for name, size in check_dims(graph, dims).items()}
-    inputs = model_inputs(graph, model_ports(graph).fixed(sizes).inputs)
     if calibration is None:
         complain(
             "warning: the inputs are DRAWN AT RANDOM, not taken from real data: "
@@ -224,11 +231,12 @@ def _samples(
                 else "the losses that are reported may be far from those of real data"
             )
         )
-        rows: dict[str, int | None] = {}
-        if all(isinstance(dim, int) for one in inputs for dim in one.dims):
-            imported = load_graph(model, sizes)
-            rows = {one.name: table_rows(imported, one.name) for one in inputs}
-        return drawn_samples(inputs, sizes, rows)
+        drawn = drawn_at_hints(model, sizes)
+        if drawn.dims.keys() - sizes.keys():
+            listed = ", ".join(f"{name}={size}" for name, size in drawn.dims.items())
+            complain(f"sizes of the samples: {listed}; change with --dim")
+        return drawn
+    inputs = model_inputs(graph, model_ports(graph).fixed(sizes).inputs)
     options = ImageOptions()
     if text := pictures["--layout"]:
         if text not in list(ImageLayout):

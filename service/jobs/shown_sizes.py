@@ -20,6 +20,9 @@ core."""
 TIMES = 8
 """How many times the cost at the hints the largest sizes may have, if that is more."""
 
+FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
+"""What a user is told of a model of which one stage is shown."""
+
 
 def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str, int]]:
     """Sizes of a model's open dimensions: those that are stated here or were in its plan, or else

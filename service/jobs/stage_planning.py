@@ -61,11 +61,12 @@ def plan_first_program(
     dims: Mapping[str, Sequence[SizeChoice]],
     shares: Shares | None = None,
     observer: Observer | None = None,
+    timings: Timings | None = None,
 ) -> Planned:
     """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
     that does, for what is wrong up to there."""
     try:
-        return plan_first_sizes(request, dims, shares, observer)
+        return plan_first_sizes(request, dims, shares, observer, timings)
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise

@@ -11,6 +11,10 @@ class QuantizeError(CompilerError):
     """A model, its samples or what is asked of them is wrong; the message is one sentence."""
 
 
+class NothingToQuantizeError(QuantizeError):
+    """A model has nothing that a method changes; the message is one sentence."""
+
+
 def require(library: str) -> None:
     """Raises QuantizeError, naming the extra, where a library is missing or does not load."""
     try:

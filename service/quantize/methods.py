@@ -16,7 +16,7 @@ import onnx.version_converter
 
 from compiler.frontend.order import reads
 from compiler.runtime.packing import Array
-from service.quantize.errors import QuantizeError, require
+from service.quantize.errors import NothingToQuantizeError, QuantizeError, require
 
 LEAST_OPSET = 13
 """The first one with a scale for each channel."""
@@ -186,7 +186,8 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     """A float32 model as the method takes it: opset, constants folded, Gemm spelled out, named.
 
     Raises:
-        QuantizeError: if it is quantised already, too large, or what onnxruntime cannot read.
+        NothingToQuantizeError: if it is quantised already.
+        QuantizeError: if it is too large, or what onnxruntime cannot read.
     """
     check_installed(method)
     from onnxruntime.quantization.onnx_model import ONNXModel
@@ -280,10 +281,10 @@ def _calibration_method(ranges: Ranges) -> Any:
 
 
 def _check_float(model: onnx.ModelProto) -> None:
-    """Raises QuantizeError if a node is what only quantised models have."""
+    """Raises NothingToQuantizeError if a node is what only quantised models have."""
     for node in (node for graph in _graphs(model.graph) for node in graph.node):
         if node.op_type in QUANTISED:
-            raise QuantizeError(
+            raise NothingToQuantizeError(
                 f"the model is quantised already: node '{node.name or node.output[0]}' is a "
                 f"{node.op_type}"
             )

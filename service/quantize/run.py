@@ -15,9 +15,10 @@ from compiler.program_builder import build_program
 from compiler.target import Target
 from service.jobs.device import Device
 from service.jobs.explain import kernel_seconds
-from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.planning import ModelRequest, Planned
+from service.jobs.stage_planning import plan_first_program
 from service.quantize.attribution import Attribution, Timed, attribute
-from service.quantize.errors import QuantizeError
+from service.quantize.errors import NothingToQuantizeError, QuantizeError
 from service.quantize.fidelity import Fidelity, Outputs, noise_ratio
 from service.quantize.layers import Layer, Owners, find_layers
 from service.quantize.limit import Limit, check_limit, keeps
@@ -80,6 +81,7 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
     """The quantised model, and what it loses and saves.
 
     Raises:
+        NothingToQuantizeError: if the method changes nothing of the model.
         QuantizeError: if the model cannot be quantised, or not without losing more than is allowed.
         CompilerError: if one of the models does not compile.
         DeviceError: if the device does not answer, or cannot run them.
@@ -110,7 +112,7 @@ class _Run:
         self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
-            raise QuantizeError(
+            raise NothingToQuantizeError(
                 f"'{work.model}': there is nothing that {work.method} changes: outside of bodies "
                 f"(of If, Loop, Scan) it has no {listed} with the weights or ranges that it takes"
             )
@@ -134,12 +136,17 @@ class _Run:
         return made, self._report(made, (outputs, whole), times, kept, selection)
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
-        """The model's plan with the times of its kernels; None where the device does not run it."""
+        """The model's plan with the times of its kernels; None where the device does not run it, or
+        the data decide sizes."""
         work = self._work
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
         request = ModelRequest(path, work.target, work.threads, dims=work.samples.dims)
-        planned, schedules = work.settle(plan_model(request))
+        first = plan_first_program(request, {})
+        if first.stages is not None:
+            self._notes = ["the data decide sizes of this model: its kernels are not timed"]
+            return None
+        planned, schedules = work.settle(first)
         if not work.device.runs(planned.target):
             return None
         compiled = build_program(planned.plan, schedules, planned.target, work.threads)

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 
 from compiler import driver
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import Array
+from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.stages import StagedExecutable
 from service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
 from service.quantize.layers import Layer, as_read
 from service.quantize.samples import InputArrays
 from service.quantize.switched import with_outputs
+
+Runnable: TypeAlias = Executable | StagedExecutable
+"""A compiled model of fixed sizes; the data may decide sizes within."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +30,10 @@ class CompiledFor:
     dims: Mapping[str, int]
     threads: int
 
-    def compile(self, model: onnx.ModelProto | Path) -> Executable:
+    def compile(self, model: onnx.ModelProto | Path) -> Runnable:
         """Raises CompilerError if it does not compile."""
         made = driver.compile_model(model, dims=self.dims, threads=self.threads, keep=False)
-        assert isinstance(made, Executable), "a dimension is open"
+        assert not isinstance(made, SizedExecutable), "a dimension is open"
         return made
 
 
@@ -40,9 +46,9 @@ class FloatOutputs:
     outputs: tuple[Sequence[Array], ...]
 
     @staticmethod
-    def of(executable: Executable, samples: Sequence[InputArrays]) -> FloatOutputs:
+    def of(executable: Runnable, samples: Sequence[InputArrays]) -> FloatOutputs:
         return FloatOutputs(
-            tuple(port.name for port in executable.outputs),
+            _names(executable),
             tuple(samples),
             tuple(executable.run(s, labels=False) for s in samples),
         )
@@ -51,7 +57,7 @@ class FloatOutputs:
         """Of the first samples alone."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
-    def compare(self, executable: Executable, more: Mapping[str, Array] | None = None) -> Outputs:
+    def compare(self, executable: Runnable, more: Mapping[str, Array] | None = None) -> Outputs:
         """The outputs of another model for the same samples, which gets `more` inputs."""
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
@@ -62,9 +68,16 @@ class FloatOutputs:
         return found
 
 
-def _named(executable: Executable, outputs: Sequence[Array]) -> dict[str, Array]:
-    """Outputs as numbers, each by its name, also those of lists."""
-    return dict(zip((port.name for port in executable.outputs), outputs, strict=True))
+def _names(executable: Runnable) -> tuple[str, ...]:
+    """The names of outputs, also those of elements of lists."""
+    if isinstance(executable, StagedExecutable):
+        return executable.output_names
+    return tuple(port.name for port in executable.outputs)
+
+
+def _named(executable: Runnable, outputs: Sequence[Array]) -> dict[str, Array]:
+    """Outputs as numbers, each by its name."""
+    return dict(zip(_names(executable), outputs, strict=True))
 
 
 def layer_fidelity(

