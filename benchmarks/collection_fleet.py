@@ -139,6 +139,11 @@ class ObservedService:
         """The children of the tuner that compute for jobs."""
         return children_of_jobs(self.fleet.pid(TUNER))
 
+    def all_children(self) -> list[int]:
+        """All processes below the tuner, its builders among them."""
+        root = self.fleet.pid(TUNER)
+        return [each for each in tree(root) if each != root]
+
     def let_go(self, job_id: str) -> bool:
         """Whether the tuner has logged that it does nothing for a job any more."""
         lines = self.fleet.log(TUNER).read_text().splitlines()

@@ -104,7 +104,7 @@ class Killed:
     """A job whose tuner was killed.
 
     Attributes:
-        orphans: children that the tuner had.
+        orphans: processes below the tuner, its builders among them.
         gone_seconds: how long the last of them lived; None: longer than anyone waited.
         ended_seconds: from the kill until the job had ended.
         trials: how many it had measured before.
@@ -140,7 +140,7 @@ def kill(
     """Submit a model, kill the tuner when the job comes to a moment, and start another."""
     job_id = service.submit(file, seconds)
     come_to(service, job_id, moment, patience)
-    before, running = service.job(job_id), service.children()
+    before, running = service.job(job_id), service.all_children()
     service.fleet.kill(TUNER)
     gone = waited(lambda: not any(map(lives, running)), patience)
     service.fleet.start_missing()

@@ -15,6 +15,8 @@ from compiler.process import bounded
 from compiler.process.bounded import Limits, NoAnswer, Reason, Stop
 from compiler.runtime.memory import total_bytes
 from compiler.timings import StageTime, Timings
+from service.jobs.given_files import GivenFiles
+from service.jobs.given_inputs import GivenInputs
 from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
 from service.jobs.planning import Planned
@@ -52,7 +54,7 @@ def plan_bounded(
     began = time.perf_counter()
     found = bounded.run(plans_of, (spec,), limits, stop)
     if isinstance(found, NoAnswer):
-        raise _error(found, limits)
+        raise not_planned(found, limits)
     plans, stages = found
     if timings is not None:
         for stage in stages:
@@ -78,7 +80,25 @@ def _with_model(planned: Planned, model: Path | bytes) -> Planned:
     return replace(planned, request=replace(planned.request, model=model))
 
 
-def _error(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+def given_bounded(
+    spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
+) -> GivenInputs:
+    """The inputs that a job is given, read by a child; by this process if there are no limits.
+
+    Raises:
+        CompilerError: as `GivenFiles.read` does, and if that takes more than it may.
+        JobCancelled: if `stop` ended the child.
+    """
+    if limits is None or not (files.files or files.values):
+        return files.read(spec.model, spec.sizes)
+    found = bounded.run(files.read, (spec.model, spec.sizes), limits, stop)
+    if isinstance(found, NoAnswer):
+        raise not_planned(found, limits)
+    return found
+
+
+def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+    """Why a child has not read or planned the model."""
     what = "reading and planning the model"
     match found.reason:
         case Reason.ENDED:
