@@ -165,13 +165,16 @@ class Beside:
     """A small model's job beside those of large ones.
 
     Attributes:
-        wall_seconds: from its submission to its end; None if it did not end.
+        alone_seconds: of its job without others, from its submission to its end; None if it did
+            not end.
+        wall_seconds: the same beside the others.
         phases: those of the other jobs when it ended.
         states: how the jobs ended, the small one first.
     """
 
     model: str
     others: tuple[str, ...]
+    alone_seconds: float | None
     wall_seconds: float | None
     phases: tuple[str, ...]
     states: tuple[str, ...]
@@ -182,8 +185,16 @@ class Beside:
         return faults + ([f"later than {limit:g} s"] if late else [])
 
 
+def alone(service: ObservedService, file: Path, seconds: float, patience: float) -> float | None:
+    """What the job of a model takes when there is no other."""
+    job_id = service.submit(file, seconds)
+    service.ended(job_id, patience)
+    return took(service.job(job_id))
+
+
 def beside(
     service: ObservedService,
+    alone_seconds: float | None,
     small: tuple[str, Path],
     large: Sequence[tuple[str, Path]],
     seconds: float,
@@ -200,6 +211,7 @@ def beside(
     return Beside(
         small[0],
         tuple(name for name, _ in large),
+        alone_seconds,
         took(service.job(mine)),
         phases,
         tuple(service.job(each).state.value for each in (mine, *others)),

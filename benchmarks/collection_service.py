@@ -27,7 +27,16 @@ from benchmarks.collection import (
 )
 from benchmarks.collection_fleet import ObservedService, observed_service
 from benchmarks.collection_models import Collected, collected, groups
-from benchmarks.collection_scenarios import Beside, Cancelled, Killed, Moment, beside, cancel, kill
+from benchmarks.collection_scenarios import (
+    Beside,
+    Cancelled,
+    Killed,
+    Moment,
+    alone,
+    beside,
+    cancel,
+    kill,
+)
 from benchmarks.real_fetch import FetchError
 from benchmarks.report import Origin, markdown_table
 from service.client import ClientError
@@ -207,9 +216,15 @@ def run_moments(
 def run_beside(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """The first model is the small one."""
+    """The first model is the small one. Its job alone has its own service, as it leaves records."""
     files = [(model.identity, model.file(options.folder)) for model in chosen]
-    row = beside(service, files[0], files[1:], options.seconds, options.limit_seconds)
+    limits = options.seconds, options.limit_seconds
+    with (
+        tempfile.TemporaryDirectory(prefix="tilewright-service-") as work,
+        observed_service(Path(work)) as other,
+    ):
+        seconds = alone(other, files[0][1], *limits)
+    row = beside(service, seconds, files[0], files[1:], *limits)
     keep("beside", [asdict(row)])
     print(f"beside: {'; '.join(row.faults(limit_of(options.seconds))) or 'ok'}", flush=True)
 
@@ -261,7 +276,7 @@ KILL_HEADER = (
     *("phase", "model", "verdict", "its progress said"),
     *("orphans", "gone s", "trials before", "ended s"),
 )
-BESIDE_HEADER = ("small model", "beside", "verdict", "where they were then", "wall s")
+BESIDE_HEADER = ("small model", "beside", "verdict", "where they were then", "alone s", "wall s")
 
 
 def _part(data: Mapping[str, Any], part: str, title: str, header: Sequence[str]) -> list[str]:
@@ -287,8 +302,8 @@ def _cells(part: str, row: Mapping[str, Any], limit: float) -> list[str]:
             small = Beside(**row)
             verdict = "; ".join(small.faults(limit)) or "ok"
             where = ", ".join(small.phases)
-            wall = _seconds(small.wall_seconds)
-            return [small.model, ", ".join(small.others), verdict, where, wall]
+            walls = [_seconds(small.alone_seconds), _seconds(small.wall_seconds)]
+            return [small.model, ", ".join(small.others), verdict, where, *walls]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text: int) -> str:

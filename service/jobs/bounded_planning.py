@@ -15,14 +15,15 @@ from compiler.process import bounded
 from compiler.process.bounded import Limits, NoAnswer, Reason, Stop
 from compiler.runtime.memory import total_bytes
 from compiler.timings import StageTime, Timings
-from service.jobs.given_files import GivenFiles
-from service.jobs.given_inputs import GivenInputs
 from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
 from service.jobs.planning import Planned
 from service.jobs.stage_planning import plan_programs
 
-if TYPE_CHECKING:  # a child has no use for settings, nor for a log, which take a third of its start
+# a child has no use for settings, nor for a log, which take a third of its start
+if TYPE_CHECKING:
+    from service.jobs.given_files import GivenFiles
+    from service.jobs.given_inputs import GivenInputs
     from service.settings import Settings
 
 SHARE = 2

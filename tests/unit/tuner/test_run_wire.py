@@ -45,7 +45,7 @@ def request(work: Work, **changes: Any) -> RunRequest:
     return replace(found, **changes)
 
 
-WORKS = [
+WORKS: list[Work] = [
     CheckWork(0, 7, {"y": D}, ("y",)),
     RaceWork(((0,), (0, 0))),
     ProfileWork(0, 5),
