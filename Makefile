@@ -16,6 +16,8 @@
 #   collection    tune each of the models that people have for 20 s, under 8 GiB; one report, which a
 #                 stopped run goes on with (ARGS="--groups quantised light-models --limit 5")
 #   collection-commands  every other command on 40 of them, each under 60 s and 8 GiB
+#   collection-service  such models through a service with a worker: tuned, cancelled in each phase, with the
+#                 tuner killed, beside large ones (ARGS="--parts cancel kill")
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
 #   models        export MobileNetV2 and BERT-base from transformers into benchmarks/models/
@@ -39,7 +41,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench collection collection-commands mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench collection collection-commands collection-service mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -99,6 +101,9 @@ collection: $(STAMPS)/run
 
 collection-commands: $(STAMPS)/run
 	$(PY) -m benchmarks.collection_commands $(ARGS)
+
+collection-service: $(STAMPS)/run
+	$(PY) -m benchmarks.collection_service $(ARGS)
 
 docs: $(STAMPS)/test
 	$(BIN)/mkdocs build --quiet

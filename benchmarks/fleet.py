@@ -98,6 +98,10 @@ class Fleet:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
+    def pid(self, name: str) -> int:
+        """The process of this name, which runs."""
+        return self._running[name].pid
+
     def runs(self, name: str) -> bool:
         return name in self._running and self._running[name].poll() is None
 

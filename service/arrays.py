@@ -16,29 +16,44 @@ class ArraysError(Exception):
     """A file does not hold arrays by name; the message is one sentence."""
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
+def load_arrays(
+    path: Path, name: str | None = None, most_bytes: int | None = None
+) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name.
 
+    Args:
+        path: the file.
+        name: what errors call it; its path if there is none.
+        most_bytes: of all arrays together.
+
     Raises:
-        ArraysError: if it is no such file, or does not fit into memory.
+        ArraysError: if it is no such file, holds too much, or does not fit into memory.
         OSError: if it cannot be read.
     """
+    name = name or str(path)
     if not zipfile.is_zipfile(path):
-        raise ArraysError(f"'{path}' is not an .npz file: it is no zip archive")
+        raise ArraysError(f"'{name}' is not an .npz file: it is no zip archive")
     arrays = {}
     member = ""
     try:
+        if most_bytes is not None:
+            with zipfile.ZipFile(path) as packed:
+                held = sum(each.file_size for each in packed.infolist())
+            if held > most_bytes:
+                raise ArraysError(
+                    f"'{name}' holds {held} bytes of arrays, at most {most_bytes} fit"
+                )
         with np.load(path, allow_pickle=False) as archive:
             for member in archive.files:
                 array = archive[member]
                 if not isinstance(array, np.ndarray):
-                    raise ArraysError(f"'{path}': '{member}' is not an array")
+                    raise ArraysError(f"'{name}': '{member}' is not an array")
                 arrays[member] = array
     except MemoryError as error:
-        raise ArraysError(f"'{path}': '{member}' does not fit into memory") from error
+        raise ArraysError(f"'{name}': '{member}' does not fit into memory") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         what = f": '{member}' is damaged or holds Python objects" if member else ""
-        raise ArraysError(f"'{path}' is not an .npz file of arrays{what}: {error}") from error
+        raise ArraysError(f"'{name}' is not an .npz file of arrays{what}: {error}") from error
     return arrays
 
 

@@ -61,6 +61,11 @@ class Settings(BaseSettings):
     max_model_bytes: int = Field(
         default=4 << 30, gt=0, description="Largest ONNX file that is accepted."
     )
+    max_samples_bytes: int = Field(
+        default=64 << 20,
+        gt=0,
+        description="Largest file of samples, and the most that the samples of a job may hold.",
+    )
     max_body_bytes: int = Field(
         default=1 << 20, gt=0, description="Largest request body but for models and results."
     )

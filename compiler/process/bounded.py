@@ -49,9 +49,6 @@ MOST_WORDS = 1 << 16
 ALIGNMENT = 64
 """Of arrays in an answer, as NumPy aligns its own."""
 
-PARENT_DIES = 1
-"""What Linux calls PR_SET_PDEATHSIG."""
-
 
 class Stop(Protocol):
     """What says that an answer is not wanted any more, such as the token of a job."""
@@ -206,7 +203,7 @@ class BoundedChild:
     def _ready(self) -> ChildProcess | None:
         with self._lock:
             if self._child is None and not self._stopped:
-                self._child = ChildProcess(__name__, "serve")
+                self._child = ChildProcess(__name__, "serve", with_parent=True)
                 self._child.pipe.send(self._limits)
             return None if self._stopped else self._child
 
@@ -311,7 +308,6 @@ def serve(pipe: Connection) -> None:
     """
     settle_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for its parent
-    _die_with_parent()
     with pipe:
         try:
             limits: Limits = pipe.recv()
@@ -401,14 +397,6 @@ def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
     for size in sizes:
         yield whole[start : start + size]
         start += size + -size % ALIGNMENT
-
-
-def _die_with_parent() -> None:
-    """Linux ends this process with its parent. Elsewhere it ends by its limit of time."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
 
 
 def limit_memory(most_bytes: int) -> None:

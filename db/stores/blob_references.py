@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import sqlalchemy as sa
 
+from db.job_states import FINAL_STATES
 from db.models import BlobReferenceRow, BlobRow, CostModelRow, JobRow, ModelRow, RequestRow
 from db.stores.requests import RequestState
 from db.stores.statements import chunks, insert_new, table_of
@@ -36,6 +37,7 @@ class BlobKind(StrEnum):
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
     COST_MODEL = "cost-model"  # held by the version of a target
+    SAMPLES = "samples"  # real inputs that a job was given; held by the job while it is open
     REQUEST = "request"  # candidates, programs, weights, expected outputs: held by an open request
 
 
@@ -86,6 +88,9 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
         case BlobKind.COST_MODEL:
             name = _cost_models.c.target_key + "/" + sa.cast(_cost_models.c.version, sa.Text)
             return sa.exists().where(_cost_models.c.digest == digest, name == holder)
+        case BlobKind.SAMPLES:
+            ended = sorted(state.value for state in FINAL_STATES)
+            return sa.exists().where(_jobs.c.id == holder, _jobs.c.state.not_in(ended))
         case BlobKind.REQUEST:
             waiting = [state.value for state in RequestState if not state.final]
             return sa.exists().where(_requests.c.id == holder, _requests.c.state.in_(waiting))
@@ -102,6 +107,11 @@ def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
     versions = sa.select(_cost_models.c.target_key, _cost_models.c.version, _cost_models.c.digest)
     for target_key, version, digest in connection.execute(versions):
         yield BlobKind.COST_MODEL.value, cost_model_holder(target_key, version), digest
+    ended = sorted(state.value for state in FINAL_STATES)
+    given = sa.select(_jobs.c.id, _jobs.c.options).where(_jobs.c.state.not_in(ended))
+    for job_id, options in connection.execute(given):
+        for digest in options.get("samples", ()):
+            yield BlobKind.SAMPLES.value, job_id, digest
     waiting = [state.value for state in RequestState if not state.final]
     requests = sa.select(_requests.c.id, _requests.c.blob_digests)
     for request_id, digests in connection.execute(requests.where(_requests.c.state.in_(waiting))):

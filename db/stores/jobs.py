@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, QuotaError
 from db.job_states import FINAL_STATES, JobState
 from db.models import ModelRow, TokenRow
+from db.stores.blob_references import BlobKind, refer
 from db.stores.events import append_events
 from db.stores.job_claims import JobClaims
 from db.stores.job_rows import (
@@ -54,6 +55,7 @@ class JobStore(JobClaims):
         threads: int = 1,
         numerics: str = "fast",
         options: JsonObject | None = None,
+        samples: Sequence[str] = (),
         priority: int = 0,
         wait_seconds: float | None = None,
         waits: str | None = None,
@@ -64,7 +66,8 @@ class JobStore(JobClaims):
         """A queued job, or one that waits for a worker where `waits` says why; and its first event.
 
         The same owner and idempotency key give the first job back, however many the owner has.
-        `max_open` is how many open jobs an owner may have whose token says nothing else.
+        `max_open` is how many open jobs an owner may have whose token says nothing else. `samples`
+        are blobs that are kept while the job is open.
 
         Raises:
             NotFoundError: if the model is unknown.
@@ -113,6 +116,7 @@ class JobStore(JobClaims):
             ).first()
             if made is None:  # another request with the same key was faster
                 return job_of(connection.execute(sa.select(_jobs).where(same)).one())
+            refer(connection, BlobKind.SAMPLES, made.id, samples)
             append_events(connection, made.id, [state_event(state, reason=waits)], now)
             return job_of(made)
 

@@ -207,6 +207,7 @@ class Gate:
         self._limit = "the request body", settings.max_body_bytes
         self._limits = {
             "/models": ("the model", settings.max_model_bytes),
+            "/samples": ("the samples", settings.max_samples_bytes),
             "/records:import": ("the records", settings.max_import_bytes),
             "/records/import": ("the records", settings.max_import_bytes),  # of the dashboard
             RESULT: ("the result", settings.max_result_bytes),

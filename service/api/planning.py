@@ -11,7 +11,7 @@ import asyncio
 import multiprocessing
 from concurrent.futures import TimeoutError as TooLongError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +30,12 @@ from service.api.planning_child import (
     ModelQuestion,
     Question,
     Refusal,
+    SamplesCheck,
 )
 from service.api.remembered import Remembered
 from service.api.turns import TooManyError, Turns
 from service.jobs.bounded_planning import memory_limit
+from service.jobs.given_files import SamplesFile, shown_name, stored_digests
 from service.settings import Settings
 
 MOST_WAITING = 64
@@ -58,6 +60,7 @@ class Planning:
         self._blobs = blobs
         self._seconds = settings.planning_seconds
         self._memory_bytes = memory_limit(settings)
+        self._samples_bytes = settings.max_samples_bytes
         self._processes = settings.planning_processes
         self._turns = Turns(self._processes, MOST_WAITING, MOST_OF_ONE)
         self._pool: ProcessPool | None = None
@@ -67,10 +70,24 @@ class Planning:
         """Raises a problem that says why a file is no ONNX model."""
         await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
+    async def check_samples(self, path: Path, name: str, asker: str) -> None:
+        """Raises a problem that says why a file holds no samples."""
+        question = SamplesCheck(SamplesFile(name, path), self._samples_bytes)
+        await self._ask(question, f"'{name}'", asker)
+
     async def check_job(self, check: JobCheck, asker: str) -> None:
         """Raises a problem that says why a model cannot be tuned so."""
-        async with self._local(check.digest) as path:
-            await self._ask(replace(check, path=path), f"model '{check.digest}'", asker)
+        async with AsyncExitStack() as stack:
+            path = await stack.enter_async_context(self._local(check.digest))
+            samples = [
+                SamplesFile(shown_name(digest), await stack.enter_async_context(each))
+                for digest in stored_digests(check.options)
+                for each in [self._local(digest)]
+            ]
+            asked = replace(
+                check, path=path, samples=tuple(samples), samples_bytes=self._samples_bytes
+            )
+            await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any]) -> bool:
         """Whether the answer is there, or made just now."""

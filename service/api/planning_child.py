@@ -24,6 +24,7 @@ from db.types import canonical_json
 from service.api.errors import ApiProblem, compiler_problem, database_problem
 from service.api.model_check import check_job, check_model_bytes
 from service.api.remembered import held_bytes
+from service.jobs.given_files import GivenFiles, SamplesFile, read_samples_file
 from service.jobs.job_spec import JobSpec
 from service.jobs.known_plan import with_plan
 from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
@@ -69,8 +70,11 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True)
 class JobCheck:
-    """Whether a model can be tuned as a job asks for. `options` are the job's; `path` is where the
-    child finds the model."""
+    """Whether a model can be tuned as a job asks for, with the inputs that it is given.
+
+    `options` are the job's; `path` is where the child finds the model, `samples` where it finds
+    the files of samples, which hold at most `samples_bytes`.
+    """
 
     digest: str
     target: Target
@@ -78,6 +82,8 @@ class JobCheck:
     numerics: str
     options: Mapping[str, Any]
     path: Path = Path()
+    samples: tuple[SamplesFile, ...] = ()
+    samples_bytes: int = 0
 
     def spec(self, model: bytes) -> JobSpec:
         """The job with a model's bytes. Raises TuningError for an option that nobody knows."""
@@ -85,7 +91,21 @@ class JobCheck:
         return JobSpec.of_options(request, self.options)
 
     def run(self) -> None:
-        check_job(self.spec(_model(self.path, self.digest)))
+        model = _model(self.path, self.digest)
+        spec = self.spec(model)
+        files = GivenFiles(self.samples, self.options.get("values"), self.samples_bytes)
+        check_job(replace(spec, given=files.read(model, spec.sizes)))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesCheck:
+    """Whether a file holds samples at all: arrays by name, of so many bytes at most."""
+
+    file: SamplesFile
+    limit_bytes: int
+
+    def run(self) -> None:
+        read_samples_file(self.file, self.limit_bytes)
 
 
 class KeptQuestion(ABC, Generic[T]):
@@ -274,7 +294,7 @@ def _model(path: Path, digest: str) -> bytes:
     return data
 
 
-Question = ModelCheck | JobCheck | Measured[Any]
+Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:

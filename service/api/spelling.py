@@ -7,12 +7,14 @@ besides is kept with the request.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 from anyio import CapacityLimiter, to_thread
 
 from compiler.runtime.program_json import program_from_json
@@ -75,9 +77,18 @@ class Spelling:
         texts = [self._storage.blobs.get(each.program) for each in request.programs]
         programs = [program_from_json(json.loads(text)) for text in texts]
         _check_size(sum(prod(port.shape) for program in programs for port in program.inputs))
-        plain, made = plain_programs(programs, request.work.seed)
+        given = [
+            {name: self._array(digest) for name, digest in each.inputs.items()}
+            for each in request.programs
+        ]
+        plain, made = plain_programs(programs, request.work.seed, given)
         sizes = {digest: len(data) for digest, data in made.items()}
         return replace(request, plain=plain, blobs={**request.blobs, **sizes}), made
+
+    def _array(self, digest: str) -> np.ndarray:
+        """What a tuner has stored as an .npy file."""
+        array: np.ndarray = np.load(io.BytesIO(self._storage.blobs.get(digest)), allow_pickle=False)
+        return array
 
 
 def _check_size(elements: int) -> None:

@@ -19,13 +19,25 @@ from service.api.errors import invalid, too_large
 WRITE_BYTES = 1 << 20
 """Bytes that are gathered in memory before a thread writes them."""
 
+FILE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+"""What the description of a route says whose body is a file."""
+
 WRITERS = 4
 """Threads that write what is uploaded, so that a slow disk leaves the others to other requests."""
 
 
 @asynccontextmanager
 async def received(
-    request: Request, storage: Storage, limit_bytes: int, limiter: CapacityLimiter
+    request: Request,
+    storage: Storage,
+    limit_bytes: int,
+    limiter: CapacityLimiter,
+    what: str = "the model",
 ) -> AsyncIterator[Staged]:
     """The body of a request in a temporary file, which is gone after the context.
 
@@ -46,7 +58,7 @@ async def received(
         staged = await in_thread(staging.finish)
         yield staged
     except TooManyBytesError as error:
-        raise too_large("the model", limit_bytes) from error
+        raise too_large(what, limit_bytes) from error
     except ClientDisconnect as error:
         raise invalid("the upload broke off", "incomplete-upload") from error
     finally:

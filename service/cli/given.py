@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from service.cli.common import UserError, existing_file
 
 if TYPE_CHECKING:
+    from service.client import Client
     from service.jobs.given_inputs import GivenInputs
     from service.quantize.samples import Input
 
@@ -45,22 +47,29 @@ def given_inputs(
         UserError: if a value names no input, or one that cannot hold it.
         QuantizeError: naming the file, and the array in it, that is wrong.
     """
-    from compiler.frontend.dimensions import check_dims, model_ports
-    from compiler.frontend.model_file import read_model
+    from service.jobs.given_files import inputs_at
     from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-    from service.quantize.samples import model_inputs, read_each
+    from service.quantize.samples import read_each
 
     if samples is None and not values:
         return NONE_GIVEN
-    graph = read_model(existing_file(model)).proto.graph
-    single = {name: listed[0] for name, listed in dims.items() if len(listed) == 1}
-    numbers = {name: size for name, size in single.items() if isinstance(size, int)}
-    check_dims(graph, numbers)
-    ports = model_ports(graph).fixed(numbers)
-    inputs = model_inputs(graph, ports.inputs)
+    inputs = inputs_at(existing_file(model), dims)
     numbered = _values(values, inputs)
     found = () if samples is None else tuple(read_each(samples, inputs, numbered))
     return GivenInputs(found, numbered)
+
+
+def upload_samples(client: Client, given: GivenInputs) -> list[str]:
+    """Upload the samples as one file; the digests that a job names them by."""
+    from service.arrays import save_arrays
+
+    if not given.samples:
+        return []
+    with tempfile.TemporaryDirectory(prefix="tilewright-samples-") as work:
+        file = Path(work, "samples.npz")
+        numbered = enumerate(given.samples)
+        save_arrays(file, ((f"{n}/{name}", a) for n, each in numbered for name, a in each.items()))
+        return [client.upload_samples(file).digest]
 
 
 def _values(listed: list[str] | None, inputs: tuple[Input, ...]) -> dict[str, float]:

@@ -42,6 +42,7 @@ from service.cli.common import (
     parse_sizes,
     parse_stated,
 )
+from service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
 from service.cli.terminal import console, say_json
 from service.units import duration
 
@@ -76,6 +77,8 @@ def submit(
     seconds: SecondsOption = None,
     dim: SizesOption = None,
     sizes: StatedOption = None,
+    samples: SamplesOption = None,
+    value: ValuesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
     seed: SeedOption = 0,
@@ -103,7 +106,8 @@ def submit(
     """
     from service.api.schemas.jobs import JobRequest
 
-    existing_file(model)
+    dims, shares = parse_sizes(dim), parse_stated(sizes)
+    given = given_inputs(existing_file(model), samples, value, dims)
     _check_free(output)
     out = console(as_json)
     with connect(server, token) as client:
@@ -117,8 +121,10 @@ def submit(
                 precision=precision.value,
                 trials=trials,
                 seconds=seconds,
-                dims={name: list(sizes) for name, sizes in parse_sizes(dim).items()},
-                shares=parse_stated(sizes),
+                dims={name: list(listed) for name, listed in dims.items()},
+                shares=shares,
+                samples=upload_samples(client, given),
+                values=dict(given.values),
                 pad=pad,
                 weight_limit=weight_limit,
                 seed=seed,

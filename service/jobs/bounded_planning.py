@@ -20,7 +20,10 @@ from service.jobs.job_spec import JobSpec
 from service.jobs.planning import Planned
 from service.jobs.stage_planning import plan_programs
 
-if TYPE_CHECKING:  # a child has no use for settings, nor for a log, which take a third of its start
+# a child has no use for settings, nor for a log, which take a third of its start
+if TYPE_CHECKING:
+    from service.jobs.given_files import GivenFiles
+    from service.jobs.given_inputs import GivenInputs
     from service.settings import Settings
 
 SHARE = 2
@@ -52,7 +55,7 @@ def plan_bounded(
     began = time.perf_counter()
     found = bounded.run(plans_of, (spec,), limits, stop)
     if isinstance(found, NoAnswer):
-        raise _error(found, limits)
+        raise not_planned(found, limits)
     plans, stages = found
     if timings is not None:
         for stage in stages:
@@ -78,7 +81,25 @@ def _with_model(planned: Planned, model: Path | bytes) -> Planned:
     return replace(planned, request=replace(planned.request, model=model))
 
 
-def _error(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+def given_bounded(
+    spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
+) -> GivenInputs:
+    """The inputs that a job is given, read by a child; by this process if there are no limits.
+
+    Raises:
+        CompilerError: as `GivenFiles.read` does, and if that takes more than it may.
+        JobCancelled: if `stop` ended the child.
+    """
+    if limits is None or not (files.files or files.values):
+        return files.read(spec.model, spec.sizes)
+    found = bounded.run(files.read, (spec.model, spec.sizes), limits, stop)
+    if isinstance(found, NoAnswer):
+        raise not_planned(found, limits)
+    return found
+
+
+def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+    """Why a child has not read or planned the model."""
     what = "reading and planning the model"
     match found.reason:
         case Reason.ENDED:

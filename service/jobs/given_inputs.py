@@ -28,8 +28,16 @@ class GivenInputs:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """The inputs of a program: a sample that has their shapes, or else random ones. Values fill
-        theirs in both. Another seed takes the next sample."""
+        """The inputs of a program: those that are `provided`, and random ones."""
+        ports = tuple(ports)
+        provided = self.provided(ports, seed)
+        if provided.keys() == {port.name for port in ports}:
+            return provided
+        return {**draw_inputs(ports, seed), **provided}
+
+    def provided(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
+        """The inputs of a program that are not random: a sample that has their shapes, and the
+        inputs that values fill. Another seed takes the next sample."""
         ports = tuple(ports)
         shapes = {port.name: port.shape for port in ports}
         fitting = [
@@ -37,13 +45,11 @@ class GivenInputs:
             for each in self.samples
             if {name: array.shape for name, array in each.items()} == shapes
         ]
-        if fitting:
-            found = dict(fitting[(seed - INPUT_SEED) % len(fitting)])
-        else:
-            found = draw_inputs(ports, seed)
+        found = dict(fitting[(seed - INPUT_SEED) % len(fitting)]) if fitting else {}
         for port in ports:
             if port.name in self.values:
-                found[port.name] = np.full_like(found[port.name], self.values[port.name])
+                like = draw_inputs([port], seed)[port.name]
+                found[port.name] = np.full_like(like, self.values[port.name])
         return found
 
     def shares(self, inputs: Mapping[str, Dims]) -> Shares:

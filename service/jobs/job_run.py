@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job, JobClaim
 from db.stores.tasks import JobTask
+from service.jobs.bounded_planning import given_bounded
+from service.jobs.given_files import GivenFiles, SamplesFile, shown_name, stored_digests
+from service.jobs.given_inputs import GivenInputs
 from service.jobs.graph_choice import LEAST_SECONDS
 from service.jobs.hold import Hold
 from service.jobs.incomplete import untuned
@@ -118,6 +121,7 @@ class JobRun:
             ),
             options,
         )
+        spec = replace(spec, given=self._given(spec))
         budget = replace(spec.budget, seconds=_seconds_left(job, storage))
         alone = self._is_alone()
         if alone:  # what is known makes an artifact, and nothing else is left to do
@@ -135,6 +139,7 @@ class JobRun:
                 absent_seconds=0.0 if alone else AWAY_SECONDS,
                 # nobody can tell when a worker for the target of an earlier release's job is there
                 gives_back=not alone and job.target_key is not None,
+                given=spec.given,
             ) as device,
             tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary,
         ):
@@ -173,6 +178,21 @@ class JobRun:
             artifact_digest=digest,
         )
         log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
+
+    def _given(self, spec: JobSpec) -> GivenInputs:
+        """The real inputs that the job is given."""
+        options, shop = self.job.options, self._workshop
+        with ExitStack() as stack:
+            files = tuple(
+                SamplesFile(shown_name(each), stack.enter_context(self._storage.blobs.local(each)))
+                for each in stored_digests(options)
+            )
+            given = GivenFiles(files, options.get("values"), shop.samples_bytes)
+            try:
+                return given_bounded(spec, given, shop.planning, self._hold.stop)
+            except JobCancelled:
+                self._hold.check()  # which says so if it was not the user who ended it
+                raise
 
     def _is_alone(self) -> bool:
         """Whether the job waited for a worker as long as it should, and nobody came even now."""

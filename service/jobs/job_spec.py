@@ -95,6 +95,7 @@ class JobSpec:
         """The job that a request and the options stored with it describe.
 
         Options that are left out have their defaults. A dimension has one size or range, or a list.
+        Given inputs are those of the request: what options say of them is read by `given_files`.
 
         Raises:
             TuningError: if an option is unknown: none is silently ignored.
@@ -103,6 +104,8 @@ class JobSpec:
         dims = given.pop("dims", None) or {}
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
         shares = given.pop("shares", None) or {}
+        for name in ("samples", "values"):
+            given.pop(name, None)
         precision = given.pop("precision", request.precision)
         unknown = set(given) - {one.name for one in fields(JobBudget)}
         if unknown:
@@ -122,6 +125,7 @@ class JobSpec:
                 name: {int(size): float(share) for size, share in of_size.items()}
                 for name, of_size in shares.items()
             },
+            request.given,
         )
 
     def check_deliverable(self, first: Planned) -> None:

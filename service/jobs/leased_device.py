@@ -20,10 +20,11 @@ from db.standing import Backing, Witness
 from db.storage import Storage
 from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import Checked, DeviceError, Loadable, Variant
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import RunQueue
 from tuner.cancel import CancelToken
-from tuner.measure.model_runs import Race
+from tuner.measure.model_runs import INPUT_SEED, Race
 from tuner.measure.plain_form import plain_programs
 from tuner.measure.run_packing import (
     Blobs,
@@ -71,6 +72,7 @@ class LeasedDevice:
         second: whether a second opinion is asked for: it is never what was said before.
         canaries: whether a worker in quarantine is waited for.
         priority: of kernels that are measured, beside those of others.
+        given: real inputs of the model whose programs are run.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LeasedDevice:
         second: bool = False,
         canaries: bool = True,
         priority: int = 0,
+        given: GivenInputs = NONE_GIVEN,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
@@ -96,6 +99,7 @@ class LeasedDevice:
         self._worker_ids = tuple(worker_ids)
         self._gives_back = gives_back
         self._priority = priority
+        self._given = given
         self._absent_seconds = absent_seconds
         self._limit_seconds = limit_seconds
         self._runner = RemoteRunner(
@@ -181,6 +185,7 @@ class LeasedDevice:
             second=True,
             canaries=not others,
             priority=self._priority,
+            given=self._given,
         )
 
     def worth(self, first: Witness) -> Backing:
@@ -254,7 +259,8 @@ class LeasedDevice:
         # an output and what is expected of it, both as float64, and their difference
         largest = max((3 * 8 * array.size for array in expected.values()), default=0)
         work = CheckWork(0, seed, names, tuple(fetch))
-        result, _ = self._run((_packed(loadable),), threads, work, more, largest + coming)
+        packed = self._packed(loadable, seed)
+        result, _ = self._run((packed,), threads, work, more, largest + coming)
         arrays = result.arrays()
         if result.errors.keys() != expected.keys() or arrays.keys() != set(fetch):
             raise self._incomplete()
@@ -271,12 +277,12 @@ class LeasedDevice:
         So a device must hold only two variants at a time.
         """
         turns = iter(variants)
-        incumbent = tuple(map(_packed, next(turns)))
+        incumbent = tuple(map(self._packed, next(turns)))
         found: list[Race] = []
         for variant in turns:
             if stopped():
                 break
-            found.append(self._race([incumbent, tuple(map(_packed, variant))], threads))
+            found.append(self._race([incumbent, tuple(map(self._packed, variant))], threads))
         if not found:
             found.append(self._race([incumbent], threads))
         workers = {race.worker for race in found}
@@ -288,7 +294,7 @@ class LeasedDevice:
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         work = ProfileWork(0, samples)
-        result, _ = self._run((_packed(loadable),), threads, work, {}, 0)
+        result, _ = self._run((self._packed(loadable),), threads, work, {}, 0)
         seconds = np.array(result.seconds, np.float64)
         if len(seconds) != sum(1 for _ in loadable.program.walk()):
             raise self._incomplete()
@@ -320,7 +326,11 @@ class LeasedDevice:
         plain: tuple[str, ...] = ()
         if target.family.modules and not isinstance(work, SpeedsWork):
             try:
-                plain, spelled = plain_programs([each.program for each in programs], work.seed)
+                plain, spelled = plain_programs(
+                    [each.program for each in programs],
+                    work.seed,
+                    [each.given for each in programs],
+                )
             except ValueError as error:
                 raise DeviceError(f"worker '{self.name}': {error}") from error
             more = {**more, **{name: memoryview(data) for name, data in spelled.items()}}
@@ -329,17 +339,18 @@ class LeasedDevice:
         )
         return self._queue.run(replace(request, plain=plain), blobs, target)
 
+    def _packed(self, loadable: Loadable, seed: int = INPUT_SEED) -> PackedProgram:
+        program = loadable.program
+        library = loadable.link() if program.kernels else b""
+        given = self._given.provided(program.inputs, seed)
+        return pack_program(program, loadable.weights, library, given)
+
     def _incomplete(self) -> DeviceError:
         return DeviceError(f"worker '{self.name}' reported a run without its results")
 
 
 def _worth(first: Witness, other: RegisteredWorker) -> Backing:
     return first.second(Witness(other.id, other.owner or ""))
-
-
-def _packed(loadable: Loadable) -> PackedProgram:
-    program = loadable.program
-    return pack_program(program, loadable.weights, loadable.link() if program.kernels else b"")
 
 
 def _facts(worker: RegisteredWorker) -> DeviceFacts | None:

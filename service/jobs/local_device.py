@@ -108,7 +108,8 @@ class LocalDevice:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         def loaded(variant: Variant) -> Run:
-            return run_all([one.load(threads) for one in variant], draw=self._given.draw)
+            executables = [one.load(threads) for one in variant]
+            return run_all([(each, self._given.draw(each.inputs)) for each in executables])
 
         turns = iter(variants)
         incumbent = loaded(next(turns))

@@ -84,13 +84,15 @@ class Workshop:
 
     `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
     builders. `planning` are the limits of a child that reads and plans models, `verification` of
-    one that verifies programs; None: this process does.
+    one that verifies programs; None: this process does. `samples_bytes` is the most that the
+    samples of a job may hold.
     """
 
     storage: Storage
     builder: Builder
     planning: Limits | None = None
     verification: Limits | None = None
+    samples_bytes: int = 0
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)
     loop: Timings = field(default_factory=Timings)

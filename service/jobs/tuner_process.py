@@ -124,7 +124,7 @@ class TunerProcess:
         if claimed is None:
             return None
         limits = planning_limits(settings), verification_limits(settings)
-        workshop = Workshop(self._storage, self.builder, *limits)
+        workshop = Workshop(self._storage, self.builder, *limits, settings.max_samples_bytes)
         return JobRun(workshop, *claimed, settings.job_lease_seconds)
 
     def _start(self, run: JobRun) -> None:

@@ -6,7 +6,8 @@ the rows that the model takes. A folder holds such files, or images (`images.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from service.quantize.images import SUFFIXES, ImageOptions, read_image
 from tuner.measure.model_runs import input_spec
 
 RANDOM_SAMPLES = 16
+_NUMBERED = re.compile(r"\d+/")
+
 HELD_OUT = 4
 """One sample of so many is held out."""
 
@@ -110,19 +113,36 @@ def read_each(
         QuantizeError: naming the file, and the array in it, that is wrong.
         OSError: if a file cannot be read.
     """
+    count = 0
+    for sample in samples_of(_arrays(path, inputs, ImageOptions()), inputs, values):
+        count += 1
+        yield sample
+    if not count:
+        raise QuantizeError(f"'{path}' holds no sample")
+
+
+def samples_of(
+    files: Iterable[tuple[str, Mapping[str, Array]]],
+    inputs: Sequence[Input],
+    values: Mapping[str, float],
+) -> Iterator[InputArrays]:
+    """The samples in the arrays of files, each of which has a name (`read_each`).
+
+    A file whose arrays are called `0/NAME`, `1/NAME`, ... holds samples of all sizes.
+
+    Raises:
+        QuantizeError: naming the file, and the array in it, that is wrong.
+    """
     filled = {
         one.name: np.full([int(dim) for dim in one.dims], values[one.name], one.dtype)
         for one in inputs
         if one.name in values and all(isinstance(dim, int) for dim in one.dims)
     }
-    count = 0
-    for where, arrays in _arrays(path, inputs, ImageOptions()):
+    names = {one.name for one in inputs}
+    for where, arrays in (each for file in files for each in _numbered(*file, names)):
         for sample in _rows(_checked(where, {**filled, **arrays}, inputs), inputs):
             _bind(where, sample, inputs, {})
-            count += 1
             yield sample
-    if not count:
-        raise QuantizeError(f"'{path}' holds no sample")
 
 
 def drawn_samples(
@@ -193,6 +213,21 @@ def _load(path: Path) -> Mapping[str, Array]:
         return load_arrays(path)
     except ArraysError as error:
         raise QuantizeError(str(error)) from error
+
+
+def _numbered(
+    where: str, arrays: Mapping[str, Array], inputs: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, Array]]]:
+    """The samples of a file by their numbers; the file as it is if its arrays have none."""
+    if arrays.keys() <= set(inputs) or not all(_NUMBERED.match(name) for name in arrays):
+        yield where, arrays
+        return
+    found: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        number, _, own = name.partition("/")
+        found.setdefault(number, {})[own] = array
+    for number, sample in found.items():
+        yield f"{where}, sample {number}", sample
 
 
 def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> InputArrays:

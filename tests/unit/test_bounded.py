@@ -279,6 +279,27 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_a_child_ends_with_a_parent_that_dies_while_it_loads(tmp_path: Path) -> None:
+    """To load the compiler takes seconds on a busy machine."""
+    told = tmp_path / "pid"
+    slow = f"import os, time\nopen({str(told)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    code = (
+        "import sys, time; sys.path[:] = sys.argv[1:]\n"
+        "from compiler.process.child import ChildProcess\n"
+        "child = ChildProcess('slow', 'serve', with_parent=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *sys.path])
+    child = _until_written(told)
+    parent.kill()
+    parent.wait()
+    begun = time.monotonic()
+    while not _gone(child):
+        assert time.monotonic() - begun < AT_ONCE
+        time.sleep(0.01)
+
+
 def test_limits_of_the_parent_hold() -> None:
     """A child of a process that has limits cannot have higher ones, and is started."""
     code = (

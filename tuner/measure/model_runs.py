@@ -39,9 +39,6 @@ on."""
 
 Run = Callable[[], object]
 
-Draw = Callable[[Iterable[Port], int], Mapping[str, np.ndarray]]
-"""The inputs of a program for a seed, by name."""
-
 
 def _nothing() -> None:
     """For callers that need not hear of rounds."""
@@ -92,14 +89,11 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
     return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.rows).draw() for p in ports}
 
 
-def run_all(
-    executables: Sequence[Executable], seed: int = INPUT_SEED, draw: Draw = draw_inputs
-) -> Run:
-    """One run of each program on inputs that are drawn once."""
-    drawn = [(executable, draw(executable.inputs, seed)) for executable in executables]
+def run_all(programs: Sequence[tuple[Executable, Mapping[str, np.ndarray]]]) -> Run:
+    """One run of each program on its inputs."""
 
     def run() -> None:
-        for executable, inputs in drawn:
+        for executable, inputs in programs:
             executable.run(inputs, labels=False)
 
     return run

@@ -100,23 +100,31 @@ class PlainForms:
 
 
 def plain_programs(
-    programs: Sequence[Program], seed: int
+    programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
     """Digests of the plan of a run and of the inputs that it names, and these blobs.
+
+    Args:
+        programs: what the run refers to by number.
+        seed: of random inputs.
+        given: of each program, the arrays of inputs that are not random.
 
     Raises:
         ValueError: if a program has open sizes.
     """
     blobs: dict[str, bytes] = {}
-    plan = {"programs": [_program(program, seed, blobs) for program in programs]}
+    pairs = zip(programs, given, strict=True)
+    plan = {"programs": [_program(program, seed, own, blobs) for program, own in pairs]}
     return _added(blobs, plan), blobs
 
 
-def _program(program: Program, seed: int, blobs: dict[str, bytes]) -> dict[str, Any]:
+def _program(
+    program: Program, seed: int, given: Mapping[str, np.ndarray], blobs: dict[str, bytes]
+) -> dict[str, Any]:
     if program.dimensions or program.rooms:
         raise ValueError(f"program '{program.name}' has open sizes, which need a device with NumPy")
     encoded = encode(program)
-    drawn = draw_inputs(program.inputs, seed)
+    drawn = {**draw_inputs(program.inputs, seed), **given}
     arrays = {name: np.ascontiguousarray(array).tobytes() for name, array in drawn.items()}
     blobs |= {digest_bytes(data): data for data in arrays.values()}
     return {

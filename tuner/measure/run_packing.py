@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from compiler.runtime.program import Program
 from compiler.runtime.program_json import program_to_json
 from compiler.runtime.weight_ranges import weight_ranges
 from tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
-from tuner.measure.wire import digest_bytes
+from tuner.measure.wire import array_to_bytes, digest_bytes
 
 PART_BYTES = 8 << 20
 """Larger weights are cut, from their own start on, into blobs of that size."""
@@ -44,6 +44,8 @@ class PackedProgram:
         block: names the block of its weights; programs with equal ones share it.
         parts: the weights that it reads.
         blobs: everything that is named, by digest.
+        inputs: digests of the arrays that inputs are given, as .npy files.
+        given: these arrays.
     """
 
     program: Program
@@ -52,6 +54,8 @@ class PackedProgram:
     block: int
     parts: tuple[Part, ...]
     blobs: Blobs
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def run_bytes(self) -> int:
@@ -65,18 +69,25 @@ class PackedProgram:
         return PROCESS_BYTES + self.program.arena_bytes + drawn + made
 
 
-def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProgram:
+def pack_program(
+    program: Program,
+    weights: Bytes,
+    library: bytes,
+    given: Mapping[str, np.ndarray] | None = None,
+) -> PackedProgram:
     """What a device needs of a program.
 
     Args:
         program: its instructions.
         weights: the block that it refers to.
         library: its code as a shared library; empty where it has no kernels.
+        given: arrays for its inputs; all others are random.
     """
     text = json.dumps(program_to_json(program), sort_keys=True, separators=(",", ":")).encode()
     parts, found = pack_weights(program, weights)
     blobs = dict(found)
     digest = _add(blobs, text)
+    given = given or {}
     return PackedProgram(
         program,
         digest,
@@ -84,6 +95,8 @@ def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProg
         weights.ctypes.data,
         parts,
         blobs,
+        {name: _add(blobs, array_to_bytes(array)) for name, array in given.items()},
+        given,
     )
 
 
@@ -148,7 +161,7 @@ def make_request(
         job_id=job_id,
         threads=threads,
         programs=tuple(
-            ProgramParts(each.digest, each.library, numbers[each.block], each.parts)
+            ProgramParts(each.digest, each.library, numbers[each.block], each.parts, each.inputs)
             for each in programs
         ),
         block_bytes=tuple(blocks.values()),

@@ -84,7 +84,7 @@ class _Run:
                 found = race(first(), others, request.threads, begin_round=begin_round)
                 return result(race=found)
             case ProfileWork(number, samples, seed):
-                return result(seconds=self._profile(self._load(number), samples, seed))
+                return result(seconds=self._profile(number, samples, seed))
             case SpeedsWork():
                 return result(speeds=self._speeds(work))
             case _:
@@ -92,7 +92,7 @@ class _Run:
 
     def _check(self, work: CheckWork) -> tuple[dict[str, float], dict[str, bytes]]:
         executable = self._load(work.program)
-        inputs = draw_inputs(executable.inputs, work.seed)
+        inputs = self._inputs(work.program, executable, work.seed)
         self._begin("run")
         found = executable.run(inputs, labels=False)
         ports = {port.name: port for port in executable.outputs}
@@ -105,11 +105,19 @@ class _Run:
         return errors, {name: array_to_bytes(outputs[name]) for name in work.fetch}
 
     def _variant(self, numbers: tuple[int, ...], seed: int) -> Run:
-        return run_all([self._load(number) for number in numbers], seed)
+        loaded = [(number, self._load(number)) for number in numbers]
+        return run_all([(each, self._inputs(number, each, seed)) for number, each in loaded])
 
-    def _profile(self, executable: Executable, samples: int, seed: int) -> tuple[float, ...]:
+    def _inputs(self, number: int, executable: Executable, seed: int) -> dict[str, np.ndarray]:
+        """The inputs of a program: the arrays that it was given, and random ones."""
+        files = self._request.programs[number].inputs
+        given = {n: np.load(self._files[file], allow_pickle=False) for n, file in files.items()}
+        return {**draw_inputs(executable.inputs, seed), **given}
+
+    def _profile(self, number: int, samples: int, seed: int) -> tuple[float, ...]:
         """The fastest sample of each instruction; each group of samples warms up by itself."""
-        inputs = draw_inputs(executable.inputs, seed)
+        executable = self._load(number)
+        inputs = self._inputs(number, executable, seed)
         self._begin("profile")
         started = time.perf_counter()
         executable.run(inputs, labels=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, assert_never
 
 from compiler.runtime.native import MAX_THREADS
@@ -47,12 +47,15 @@ class ProgramParts:
         library: digest of its code, a shared library; empty where it has no kernels.
         block: number of the block that its weights lie in. Programs with equal numbers share it.
         parts: the weights that it reads.
+        inputs: digests of .npy files by the name of the input that each fills. All other inputs are
+            random.
     """
 
     program: str
     library: str
     block: int
     parts: tuple[Part, ...]
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digests(self) -> Iterator[str]:
@@ -60,6 +63,7 @@ class ProgramParts:
         if self.library:
             yield self.library
         yield from (part.digest for part in self.parts)
+        yield from self.inputs.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ class RunRequest:
                     "library": each.library,
                     "block": each.block,
                     "parts": [[p.digest, p.start, p.offset, p.bytes] for p in each.parts],
+                    **({"inputs": dict(each.inputs)} if each.inputs else {}),
                 }
                 for each in self.programs
             ],
@@ -254,7 +259,7 @@ def _work_from_json(data: Mapping[str, Any]) -> Work:
             return CheckWork(
                 _integer(data["program"], ITEMS_LIMIT),
                 _integer(data["seed"], 1 << 31),
-                {_text(name): _digest(digest) for name, digest in data["expected"].items()},
+                _files(data["expected"]),
                 _items(data["fetch"], _text),
             )
         case "race":
@@ -292,6 +297,7 @@ def _program_from_json(data: Mapping[str, Any]) -> ProgramParts:
         _digest(data["library"]) if data["library"] else "",
         _integer(data["block"], ITEMS_LIMIT),
         _items(data["parts"], _part_from_json),
+        _files(data.get("inputs", {})),
     )
 
 
@@ -366,6 +372,11 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a name, got {value!r}")
     return value
+
+
+def _files(data: Mapping[Any, Any]) -> dict[str, str]:
+    """Digests of files by the name of the input or output that each is of."""
+    return {_text(name): _digest(digest) for name, digest in data.items()}
 
 
 def _digest(value: Any) -> str:

@@ -49,6 +49,9 @@ async def checked_job(
     def found() -> tuple[JobCheck, Addressee]:
         limiter.take(Limited.JOBS)
         model = storage.models.get(body.model)
+        # touched: a sweep must not remove them before the job holds them
+        for digest in set(body.samples) - set(storage.blobs.touch(body.samples)):
+            raise NotFoundError("samples", digest)
         addressee = resolve_addressee(body.target, storage)
         target, options = addressee.target, body.options()
         check = JobCheck(model.digest, target, body.threads, body.numerics, options)
@@ -87,6 +90,7 @@ def create_job(
         threads=body.threads,
         numerics=body.numerics,
         options=body.options(),
+        samples=body.samples,
         priority=body.priority,
         wait_seconds=body.wait_seconds,
         waits=None if served else workforce.reason(target.key, addressee.worker_id),

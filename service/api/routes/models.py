@@ -25,25 +25,17 @@ from service.api.pages import PagesDep
 from service.api.refusals import refuses
 from service.api.schemas.fields import Name
 from service.api.schemas.models import ModelView
-from service.api.upload import received
+from service.api.upload import FILE_BODY, received
 from service.api.views import model_view
 
 router = APIRouter(tags=["models"], route_class=GatedRoute)
-
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
-
 
 _KNOWN: dict[int | str, dict[str, Any]] = {
     200: {"model": ModelView, "description": "The same bytes were there"}
 }
 
 
-@router.post("/models", status_code=201, openapi_extra=_UPLOAD, responses=_KNOWN)
+@router.post("/models", status_code=201, openapi_extra=FILE_BODY, responses=_KNOWN)
 async def upload_model(
     request: Request,
     response: Response,

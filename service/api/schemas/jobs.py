@@ -69,6 +69,20 @@ class JobRequest(RequestBody):
         "have each, by dimension; without, some are drawn of each range",
         examples=[{"sequence": {"32": 0.5, "128": 0.3, "512": 0.2}}],
     )
+    samples: list[Digest] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Uploaded files of samples: their sizes are size hints, and programs are "
+        "verified, raced and timed on them",
+    )
+    values: dict[str, Annotated[int | float, Field(ge=-(2**63), lt=2**64, allow_inf_nan=False)]] = (
+        Field(
+            default_factory=dict,
+            max_length=64,
+            description="Numbers that fill inputs, by name, such as a sampling rate",
+            examples=[{"sr": 16000}],
+        )
+    )
     pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
     weight_limit: int | None = Field(
         None, ge=1, le=1 << 62, description="Most bytes of packed weights; expansions give way"
@@ -115,7 +129,8 @@ class JobRequest(RequestBody):
     def options(self) -> dict[str, Any]:
         """The options that have no place of their own in a job."""
         own = {"model", "target", "threads", "numerics", "priority", "wait_seconds"}
-        return self.model_dump(mode="json", exclude=own)
+        left_out = {name for name in ("samples", "values") if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=own | left_out)
 
 
 class ProgressView(View):

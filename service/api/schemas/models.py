@@ -8,6 +8,13 @@ from service.api.schemas.bodies import View
 from service.api.schemas.fields import Key, Time
 
 
+class SamplesView(View):
+    """Samples as they are stored; jobs name them by the digest."""
+
+    digest: Key
+    bytes: int = Field(examples=[1_204_224])
+
+
 class ModelView(View):
     digest: Key
     name: str = Field(examples=["resnet50.onnx"])

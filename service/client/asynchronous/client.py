@@ -16,7 +16,7 @@ from service.api.schemas.graphs import GraphView
 from service.api.schemas.health import HealthView
 from service.api.schemas.jobs import JobEventView, JobRequest
 from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
-from service.api.schemas.models import ModelView
+from service.api.schemas.models import ModelView, SamplesView
 from service.api.schemas.records import (
     AnswerView,
     CoverageView,
@@ -38,6 +38,7 @@ from service.client.asynchronous.connection import (
     CHUNK_BYTES,
     LONG_SECONDS,
     AsyncConnection,
+    ViewT,
     quoted,
 )
 from service.client.errors import ClientError, JobEndedError
@@ -76,6 +77,21 @@ class AsyncClient(AsyncConnection):
     ) -> ModelView:
         """Upload a model file; `sent` is called with how many bytes have left, part after part."""
         file = Path(path)
+        return await self._uploaded(ModelView, "/v1/models", file, name or file.name, sent)
+
+    async def upload_samples(self, path: str | Path) -> SamplesView:
+        """Upload an .npz file of a model's inputs, for `JobRequest.samples`."""
+        file = Path(path)
+        return await self._uploaded(SamplesView, "/v1/samples", file, file.name)
+
+    async def _uploaded(
+        self,
+        view: type[ViewT],
+        where: str,
+        file: Path,
+        name: str,
+        sent: Callable[[int], None] = lambda total: None,
+    ) -> ViewT:
         size = file.stat().st_size
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -87,10 +103,10 @@ class AsyncClient(AsyncConnection):
                     sent(total)
 
         return await self._view(
-            ModelView,
+            view,
             "POST",
-            "/v1/models",
-            params={"name": name or file.name},
+            where,
+            params={"name": name},
             content=chunks,
             headers={"Content-Type": "application/octet-stream", "Content-Length": str(size)},
             timeout=LONG_SECONDS,

@@ -24,7 +24,7 @@ WORDS: dict[type[StrEnum], str] = {
     Blame: "candidate worker service",
     Standing: "provisional confirmed superseded disputed withdrawn",
     CostModelState: "candidate promoted retired",
-    BlobKind: "model artifact cost-model request",
+    BlobKind: "model artifact cost-model samples request",
     Scope: "submit read measure admin",
     Action: "token.created token.revoked token.rotated job.cancelled job.paused job.resumed"
     " worker.drained worker.resumed cost-model.promoted cost-model.rolled-back"

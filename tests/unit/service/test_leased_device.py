@@ -22,6 +22,7 @@ from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
 from db.stores.workers import Health
 from service.jobs.device import DeviceError, Loadable
+from service.jobs.given_inputs import GivenInputs
 from service.jobs.interrupts import Interrupted
 from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.leased import (
@@ -34,7 +35,7 @@ from tests.unit.service.leased import (
 )
 from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
-from tuner.measure.model_runs import draw_inputs
+from tuner.measure.model_runs import INPUT_SEED, draw_inputs
 from tuner.measure.run_packing import pack_weights
 from tuner.measure.run_result import RunResult, RunStatus
 
@@ -83,6 +84,23 @@ def test_nothing_refers_to_the_blobs_of_a_run_that_is_over(
         assert set(storage.blobs.digests()) - before >= weights.keys()
     storage.blobs.sweep(-1.0)
     assert set(storage.blobs.digests()) == before
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_worker_runs_programs_on_the_inputs_that_are_given(
+    storage: Storage, job: str, model: Loadable
+) -> None:
+    """A sample where one has the shapes of the program, and a value where one is said."""
+    executable = model.load(1)
+    (port,) = executable.inputs
+    samples = tuple({port.name: np.full(port.shape, n, np.float32)} for n in (2.0, 3.0))
+    for given in (GivenInputs(samples), GivenInputs((), {port.name: 0.5})):
+        (y,) = executable.run(given.draw([port], INPUT_SEED + 1), labels=False)
+        tokens = CancelToken(), CancelToken()
+        with LeasedDevice(storage, job, host_target(), *tokens, given=given) as device:
+            assert device.check(model, 1, INPUT_SEED + 1, {"y": y}).errors == {"y": 0.0}
+            assert device.race([[model], [model]], 1).incumbent_seconds > 0
+            assert (device.profile(model, 1, 1) > 0).all()
 
 
 @pytest.mark.usefixtures("worker")

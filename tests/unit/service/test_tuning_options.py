@@ -42,6 +42,8 @@ OF_THE_MODEL = {
         "dims",
         "pad",
         "shares",
+        "samples",
+        "values",
         "weight_limit",
     ),
 }
@@ -95,6 +97,7 @@ def test_an_option_that_nobody_knows_fails_the_job() -> None:
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
     for command in (tune, submit):
         options = set(CHOSEN) | {"dim", "sizes", "pad", "weight_limit", "precision"}
+        options |= {"samples", "value"}
         assert options <= set(inspect.signature(command).parameters)
 
 

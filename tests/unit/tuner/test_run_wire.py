@@ -45,7 +45,7 @@ def request(work: Work, **changes: Any) -> RunRequest:
     return replace(found, **changes)
 
 
-WORKS = [
+WORKS: list[Work] = [
     CheckWork(0, 7, {"y": D}, ("y",)),
     RaceWork(((0,), (0, 0))),
     ProfileWork(0, 5),
@@ -60,6 +60,17 @@ def test_a_request_reads_back_equal(work: Work) -> None:
     assert is_run(payload)
     assert read_request(payload) == found
     assert set(found.digests) == found.blobs.keys()
+
+
+def test_inputs_that_are_given_are_blobs_of_a_request() -> None:
+    given = replace(PROGRAM, inputs={"x": D})
+    found = request(WORKS[2], programs=(given,), blobs={A: 10, B: 20, C: 128, D: 30})
+    payload = json.loads(json.dumps(found.to_json()))
+    assert read_request(payload) == found
+    assert "inputs" not in request(WORKS[2]).to_json()["programs"][0]
+    payload["programs"][0]["inputs"]["x"] = "e" * 64
+    with pytest.raises(ProtocolError, match="list of blobs"):
+        read_request(payload)
 
 
 def test_batches_of_candidates_are_the_other_kind() -> None:

@@ -1,0 +1,197 @@
+"""A service with one tuner and one worker, whose tuner is observed: its memory, and its children.
+
+The children that compute for a job (`compiler.process.bounded`) are told from the builder processes
+by their command lines.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.chaos_checks import check
+from benchmarks.collection import resident_bytes, tree
+from benchmarks.fleet import Fleet, answers, free_port, until
+from db.stores.jobs import Job
+from db.stores.tokens import Scope
+from service.api.schemas.jobs import JobRequest
+from service.client import Client
+from service.embedded import owner_token
+from service.settings import Settings
+from service.storage import open_storage
+
+WEB, TUNER, WORKER = "web", "tuner", "worker"
+
+OF_A_JOB = b"compiler.process.bounded"
+"""What the command line of a child that computes for a job holds."""
+
+LEFT = ("job cancelled", "job let go", "job given back", "job ended", "job failed")
+"""What a tuner logs when it does nothing for a job any more."""
+
+LOOK_SECONDS = 0.02
+WATCH_SECONDS = 0.2
+
+JOB_LEASE_SECONDS = 4.0
+"""How long after its tuner was killed a job is taken up again."""
+
+
+class MemoryWatch:
+    """A context that samples what a process holds, and all its children with it."""
+
+    def __init__(self, process: Callable[[], int | None]) -> None:
+        self._process = process
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._own = self._all = 0
+        self._thread = threading.Thread(target=self._look, name="memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def peaks(self) -> tuple[int, int]:
+        """The most that the process held since the last call, and the most of the whole tree."""
+        with self._lock:
+            peaks, self._own, self._all = (self._own, self._all), 0, 0
+        return peaks
+
+    def _look(self) -> None:
+        while not self._over.wait(WATCH_SECONDS):
+            root = self._process()
+            if root is None:
+                continue
+            own, together = resident_bytes(root), sum(map(resident_bytes, tree(root)))
+            with self._lock:
+                self._own, self._all = max(self._own, own), max(self._all, together)
+
+
+class ObservedService:
+    """The API, a tuner and a worker as processes, with their database and a client of the owner."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        settings = Settings(data_folder=folder / "data")
+        settings.data_folder.mkdir(mode=0o700, parents=True)
+        self.storage = open_storage(settings)
+        stack.callback(self.storage.close)
+        owner = owner_token(settings, self.storage)
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        token = folder / "worker.token"
+        token.touch(mode=0o600)
+        token.write_text(self.storage.tokens.create(WORKER, [Scope.MEASURE])[0])
+        commands = {
+            WEB: ["-m", "service.cli", "serve", "--no-tuner", "--port", str(port)],
+            TUNER: ["-m", "service.cli", "tuner"],
+            WORKER: [
+                *("-m", "service.worker", "--server", url, "--name", WORKER),
+                *("--token-file", str(token), "--spool", str(folder / "spool")),
+            ],
+        }
+        environment = {
+            "TILEWRIGHT_DATA_FOLDER": str(settings.data_folder),
+            "TILEWRIGHT_LOG_FORMAT": "json",
+            "TILEWRIGHT_JOB_LEASE_SECONDS": f"{JOB_LEASE_SECONDS:g}",
+        }
+        self.fleet = Fleet(folder, commands, environment)
+        stack.callback(self.fleet.stop)
+        self.fleet.start(WEB)
+        until(lambda: answers(url), "the service answers")
+        self.fleet.start_missing()
+        until(lambda: bool(self.storage.workers.list()), "the worker")
+        self.client = stack.enter_context(Client(url, owner, timeout_seconds=60.0))
+        self.memory = stack.enter_context(MemoryWatch(self._tuner))
+
+    def _tuner(self) -> int | None:
+        return self.fleet.pid(TUNER) if self.fleet.runs(TUNER) else None
+
+    def submit(self, file: Path, seconds: float) -> str:
+        """The id of a job that has default options but for its time."""
+        digest = self.client.upload(file).digest
+        return self.client.submit(JobRequest(model=digest, seconds=seconds)).id
+
+    def job(self, job_id: str) -> Job:
+        return self.storage.jobs.get(job_id)
+
+    def ended(self, job_id: str, seconds: float) -> bool:
+        """Wait until a job has ended; false if it did not."""
+        return waited(lambda: self.job(job_id).state.final, seconds) is not None
+
+    def tuner_bytes(self) -> int:
+        """What the tuner holds, without its children."""
+        return resident_bytes(self.fleet.pid(TUNER))
+
+    def children(self) -> list[int]:
+        """The children of the tuner that compute for jobs."""
+        return children_of_jobs(self.fleet.pid(TUNER))
+
+    def all_children(self) -> list[int]:
+        """All processes below the tuner, its builders among them."""
+        root = self.fleet.pid(TUNER)
+        return [each for each in tree(root) if each != root]
+
+    def let_go(self, job_id: str) -> bool:
+        """Whether the tuner has logged that it does nothing for a job any more."""
+        lines = self.fleet.log(TUNER).read_text().splitlines()
+        said = [json.loads(line) for line in lines if job_id in line and line.startswith("{")]
+        return any(each["event"] in LEFT for each in said)
+
+    def broken_promises(self, job_id: str) -> list[str]:
+        """Finished measurements of a job that were lost, or counted twice."""
+        (worker,) = self.storage.workers.list()
+        mine = {status.request_id for status in self.storage.leases.of_job(job_id)}
+        measured = self.fleet.measured(WORKER)
+        finished = type(measured)({name: n for name, n in measured.items() if name in mine})
+        return list(check(self.storage, [job_id], {worker.id: finished}, set()).wrong)
+
+
+def children_of_jobs(root: int) -> list[int]:
+    """Processes below another that compute for jobs."""
+    return [each for each in tree(root) if each != root and OF_A_JOB in _command_line(each)]
+
+
+def _command_line(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def lives(process: int) -> bool:
+    """Whether a process runs: one that ended and was not waited for does not."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def waited(condition: Callable[[], bool], seconds: float) -> float | None:
+    """Seconds until something held; None if it never did."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            return None
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - began
+
+
+@contextmanager
+def observed_service(folder: Path) -> Iterator[ObservedService]:
+    """A service whose processes end with the context."""
+    with ExitStack() as stack:
+        yield ObservedService(folder, stack)

@@ -1,0 +1,41 @@
+"""Uploading samples: real inputs of a model, for jobs that name them by their SHA-256."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from service.api.deps import PlanningDep, SettingsDep, StorageDep, Submitter, UploadLimiterDep
+from service.api.gate import GatedRoute
+from service.api.limiter import Limited, LimiterDep
+from service.api.schemas.fields import Name
+from service.api.schemas.models import SamplesView
+from service.api.upload import FILE_BODY, received
+
+router = APIRouter(tags=["models"], route_class=GatedRoute)
+
+
+@router.post("/samples", status_code=201, openapi_extra=FILE_BODY)
+async def upload_samples(
+    request: Request,
+    storage: StorageDep,
+    settings: SettingsDep,
+    planning: PlanningDep,
+    uploads: UploadLimiterDep,
+    limiter: LimiterDep,
+    token: Submitter,
+    name: Annotated[Name, Query(description="A name for messages")] = "samples.npz",
+) -> SamplesView:
+    """Save samples of a model's inputs. The body is an .npz file of arrays by input name.
+
+    It holds one sample; or many, where each array has a multiple of the rows that its input takes.
+    A file that no open job names is removed after a while (`TILEWRIGHT_KEEP_BLOBS_SECONDS`).
+    """
+    await run_in_threadpool(limiter.take, Limited.UPLOADS)
+    limit = settings.max_samples_bytes
+    async with received(request, storage, limit, uploads, "the samples") as staged:
+        await planning.check_samples(staged.path, name, token.id)
+        await run_in_threadpool(storage.blobs.keep, staged)
+    return SamplesView(digest=staged.digest, bytes=staged.bytes)
