@@ -194,7 +194,10 @@ def latency_text(latency: Mapping[str, Any]) -> str:
 
 
 def peer_text(peer: Mapping[str, Any]) -> str:
-    """Another engine's run, and how many times as long as ours beside it that is."""
+    """Another engine's run, and how many times as long as ours beside it that is; or why it was not
+    timed."""
+    if "reason" in peer:
+        return f"{peer['engine']} was not timed: {peer['reason']}"
     return (
         f"{peer['engine']}: {milliseconds(peer['seconds'])}{_at(peer)}, "
         f"{peer['ratio']:.2f} times as long as the artifact beside it"

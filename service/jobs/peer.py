@@ -40,16 +40,25 @@ def onnxruntime_times(
     """ONNX Runtime at the sizes of these latencies, interleaved with the artifact; both run on the
     inputs that the job's race had.
 
-    Empty if it is not installed, refuses the model, or would take long.
+    Empty if it is not installed. If it refuses the model, or would take long, the only entry says
+    so in its "reason".
     """
     if find_spec("onnxruntime") is None or not latencies:
         return []
-    if max(each.after_seconds for each in latencies) > MOST_SECONDS or _bytes(model) > MOST_BYTES:
-        return []
+    if max(each.after_seconds for each in latencies) > MOST_SECONDS:
+        return _none(f"a run takes longer than {MOST_SECONDS:g} s")
+    if _bytes(model) > MOST_BYTES:
+        return _none(f"the model is larger than {MOST_BYTES >> 30} GiB")
     try:
         return list(_times(model, artifact, latencies, threads, given))
-    except (CompilerError, OSError, MemoryError):
-        return []
+    except (CompilerError, OSError) as error:
+        return _none(str(error))
+    except MemoryError:
+        return _none("there is too little memory")
+
+
+def _none(reason: str) -> list[dict[str, Any]]:
+    return [{"engine": "ONNX Runtime", "reason": reason}]
 
 
 def _times(

@@ -20,6 +20,7 @@ from service.jobs.peer import onnxruntime_times
 from service.jobs.phases import phase_seconds
 from service.jobs.planning import ModelRequest, plan_sizes
 from service.jobs.tuning import build_artifact
+from service.wording import peer_text
 from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Comparison
 
@@ -106,9 +107,11 @@ def test_another_engine_runs_beside_the_artifact(
     assert onnxruntime_times(model, tmp_path / "a", timed, 1, given), "what a user gave it"
     other = tmp_path / "other.onnx"
     other.write_bytes(b"no model")
-    assert onnxruntime_times(other, tmp_path / "a", timed, 1) == [], "it refuses"
+    (refused,) = onnxruntime_times(other, tmp_path / "a", timed, 1)
+    assert refused["reason"].startswith("onnxruntime refuses")
     slow = [Latency((), 9.0, 9.0)]
-    assert onnxruntime_times(model, tmp_path / "a", slow, 1) == [], "it would take long"
+    (left,) = onnxruntime_times(model, tmp_path / "a", slow, 1)
+    assert peer_text(left) == "ONNX Runtime was not timed: a run takes longer than 0.5 s"
     monkeypatch.setattr(peer, "find_spec", lambda name: None)
     assert onnxruntime_times(model, tmp_path / "a", timed, 1) == [], "it is not installed"
 
