@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ FOLDER = Path(__file__).parent / "models" / "real"
 RESULTS = Path(__file__).parent / "results"
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LOOK_SECONDS = 0.05
+TRACEBACK = "Traceback (most recent call last):"
 
 WALL_SHARE, WALL_SPARE = 1.25, 10.0
 """What a command may take: so many times its budget, and so many seconds."""
@@ -181,11 +183,16 @@ class Done:
 
     @property
     def traceback(self) -> bool:
-        return "Traceback (most recent call last)" in self.said
+        return TRACEBACK in self.said
 
     @property
     def last_line(self) -> str:
-        """What a command that failed said last."""
+        """What a command that failed said last, or the exception of its last traceback with the
+        line that raised it."""
+        if self.traceback:
+            lines = self.said.rpartition(TRACEBACK)[2].strip("\n").splitlines()
+            frames = sum(1 for _ in takewhile(lambda line: line.startswith(" "), lines))
+            return " ".join(line.strip() for line in lines[max(0, frames - 2) : frames + 1])
         return (self.said.strip().splitlines() or [""])[-1] if self.exit_code else ""
 
 

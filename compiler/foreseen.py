@@ -46,43 +46,45 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
 
 def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
     tried: dict[Facts, DataStage[P] | None] = {}
+    first: CompilerError | None = None
     while True:
         wanted = {cut.facts(values): values for values in _cases(cut)}
         if len(wanted) > PROGRAMS_LIMIT:
             raise _too_many(len(wanted))
         fresh = [facts for facts in wanted if facts not in tried]
         if not fresh:
-            return {f: stage for f in wanted if (stage := tried[f]) is not None}
+            made = {f: stage for f in wanted if (stage := tried[f]) is not None}
+            if first is not None and not any(all(size for _, size in f.sizes) for f in made):
+                raise first  # what is made is for sizes of nothing alone
+            return made
         for facts in fresh:
-            found = _tried(stager, cut, facts, wanted[facts], optional=any(tried.values()))
+            try:
+                found = _tried(stager, cut, facts, wanted[facts])
+            except OutOfMemoryError:
+                raise
+            except CompilerError as error:
+                found, first = None, first or error
             if found is None and cut.facts(wanted[facts]) != facts:
                 break  # its range was parted: there are other cases now
             tried[facts] = found
 
 
 def _tried(
-    stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array], *, optional: bool
+    stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
 ) -> DataStage[P] | None:
-    """A stage; None if there is none: its range was parted, or the model contradicts itself.
+    """A stage; None if its range was parted.
 
     Raises:
         OutOfMemoryError: if there is no room to compile it.
-        CompilerError: why there is none, unless it is `optional`.
+        CompilerError: why there is none, such as that the model contradicts itself there.
     """
-    try:
-        found = stager.make(cut, facts, values)
-    except OutOfMemoryError:
-        raise
-    except CompilerError:
-        if optional:
-            return None
-        raise
-    if cut.reason and not optional:
+    found = stager.make(cut, facts, values)
+    reason, cut.reason = cut.reason, ""
+    if reason:
         raise InvalidArgumentError(
-            f"no program serves what the data decide ({cut.reason}): such a model compiles where "
-            "it runs"
+            f"no program serves what the data decide ({reason}): such a model compiles where it "
+            "runs"
         )
-    cut.reason = ""
     return found
 
 

@@ -6,7 +6,7 @@ A stage is made when a run first needs it, or all that can be foreseen are made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -21,11 +21,12 @@ from compiler.frontend.model_file import ReadModel, with_tensors
 from compiler.frontend.onnx_import import ModelImport, importing
 from compiler.frontend.stages import Rest, input_crossing
 from compiler.graph.ir import Graph
-from compiler.ranges import turning_point
+from compiler.profile import agreeing_size
+from compiler.ranges import narrowed, turning_point
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import OpenPorts
 from compiler.runtime.stages import DataCut, DataStage, Facts, Reads
-from compiler.sizes import Dimension, OpenSizeError
+from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open
 
 P = TypeVar("P")
 
@@ -100,11 +101,7 @@ class Stager(Generic[P]):
         except OutOfMemoryError:
             raise
         except OpenSizeError as error:
-            point = turning_point(error.undecided)
-            ends = cut.ends.setdefault(point[0].name, []) if point else []
-            if point and point[1] not in ends and len(ends) < ENDS_LIMIT:
-                ends.append(point[1])
-            else:
+            if not _part(cut, facts, error):
                 cut.reason = str(error)
             return None
         except CompilerError as error:
@@ -140,3 +137,36 @@ class Stager(Generic[P]):
             if left is not None:
                 behind = RestCut(left.reads, rest=left, compile=self._compiling())
             return DataStage(program, makes, behind)
+
+
+def _part(cut: RestCut[P], facts: Facts, error: OpenSizeError) -> bool:
+    """Add ends to a cut where a question about its ranges has another answer; False if there are
+    none."""
+    added = False
+    for name, end in _ends(cut, facts, error):
+        ends = cut.ends.setdefault(name, [])
+        if end not in ends and len(ends) < ENDS_LIMIT:
+            ends.append(end)
+            added = True
+    return added
+
+
+def _ends(cut: RestCut[P], facts: Facts, error: OpenSizeError) -> Iterator[tuple[str, int]]:
+    """Where the answer to a question changes: dimensions, and the first size of each new part.
+
+    What depends on several sizes together, such as a product that is to fit into 32 bits, has the
+    same answer up to an end of all of them. Behind such ends it is asked again, and then each size
+    has a program of its own: a first range that serves most runs is enough.
+    """
+    ranges = {d.name: d for d in facts.open}
+    if point := turning_point(error.undecided):
+        yield point[0].name, point[1]
+    elif is_open(error.undecided) and not cut.made:
+        for name, narrower in (narrowed(ranges, error) or {}).items():
+            if narrower.high is not None and narrower.multiple == ranges[name].multiple == 1:
+                yield name, narrower.high + 1
+    elif len(dimensions(error.unequal)) == 1 and not error.may_differ:
+        least = {name: max(d.low, 1) for name, d in ranges.items() if d.multiple == 1}
+        name, size = agreeing_size(error, least) or ("", 0)
+        if name in least:
+            yield from ((name, end) for end in (size, size + 1) if end > least[name])

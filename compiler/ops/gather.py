@@ -76,7 +76,22 @@ def _onnx(node: OnnxNode) -> str:
         indices = at_most(node, indices, count, extent, "elements of a table")
     if node.type(indices).dtype is not DType.INT32:
         indices = cast_to(node, indices, DType.INT64)
-    return node.emit("gather", [data, indices], axis=axis % rank)
+    return _gathered(node, data, indices, axis % rank)
+
+
+def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
+    """Elements at the indices; of an empty table zeros, as many as there are indices: none, in a
+    valid run.
+
+    Raises:
+        OpenSizeError: if whether the table is empty depends on the run.
+    """
+    shape = node.shape(data)
+    if shape[axis] > 0:
+        return node.emit("gather", [data, indices], axis=axis)
+    found = (*shape[:axis], *node.shape(indices), *shape[axis + 1 :])
+    zero = node.constant(np.zeros((), node.type(data).dtype.numpy), node.type(data).dtype)
+    return node.call("Expand", zero, node.sizes(found))
 
 
 def row_strides(shape: Sequence[int]) -> list[int]:
@@ -113,7 +128,7 @@ def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
     steps = {dim: step for dim, step in enumerate(strides) if dim != axis}
     scaled = node.emit("mul", [places, node.scalar(strides[axis], DType.INT64)])
     flat = node.emit("add", [scaled, table(node, grid(node, steps, picked), DType.INT64)])
-    return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
+    return _gathered(node, node.reshape(data, (prod(shape),)), flat, 0)
 
 
 def _onnx_gather_elements(node: OnnxNode) -> str:
@@ -153,7 +168,7 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
         base = grid(node, dict(enumerate(strides[:batch])), picked[:-1])
         flat = node.emit("add", [flat, table(node, base, DType.INT64)])
     rows = node.reshape(data, (prod(row), *shape[batch + depth :]))
-    return node.emit("gather", [rows, flat], axis=0)
+    return _gathered(node, rows, flat, 0)
 
 
 def _onnx_reverse_sequence(node: OnnxNode) -> str:

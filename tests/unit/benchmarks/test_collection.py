@@ -63,7 +63,9 @@ def test_facts_are_those_of_the_commands_own_json() -> None:
         "end_to_end": None,
     }
     found = facts(json.dumps(report))
-    assert found["certificate"] == "verified: largest error 2.0e-07 of the largest output"
+    assert (
+        found["certificate"] == "verified: as a whole: largest error 2.0e-07 of the largest output"
+    )
     assert (found["trials"], found["verified"], found["ratio"]) == (12, True, None)
     assert found["profile"] == "one program for rows=1..64"
     assert facts("no JSON") == {}
@@ -79,7 +81,9 @@ def test_a_run_goes_on_where_it_was_stopped(
 
     def command(words: Any, *_: Any) -> collection.Done:
         asked.append(words[4])
-        return collection.Done(1, "", "Traceback (most recent call last)\nE: boom", 3.0, 7)
+        return collection.Done(
+            1, "", "Traceback (most recent call last):\n  File x\n    f()\nE: boom\n", 3.0, 7
+        )
 
     def listed(*_: Any) -> list[Collected]:
         found = [Collected("g", name, lambda folder: tmp_path / "m.onnx") for name in "abc"]
@@ -95,7 +99,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     assert len(asked) == 3, "each once, and what another commit wrote again"
     rows = [json.loads(line) for line in (tmp_path / "collection.jsonl").read_text().splitlines()]
     assert [row["identity"] for row in rows] == ["g/a", "g/b", "g/c", "g/d"]
-    assert rows[0]["traceback"] and rows[0]["last_line"] == "E: boom"
+    assert rows[0]["traceback"] and rows[0]["last_line"] == "File x f() E: boom"
     table = (tmp_path / "collection.md").read_text()
     assert "4 models, 3 of them tried: 0 ended" in table
     assert "not tried: the index \\| is away" in table
