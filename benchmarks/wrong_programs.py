@@ -213,7 +213,7 @@ _CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
 }
 
 
-def named(model: Path) -> str:
+def name_of(model: Path) -> str:
     """What a file is called, or its folder where every file is called model.onnx."""
     return model.parent.name if model.stem == "model" else model.stem
 
@@ -233,7 +233,7 @@ def judge(
         for some in kinds.values()
         for k in rng.permutation(len(some))[: -(-count // len(kinds))]
     ]
-    name = named(model)
+    name = name_of(model)
     firm = precision == DType.FLOAT32 and not jumps(planned.graph)
     right = Observed.of(planned, planned.graph)
     assert right.certified() is None, "the program itself is right"
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = {name: size for name, size in dims.items() if name in names}
         found = list(judge(model, known, options.count, options.seed, options.precision))
         caught = sum(row.refused for row in found)
-        print(f"{named(model)}: {caught} of {len(found)} caught", flush=True)
+        print(f"{name_of(model)}: {caught} of {len(found)} caught", flush=True)
         rows += found
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / options.name
