@@ -18,10 +18,13 @@ import onnx
 
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, rows_json
-from compiler import driver
+from compiler import driver, ops
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
+from compiler.ops.registry import OpKind
+from compiler.options import PRECISIONS
 from compiler.program_builder import build_program
 from service.jobs.certificate import WrongProgramError, certify
 from service.jobs.loadables import of_compiled
@@ -32,8 +35,9 @@ from service.jobs.ties import jumps
 from service.jobs.verification import MODEL_TOLERANCE
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
 
-UNCHANGED = 2e-6
-"""A change that moves no output by more is none: rounding does as much."""
+UNCHANGED = {DType.FLOAT32: 2e-6, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2}
+"""A change that moves no output by more, as a share of its largest element, is none: rounding does
+as much. By precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ class Wrong:
         whole: whether that is more than a whole model may differ.
         steps: whether the certificate refuses the program.
         named: whether that names the operator.
-        refused: whether the verification refuses it: a model that rounds or chooses may differ as a
-            whole, and the certificate decides; others are refused as a whole alone.
+        refused: whether the verification refuses it: by steps, or as a whole where the model
+            neither rounds nor chooses.
     """
 
     model: str
@@ -72,6 +76,12 @@ def changes(graph: Graph) -> Iterator[Changed]:
                 nodes = [*graph.nodes]
                 nodes[number] = other
                 yield kind, node.name, graph.replace(nodes=nodes)
+        turned = _turned(graph, node)
+        if turned is not None:
+            inner, turn = turned
+            nodes = [*graph.nodes[:number], inner, turn, *graph.nodes[number + 1 :]]
+            types = {**graph.types, inner.output: graph.types[node.output]}
+            yield "layout turned", node.name, graph.replace(nodes=nodes, types=types)
         for value in node.inputs:
             array = graph.constants.get(value)
             for kind, alter in _CONSTANTS.items() if array is not None else ():
@@ -117,8 +127,8 @@ def _epsilon(graph: Graph, node: Node) -> Node | None:
     return _attribute(node, "epsilon", 100 * epsilon) if isinstance(epsilon, float) else None
 
 
-def _floored(graph: Graph, node: Node) -> Node | None:
-    return replace(node, op="floor") if node.op == "round" else None
+def _rounding_mode(op: str) -> Callable[[Graph, Node], Node | None]:
+    return lambda graph, node: replace(node, op=op) if node.op == "round" else None
 
 
 def _layout(graph: Graph, node: Node) -> Node | None:
@@ -132,6 +142,21 @@ def _layout(graph: Graph, node: Node) -> Node | None:
             order = list(axes)
             order[first], order[first + 1] = order[first + 1], order[first]
             return _attribute(node, "perm", tuple(order))
+    return None
+
+
+def _turned(graph: Graph, node: Node) -> tuple[Node, Node] | None:
+    """The result as it would be read in another layout: two axes of one extent exchanged."""
+    shape = graph.types[node.output].shape
+    if node.bodies or node.op == "transpose" or ops.get(node.op).kind not in _COMPUTING:
+        return None
+    for first in range(len(shape) - 1):
+        if shape[first] == shape[first + 1] > 1:
+            order = [*range(len(shape))]
+            order[first], order[first + 1] = order[first + 1], order[first]
+            inner = fresh(f"{node.output}.turned", graph.types)
+            turn = Node(inner, "transpose", (inner,), node.outputs, (("perm", tuple(order)),))
+            return replace(node, outputs=(inner,)), turn
     return None
 
 
@@ -168,12 +193,15 @@ def _zero_point(array: np.ndarray, node: Node) -> np.ndarray | None:
     return array + 1 if narrow and node.op in ("add", "sub") else None
 
 
+_COMPUTING = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.ROW, OpKind.ELEMENTWISE)
+
 _NODES: Mapping[str, Callable[[Graph, Node], Node | None]] = {
     "window off by one": _window,
     "operator dropped": _dropped,
     "operands swapped": _swapped,
     "epsilon times 100": _epsilon,
-    "floor for round": _floored,
+    "floor for round": _rounding_mode("floor"),
+    "ceil for round": _rounding_mode("ceil"),
     "axes in each other's place": _layout,
 }
 
@@ -185,9 +213,17 @@ _CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
 }
 
 
-def judge(model: Path, dims: Mapping[str, int], count: int, seed: int) -> Iterator[Wrong]:
+def name_of(model: Path) -> str:
+    """What a file is called, or its folder where every file is called model.onnx."""
+    return model.parent.name if model.stem == "model" else model.stem
+
+
+def judge(
+    model: Path, dims: Mapping[str, int], count: int, seed: int, precision: str = DType.FLOAT32
+) -> Iterator[Wrong]:
     """Change a model so many times, as often in each way as it can be."""
-    planned = plan_model(ModelRequest(model, dims=dims or None, in_place=False))
+    request = ModelRequest(model, dims=dims or None, in_place=False, precision=precision)
+    planned = plan_model(request)
     kinds: dict[str, list[Changed]] = {}
     for each in changes(planned.graph):
         kinds.setdefault(each[0], []).append(each)
@@ -197,6 +233,8 @@ def judge(model: Path, dims: Mapping[str, int], count: int, seed: int) -> Iterat
         for some in kinds.values()
         for k in rng.permutation(len(some))[: -(-count // len(kinds))]
     ]
+    name = name_of(model)
+    firm = precision == DType.FLOAT32 and not jumps(planned.graph)
     right = Observed.of(planned, planned.graph)
     assert right.certified() is None, "the program itself is right"
     for kind, node, graph in picked:
@@ -205,13 +243,13 @@ def judge(model: Path, dims: Mapping[str, int], count: int, seed: int) -> Iterat
             moved = wrong.apart(right)
         except CompilerError:
             continue  # no program: nothing to catch
-        if moved <= UNCHANGED:
+        if moved <= UNCHANGED[DType(precision)]:
             continue
         caught = wrong.certified()
         named = caught is not None and node in {each.name for each in caught.nodes}
         whole, steps = moved > MODEL_TOLERANCE, caught is not None
-        refused = whole and (steps or not jumps(planned.graph))
-        yield Wrong(model.stem, kind, node, moved, whole, steps, named, refused)
+        refused = steps or (whole and firm)
+        yield Wrong(name, kind, node, moved, whole, steps, named, refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +263,7 @@ class Observed:
 
     @classmethod
     def of(cls, planned: Planned, graph: Graph) -> Observed:
-        optimised = driver.optimise(graph, planned.target)
+        optimised = driver.optimise(graph, planned.target, precision=planned.precision)
         plan = driver.make_plan(optimised, planned.target, in_place=False)
         loadable = of_compiled(build_program(plan, None, planned.target, 1))
         names = [port.name for port in loadable.program.outputs]
@@ -255,7 +293,7 @@ class Observed:
         return max((largest_error(mine, other) for _, mine, other in pairs), default=0.0)
 
 
-def report(rows: Sequence[Wrong], origin: Origin) -> str:
+def report(rows: Sequence[Wrong], origin: Origin, precision: DType) -> str:
     """Markdown: by model and by kind of change."""
 
     def lines(key: Callable[[Wrong], str]) -> list[list[str]]:
@@ -269,17 +307,18 @@ def report(rows: Sequence[Wrong], origin: Origin) -> str:
     missed = "".join(
         f"- {row.model}: {row.kind} at '{row.node}' moves an output by {row.moved:.1e}\n"
         for row in rows
-        if not row.steps
+        if not row.refused
     )
     return (
         f"# Wrong programs that the verification catches\n\n{origin.sentence()}\n\n"
         "One operator is changed at a time. A change that moves no output by more than "
-        f"{UNCHANGED:g} of its largest element is left out. The verification asks for the steps "
-        "only where a model differs as a whole: the last column is what it refuses.\n\n"
+        f"{UNCHANGED[precision]:g} of its largest element is left out. The verification refuses "
+        "what differs by steps, or as a whole where a model of float32 neither rounds nor "
+        "chooses.\n\n"
         + table([*lines(lambda row: row.model), ["all", *_counts(rows)]])
         + "\n\n"
         + table(lines(lambda row: row.kind))
-        + (f"\n\nMissed by steps:\n\n{missed}" if missed else "\n\nNone was missed.\n")
+        + (f"\n\nMissed:\n\n{missed}" if missed else "\n\nNone was missed.\n")
     )
 
 
@@ -299,6 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", nargs="*", default=[], help="NAME=SIZE, for all models")
     parser.add_argument("--count", type=int, default=24, help="changes of each model, about")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", choices=PRECISIONS, default=DType.FLOAT32.value)
     parser.add_argument("--name", default="wrong-programs", help="of the two files")
     parser.add_argument("--results", type=Path, default=RESULTS_FOLDER, help="folder for them")
     options = parser.parse_args(arguments)
@@ -309,13 +349,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         inputs = onnx.load(model, load_external_data=False).graph.input
         names = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
         known = {name: size for name, size in dims.items() if name in names}
-        found = list(judge(model, known, options.count, options.seed))
-        caught = sum(row.steps for row in found)
-        print(f"{model.stem}: {caught} of {len(found)} caught", flush=True)
+        found = list(judge(model, known, options.count, options.seed, options.precision))
+        caught = sum(row.refused for row in found)
+        print(f"{name_of(model)}: {caught} of {len(found)} caught", flush=True)
         rows += found
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / options.name
-    file.with_suffix(".md").write_text(report(rows, origin), encoding="utf-8")
+    file.with_suffix(".md").write_text(
+        report(rows, origin, DType(options.precision)), encoding="utf-8"
+    )
     file.with_suffix(".json").write_text(
         rows_json(asdict(origin), [asdict(row) for row in rows]), encoding="utf-8"
     )

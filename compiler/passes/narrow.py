@@ -210,6 +210,9 @@ class _Narrowing:
                 name = self._name_of(node.output)
                 inputs = self._inputs(node, elements, wide)
                 self._nodes.append(replace(node, name=name, inputs=inputs, outputs=(name,)))
+                if self._source.returns(node.output):
+                    self._convert(name, node.output)
+                    wide[node.output] = node.output
             else:
                 self._add(replace(node, inputs=self._inputs(node, 0, wide)), wide)
             if node.output == rounded and rounded not in self._stored:

@@ -210,7 +210,7 @@ class _Steps:
     def _direct(self, name: str) -> tuple[Shown, ...]:
         """How the program shows a value; not what only moves elements that it shows anyway."""
         shown = self._shown.get(name, ())
-        direct = tuple(each for each in shown if each.moves is None)
+        direct = tuple(each for each in shown if each.whole)
         return direct or (() if name in self._ports else shown[:1])
 
     def _own(self, name: str) -> Iterator[tuple[DType, np.ndarray]]:

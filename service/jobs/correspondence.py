@@ -2,20 +2,21 @@
 
 A pass that keeps a name keeps what it means, also where it changes the type
 (`compiler.graph.names.stands_for`). A value that no kernel writes is shown, too, if it only takes
-elements of values that kernels write: q, k and v are slices of one product.
+elements of values that kernels write: q, k and v are slices of one product. So is one that a kernel
+writes in another form that can be undone: padded, or with a zero point moved from int8 to uint8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.graph.names import stands_for
+from compiler.graph.names import fresh, stands_for
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory
 from compiler.ops.interpret import run_graph
@@ -31,12 +32,14 @@ class Shown:
         type: its type there.
         origins: the values that kernels write; `value` itself if that is one.
         moves: the graph that makes `value` of them; None if there is nothing to do.
+        whole: whether they are nothing but this value, perhaps in another form.
     """
 
     value: str
     type: TensorType
     origins: tuple[str, ...]
     moves: Graph | None = None
+    whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
         """The value to compute with, of its origins as they lie in row-major memory."""
@@ -65,16 +68,20 @@ def correspondence(
                 moved[name] = frozenset((name,)).union(*(moved[value] for value in given))
                 parts = (origin for value in given for origin in origins[value])
                 origins[name] = tuple(dict.fromkeys(parts))
+        if meant is None and name in own:
+            shown = _undone(planned, name, means)
+            if shown is not None and imported.producer(means[shown.value]) is not None:
+                found.setdefault(means[shown.value], []).append(shown)
         if meant is None or name not in moved or imported.producer(meant) is None:
             continue
         moves = None
         if moved[name]:
             nodes = [planned.nodes[number] for number in sorted(places[v] for v in moved[name])]
             moves = planned.replace(nodes=nodes, inputs=origins[name], outputs=[name])
-        shown = Shown(name, planned.types[name], origins[name], moves)
+        shown = Shown(name, planned.types[name], origins[name], moves, moves is None)
         found.setdefault(meant, []).append(shown)
     return {
-        value: tuple(sorted(some, key=lambda each: each.moves is not None))
+        value: tuple(sorted(some, key=lambda each: (not each.whole, each.moves is not None)))
         for value, some in found.items()
     }
 
@@ -108,6 +115,45 @@ def _moves(graph: Graph, node: Node) -> bool:
         here, there = (graph.types[v].dtype for v in (node.inputs[0], node.output))
         return here.is_float and there.is_float and here.bytes <= there.bytes
     return node.op == "identity" or ops.get(node.op).kind in MOVING
+
+
+def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
+    """How a value that kernels write shows what it is made of, one node after the other."""
+    value, nodes, types = name, list[Node](), dict(planned.types)
+    while (maker := planned.producer(value)) is not None:
+        undo = _reverse(planned, maker)
+        if undo is None:
+            return None
+        value = undo.output
+        source = nodes[-1].output if nodes else name
+        made = fresh(f"{value}.undone", types)
+        types[made] = planned.types[value]
+        nodes.append(replace(undo, name=made, inputs=(source, *undo.inputs[1:]), outputs=(made,)))
+        if value in means:
+            graph = planned.replace(nodes=nodes, inputs=[name], outputs=[made], types=types)
+            return Shown(value, planned.types[value], (name,), graph)
+    return None
+
+
+def _reverse(graph: Graph, node: Node) -> Node | None:
+    """The node that makes the first operand of a node of its result."""
+    if not node.inputs or node.bodies:
+        return None
+    here, there = graph.types[node.inputs[0]], graph.types[node.output]
+    ends = (node.output,), (node.inputs[0],)
+    if node.op == "identity":
+        return Node(node.name, "identity", *ends)
+    pads = node.attr("pads")
+    if node.op == "pad" and isinstance(pads, tuple) and min(pads) >= 0:
+        begin, steps = pads[: len(here.shape)], (1,) * len(here.shape)
+        attrs = (("sizes", here.shape), ("starts", begin), ("steps", steps))
+        return Node(node.name, "slice", *ends, attrs)
+    if node.op == "cast" and {here.dtype, there.dtype} == {DType.INT8, DType.UINT8}:
+        return Node(node.name, "cast", *ends, (("to", here.dtype.value),))
+    constant = node.inputs[-1] in graph.constants and not there.dtype.is_float
+    if node.op == "add" and constant and here == there:
+        return Node(node.name, "sub", (node.output, node.inputs[1]), ends[1])
+    return None
 
 
 def narrow_products(graph: Graph) -> DType | None:

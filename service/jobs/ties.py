@@ -228,7 +228,8 @@ def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.n
     """An array in memory with floats beside its own."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
-    return (array * (1.0 + by * draw(array.shape))).astype(np.float32)
+    with np.errstate(over="ignore"):  # the largest number moves to infinity
+        return (array * (1.0 + by * draw(array.shape))).astype(np.float32)
 
 
 def _jumps(graph: Graph, node: Node) -> bool:

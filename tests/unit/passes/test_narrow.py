@@ -100,6 +100,17 @@ def test_elements_that_are_moved_are_moved_as_they_are_stored() -> None:
     assert operators(after) == ["matmul", "cast", "transpose", "slice", "matmul"]
 
 
+def test_an_output_that_only_moves_what_is_narrow_is_made() -> None:
+    """A cache of keys: what attention reads is returned, too."""
+    g = Maker()
+    x = g.input("x", 6, 16)
+    product = g("matmul", x, g.weight("w", 16, 16))
+    moved = g("transpose", product, perm=(1, 0))
+    graph = g.graph(moved, g("matmul", product, moved))
+    done = narrowed(graph)
+    assert done.producer(moved) is not None and done.types[moved].dtype is DType.FLOAT32
+
+
 def test_what_is_compared_stays_float32() -> None:
     """The place of the largest element may be another one after a small step."""
     g = Maker()

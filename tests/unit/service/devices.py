@@ -76,6 +76,8 @@ class FakeDevice:
         fetch: Sequence[str] = (),
     ) -> Checked:
         self._fail()
+        if fetch:
+            raise DeviceError("it shows no values")
         return Checked(dict.fromkeys(expected, 0.0))
 
     def race(

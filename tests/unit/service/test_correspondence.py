@@ -73,6 +73,23 @@ def test_what_is_computed_is_not_shown_by_what_it_is_computed_from() -> None:
     assert not correspondence(graph, graph, [])
 
 
+def test_a_value_in_a_form_that_can_be_undone_is_shown() -> None:
+    """A zero point that moves from int8 to uint8, and padding with it."""
+    m = Maker()
+    x = m.input("x", 1, 2, 4, 4)
+    q = m("cast", m("round", x, name="r"), name="q", to="int8")
+    imported = m.graph(m("cast", q, name="y", to="float32"))
+    moved = m("add", m("cast", q, name="c", to="uint8"), m.constant("z", np.uint8(128)), name="u")
+    padded = m("pad", moved, name="p", pads=(0, 0, 1, 1, 0, 0, 0, 1), value=128.0)
+    planned = m.graph("y", padded)
+    inputs = {"x": m.random.integers(-128, 127, (1, 2, 4, 4)).astype(np.float32)}
+    written = computed(planned, inputs)
+    for kernel in ("u", "p"):
+        (way,) = correspondence(imported, planned, [kernel])["q"]
+        assert way.origins == (kernel,) and way.whole
+        np.testing.assert_array_equal(way.numbers({kernel: written[kernel]}), written["q"])
+
+
 def test_names_of_values_in_other_types() -> None:
     name = in_type(in_type("y", DType.FLOAT32, ()), DType.BFLOAT16, ())
     assert list(stands_for(name)) == ["y.float32.bfloat16", "y.float32", "y"]

@@ -19,6 +19,7 @@ from compiler.codegen.link import linkers
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
 from compiler.runtime.artifact import Artifact, read_artifact
+from service.jobs.certificate import WrongProgramError
 from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_model
@@ -182,8 +183,9 @@ def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> Non
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(TensorProto.FLOAT, -1.0), precision="bfloat16"))
-    with pytest.raises(CompilerError, match=r"value '[yz]' of the compiled model is"):
+    with pytest.raises(WrongProgramError, match=r"value '[yz]' of the compiled model is") as found:
         verify_artifact(other, artifact, HERE)
+    assert set(found.value.written) <= {step.output for step in other.plan.kernels}
 
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
