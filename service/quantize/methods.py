@@ -186,7 +186,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     """A float32 model as the method takes it: opset, constants folded, Gemm spelled out, named.
 
     Raises:
-        NothingToQuantizeError: if it is quantised already.
+        NothingToQuantizeError: if it is quantised already, or has no operator of ONNX's own.
         QuantizeError: if it is too large, or what onnxruntime cannot read.
     """
     check_installed(method)
@@ -195,9 +195,12 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
 
     model = load_whole(path)
     _check_float(model)
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        domains = ", ".join(f"'{one.domain}'" for one in model.opset_import)
+        raise NothingToQuantizeError(f"'{path}' has operators of {domains} alone, and none of ONNX")
     written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
     with _quiet(f"'{path}' cannot be prepared for quantising"):
-        opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
         if opset < LEAST_OPSET:
             model = onnx.version_converter.convert_version(model, LEAST_OPSET)
         onnx.save(model, written)

@@ -350,6 +350,16 @@ def test_models_with_nothing_to_quantise(tmp_path: Path) -> None:
         quantize(work(saved(tanh, tmp_path), DynamicInt8(), drawn([2])))
 
 
+def test_a_model_without_operators_of_onnx_has_nothing_to_quantise(tmp_path: Path) -> None:
+    trees = model([helper.make_node("Tanh", ["x"], ["y"])], [("x", [2])], [("y", [2])])
+    del trees.opset_import[:]
+    trees.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    path = tmp_path / "trees.onnx"
+    onnx.save(trees, path)
+    with pytest.raises(NothingToQuantizeError, match=r"operators of 'ai.onnx.ml' alone"):
+        prepare(path, StaticInt8(), tmp_path)
+
+
 def test_what_does_not_compile_is_said(tmp_path: Path) -> None:
     unknown = perceptron()
     unknown.graph.node[1].op_type = "Unheard"
