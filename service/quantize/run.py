@@ -109,6 +109,11 @@ class _Run:
         quantiser = Quantiser(self._model, work.method, samples.calibration, self._folder)
         work.tell(f"quantising: {work.method}")
         made = quantiser.quantise()
+        if quantiser.wild:
+            self._notes.append(
+                f"{len(quantiser.wild)} nodes stay in float32: on the samples, values of theirs "
+                "are NaN or infinite"
+            )
         self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
@@ -144,7 +149,7 @@ class _Run:
         request = ModelRequest(path, work.target, work.threads, dims=work.samples.dims)
         first = plan_first_program(request, {})
         if first.stages is not None:
-            self._notes = ["the data decide sizes of this model: its kernels are not timed"]
+            self._notes += ["the data decide sizes of this model: its kernels are not timed"]
             return None
         planned, schedules = work.settle(first)
         if not work.device.runs(planned.target):

@@ -22,6 +22,7 @@ from service.quantize.methods import (
     DynamicInt8,
     Int4,
     Method,
+    Quantiser,
     Ranges,
     StaticInt8,
     check_installed,
@@ -293,6 +294,39 @@ def test_bodies_stay_in_float32(tmp_path: Path, method: Method) -> None:
     assert all(names) and len(set(names)) == len(names)
     wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
     assert sqnr(wanted, onnxruntime_outputs(made, samples.held_out)) > 10
+
+
+def test_values_that_are_no_numbers_stay_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "plain"),
+        helper.make_node("Mul", ["x", "x"], ["square"], "square"),
+        helper.make_node("Sub", ["minus", "square"], ["below"], "below"),
+        helper.make_node("Sqrt", ["below"], ["root"], "root"),
+        helper.make_node("MatMul", ["root", "w"], ["product"], "wild"),
+        helper.make_node("IsNaN", ["product"], ["none"], "none"),
+        helper.make_node("Cast", ["none"], ["z"], "cast", to=onnx.TensorProto.FLOAT),
+    ]
+    minus = numpy_helper.from_array(np.array(-1, np.float32), "minus")
+    ports = [("y", [4, 8]), ("z", [4, 8])]
+    path = saved(model(nodes, [("x", [4, 8])], ports, [weights("w", 8, 8), minus]), tmp_path)
+    made, report = quantize(work(path, StaticInt8(), drawn([4, 8])))
+    named = {node.name: node for node in made.graph.node}
+    assert named["wild"].input[0] == "root" and named["plain"].input[0] != "x"
+    assert report.notes == (
+        "3 nodes stay in float32: on the samples, values of theirs are NaN or infinite",
+    )
+
+
+def test_a_softmax_without_a_type_stays_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Softmax", ["a"], ["b"], "shares"),
+        helper.make_node("MatMul", ["b", "w"], ["y"], "second"),
+    ]
+    small = model(nodes, [("x", [4, 8])], [("y", [4, 8])], [weights("w", 8, 8)])
+    assert not small.graph.value_info
+    made = Quantiser(small, StaticInt8(), drawn([4, 8]).calibration, tmp_path).quantise()
+    assert "shares" in {node.name for node in made.graph.node}
 
 
 def test_bodies_alone_are_nothing_to_quantise(tmp_path: Path) -> None:
