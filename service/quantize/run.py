@@ -11,7 +11,7 @@ from typing import TypeAlias
 import onnx
 
 from compiler.kernels import ScheduleSource
-from compiler.program_builder import build_program
+from compiler.program_builder import ProgramBuilder
 from compiler.target import Target
 from service.jobs.device import Device
 from service.jobs.explain import kernel_seconds
@@ -154,7 +154,9 @@ class _Run:
         planned, schedules = work.settle(first)
         if not work.device.runs(planned.target):
             return None
-        compiled = build_program(planned.plan, schedules, planned.target, work.threads)
+        kernels = self._sizes.kernels
+        builder = ProgramBuilder(schedules, planned.target, work.threads, kernels=kernels)
+        compiled = builder.build(planned.plan)
         seconds = kernel_seconds(compiled, work.threads, work.device)
         owners = Owners(model.graph, self._known, self._layers)
         tuned = sum(step.workload.key in compiled.tuned for step in planned.plan.kernels)
