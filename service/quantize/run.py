@@ -146,8 +146,8 @@ class _Run:
         work = self._work
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
-        request = ModelRequest(path, work.target, work.threads, dims=work.samples.dims)
-        first = plan_first_program(request, {})
+        sizes = {name: (size,) for name, size in work.samples.dims.items()}
+        first = plan_first_program(ModelRequest(path, work.target, work.threads), sizes)
         if first.stages is not None:
             self._notes += ["the data decide sizes of this model: its kernels are not timed"]
             return None
