@@ -433,6 +433,7 @@ def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
         options.weight_limit_bytes,
         options.timings,
         any_rows=any_rows,
+        kernels=options.kernels,
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from compiler.graph.ir import Graph
-    from compiler.kernels import ScheduleSource
+    from compiler.kernels import KernelCache, ScheduleSource
     from compiler.plan import GraphPlan
     from compiler.ranges import SizeRange
     from compiler.runtime.ports import Sizes
@@ -54,6 +54,7 @@ class CompileOptions:
             outputs stay float32. A planner has its own.
         own_sizes: sizes of open dimensions that are compiled for their own sake when they are first
             met, though they are within the ranges.
+        kernels: what other compilations of this process have compiled, and what this one adds.
     """
 
     target: str = "host"
@@ -66,6 +67,7 @@ class CompileOptions:
     planner: ModelPlanner | None = None
     precision: str = DType.FLOAT32
     own_sizes: Collection[Sizes] = ()
+    kernels: KernelCache | None = field(default=None, repr=False, compare=False)
 
     def machine(self) -> Target:
         """The target. Raises CompilerError if it does not run here, or an option is impossible."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.common import UserError, existing_file
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from service.client import Client
     from service.jobs.given_inputs import GivenInputs
     from service.quantize.samples import Input
@@ -72,6 +74,10 @@ def upload_samples(client: Client, given: GivenInputs) -> list[str]:
         return [client.upload_samples(file).digest]
 
 
+def _held(dtype: np.dtype[Any]) -> str:
+    return "text" if dtype.kind == "O" else str(dtype)
+
+
 def _values(listed: list[str] | None, inputs: tuple[Input, ...]) -> dict[str, float]:
     """{"sr": 16000} from ["sr=16000"]. Raises UserError."""
     import numpy as np
@@ -84,8 +90,12 @@ def _values(listed: list[str] | None, inputs: tuple[Input, ...]) -> dict[str, fl
             names = ", ".join(f"'{each}'" for each in known)
             raise UserError(f"--value '{text}': expected NAME=NUMBER, the inputs are {names}")
         try:
+            if known[name].kind == "O":
+                raise ValueError("a text")
             found[name] = float(number) if known[name].kind == "f" else int(number)
             np.array(found[name], known[name])
         except (ValueError, OverflowError) as error:
-            raise UserError(f"--value '{text}': input '{name}' holds {known[name]}") from error
+            raise UserError(
+                f"--value '{text}': input '{name}' holds {_held(known[name])}"
+            ) from error
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
 
+import numpy as np
 import onnx
 import onnx.version_converter
 
@@ -107,6 +109,8 @@ class Quantiser:
         calibration: samples for the ranges of a static method; they are used once.
         folder: for files in between; it outlives the quantiser.
         operators: those that the method quantises.
+        wild: nodes that stay in float32, since the samples make values of theirs that have no
+            range: NaN or infinity.
     """
 
     model: onnx.ModelProto
@@ -114,17 +118,23 @@ class Quantiser:
     calibration: Sequence[Mapping[str, Array]]
     folder: Path
     operators: frozenset[str] = field(init=False)
-    _bodies: frozenset[str] = field(init=False)
+    wild: frozenset[str] = field(init=False, default=frozenset())
+    _left: frozenset[str] = field(init=False)
+    """The nodes that no method touches."""
 
     def __post_init__(self) -> None:
-        _, *bodies = _graphs(self.model.graph)
-        self._bodies = frozenset(node.name for body in bodies for node in body.node)
+        main, *bodies = _graphs(self.model.graph)
+        self._left = frozenset(node.name for body in bodies for node in body.node) | _untyped(main)
         self.operators = frozenset(_operators(self.method))
         onnx.save(self.model, self._source)
 
     @property
     def _source(self) -> str:
         return str(self.folder / "prepared.onnx")
+
+    @property
+    def _ranges(self) -> Path:
+        return self.folder / "ranges.json"
 
     def quantise(self, keep: Collection[str] = ()) -> onnx.ModelProto:
         """The quantised model, but for the nodes of these names, which stay as they are.
@@ -138,21 +148,31 @@ class Quantiser:
         from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
         result = str(self.folder / "quantised.onnx")
-        kept = sorted({*keep, *self._bodies})
+        kept = sorted({*keep, *self._left})
         with _quiet(f"onnxruntime cannot quantise the model to {self.method}"):
             match self.method:
                 case StaticInt8(per_channel, ranges):
-                    quantize_static(
-                        self._source,
-                        result,
-                        _reader(self.calibration),
-                        activation_type=QuantType.QUInt8,
-                        weight_type=QuantType.QInt8,
-                        per_channel=per_channel,
-                        nodes_to_exclude=kept,
-                        calibrate_method=_calibration_method(ranges),
-                        calibration_cache_path=self.folder / "ranges.json",
-                    )
+
+                    def static(kept: Sequence[str]) -> None:
+                        quantize_static(
+                            self._source,
+                            result,
+                            _reader(self.calibration),
+                            activation_type=QuantType.QUInt8,
+                            weight_type=QuantType.QInt8,
+                            per_channel=per_channel,
+                            nodes_to_exclude=kept,
+                            calibrate_method=_calibration_method(ranges),
+                            calibration_cache_path=self._ranges,
+                        )
+
+                    try:
+                        static(kept)
+                    except AssertionError:  # it asserts that scales are numbers
+                        self.wild = _wild(self.model.graph, self._ranges)
+                        if not self.wild:
+                            raise
+                        static(sorted({*kept, *self.wild}))
                     return onnx.load(result)
                 case DynamicInt8(per_channel):
                     quantize_dynamic(
@@ -186,7 +206,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     """A float32 model as the method takes it: opset, constants folded, Gemm spelled out, named.
 
     Raises:
-        NothingToQuantizeError: if it is quantised already.
+        NothingToQuantizeError: if it is quantised already, or has no operator of ONNX's own.
         QuantizeError: if it is too large, or what onnxruntime cannot read.
     """
     check_installed(method)
@@ -195,9 +215,12 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
 
     model = load_whole(path)
     _check_float(model)
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        domains = ", ".join(f"'{one.domain}'" for one in model.opset_import)
+        raise NothingToQuantizeError(f"'{path}' has operators of {domains} alone, and none of ONNX")
     written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
     with _quiet(f"'{path}' cannot be prepared for quantising"):
-        opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
         if opset < LEAST_OPSET:
             model = onnx.version_converter.convert_version(model, LEAST_OPSET)
         onnx.save(model, written)
@@ -288,6 +311,32 @@ def _check_float(model: onnx.ModelProto) -> None:
                 f"the model is quantised already: node '{node.name or node.output[0]}' is a "
                 f"{node.op_type}"
             )
+
+
+def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
+    """The Softmax nodes whose output has no type in the file: onnxruntime states a range for each,
+    and fails where it did not calibrate one."""
+    known = {info.name for info in (*graph.value_info, *graph.output)}
+    softmaxes = (node for node in graph.node if node.op_type == "Softmax")
+    return frozenset(node.name for node in softmaxes if node.output[0] not in known)
+
+
+def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
+    """The nodes that read or make a value whose range is no number.
+
+    Such ranges are taken out of those that onnxruntime wrote, if it did.
+    """
+    if not ranges.is_file():
+        return frozenset()
+    written = json.loads(ranges.read_text())
+    values = {
+        name
+        for name, each in written["data"].items()
+        if not all(np.isfinite(each[end]["data"]).all() for end in ("lowest", "highest"))
+    }
+    written["data"] = {n: each for n, each in written["data"].items() if n not in values}
+    ranges.write_text(json.dumps(written))
+    return frozenset(node.name for node in graph.node if values & {*node.input, *node.output})
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

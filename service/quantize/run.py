@@ -11,7 +11,7 @@ from typing import TypeAlias
 import onnx
 
 from compiler.kernels import ScheduleSource
-from compiler.program_builder import build_program
+from compiler.program_builder import ProgramBuilder
 from compiler.target import Target
 from service.jobs.device import Device
 from service.jobs.explain import kernel_seconds
@@ -109,6 +109,11 @@ class _Run:
         quantiser = Quantiser(self._model, work.method, samples.calibration, self._folder)
         work.tell(f"quantising: {work.method}")
         made = quantiser.quantise()
+        if quantiser.wild:
+            self._notes.append(
+                f"{len(quantiser.wild)} nodes stay in float32: on the samples, values of theirs "
+                "are NaN or infinite"
+            )
         self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
@@ -141,15 +146,17 @@ class _Run:
         work = self._work
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
-        request = ModelRequest(path, work.target, work.threads, dims=work.samples.dims)
-        first = plan_first_program(request, {})
+        sizes = {name: (size,) for name, size in work.samples.dims.items()}
+        first = plan_first_program(ModelRequest(path, work.target, work.threads), sizes)
         if first.stages is not None:
-            self._notes = ["the data decide sizes of this model: its kernels are not timed"]
+            self._notes += ["the data decide sizes of this model: its kernels are not timed"]
             return None
         planned, schedules = work.settle(first)
         if not work.device.runs(planned.target):
             return None
-        compiled = build_program(planned.plan, schedules, planned.target, work.threads)
+        kernels = self._sizes.kernels
+        builder = ProgramBuilder(schedules, planned.target, work.threads, kernels=kernels)
+        compiled = builder.build(planned.plan)
         seconds = kernel_seconds(compiled, work.threads, work.device)
         owners = Owners(model.graph, self._known, self._layers)
         tuned = sum(step.workload.key in compiled.tuned for step in planned.plan.kernels)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 
 from compiler import driver
+from compiler.kernels import KernelCache
+from compiler.options import CompileOptions
 from compiler.runtime.executable import Executable
 from compiler.runtime.packing import Array
 from compiler.runtime.sized import SizedExecutable
@@ -25,14 +27,19 @@ Runnable: TypeAlias = Executable | StagedExecutable
 
 @dataclass(frozen=True, slots=True)
 class CompiledFor:
-    """What every compilation here is for: sizes of named dimensions, and threads."""
+    """What every compilation here is for: sizes of named dimensions, and threads.
+
+    `kernels` are those that the models here share: most of a model is as it was.
+    """
 
     dims: Mapping[str, int]
     threads: int
+    kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
     def compile(self, model: onnx.ModelProto | Path) -> Runnable:
         """Raises CompilerError if it does not compile."""
-        made = driver.compile_model(model, dims=self.dims, threads=self.threads, keep=False)
+        options = CompileOptions(threads=self.threads, dims=self.dims, kernels=self.kernels)
+        made = driver.compile_with(model, options)
         assert not isinstance(made, SizedExecutable), "a dimension is open"
         return made
 

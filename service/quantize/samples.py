@@ -66,7 +66,7 @@ def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Inp
     """The inputs that a run gives, with the dimensions that `ports` says.
 
     Raises:
-        QuantizeError: if one is no tensor of numbers.
+        QuantizeError: if one is no tensor of numbers or texts.
     """
     found = []
     for info in graph.input:
@@ -76,7 +76,7 @@ def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Inp
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
         except (KeyError, ValueError) as error:
             raise QuantizeError(f"input '{info.name}' is no tensor") from error
-        if dtype.kind not in "biuf":
+        if dtype.kind not in "biufO":
             raise QuantizeError(f"input '{info.name}' holds {dtype}, which no sample can have")
         found.append(Input(info.name, dtype, ports[info.name]))
     return tuple(found)
@@ -148,7 +148,7 @@ def samples_of(
 def drawn_samples(
     inputs: Sequence[Input], dims: Mapping[str, int], rows: Mapping[str, int | None] | None = None
 ) -> Samples:
-    """Random samples (`input_spec`); `dims` as in `read_samples`.
+    """Random samples (`input_spec`), and empty texts; `dims` as in `read_samples`.
 
     Args:
         rows: of the tables that integer inputs index (`table_rows`), by name.
@@ -163,15 +163,15 @@ def drawn_samples(
                 raise QuantizeError(f"dimension '{dim}' has no size; give one with --dim")
         shapes[one.name] = tuple(int(dim) for dim in one.dims)
     known = rows or {}
-    samples = [
-        {
-            one.name: input_spec(
-                one.name, shapes[one.name], DType(one.dtype.name), seed, known.get(one.name)
-            ).draw()
-            for one in inputs
-        }
-        for seed in range(RANDOM_SAMPLES)
-    ]
+
+    def drawn(one: Input, seed: int) -> Array:
+        shape, dtype = shapes[one.name], one.dtype
+        if dtype.kind == "O":
+            return np.full(shape, "", object)
+        spec = input_spec(one.name, shape, DType(dtype.name), seed, known.get(one.name))
+        return spec.draw()
+
+    samples = [{one.name: drawn(one, seed) for one in inputs} for seed in range(RANDOM_SAMPLES)]
     return split(samples, dims, "drawn")
 
 
@@ -242,7 +242,7 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
         if one.name not in arrays:
             raise QuantizeError(f"'{where}': there is no array for input '{one.name}'")
         array = arrays[one.name]
-        kinds = {"f": "biuf", "b": "b"}.get(one.dtype.kind, "biu")
+        kinds = {"f": "biuf", "b": "b", "O": "OU"}.get(one.dtype.kind, "biu")
         if array.dtype.kind not in kinds:
             raise QuantizeError(
                 f"'{where}': '{one.name}' holds {array.dtype}, the model takes {one.dtype}"

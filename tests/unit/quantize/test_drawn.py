@@ -27,8 +27,30 @@ def test_tokens_are_rows_of_their_table(tmp_path: Path) -> None:
     assert tokens.shape == (1, 20) and 1 < tokens.max() < 50
 
 
+def test_texts_are_empty(tmp_path: Path) -> None:
+    model = perceptron()
+    text = onnx.helper.make_tensor_value_info("text", onnx.TensorProto.STRING, ["words"])
+    model.graph.input.append(text)
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    model.graph.node.append(
+        onnx.helper.make_node(
+            "LabelEncoder",
+            ["text"],
+            ["number"],
+            domain="ai.onnx.ml",
+            keys_strings=["a", "b"],
+            values_floats=[1.0, 2.0],
+        )
+    )
+    model.graph.output.append(
+        onnx.helper.make_tensor_value_info("number", onnx.TensorProto.FLOAT, ["words"])
+    )
+    drawn = drawn_at_hints(saved(model, tmp_path), {"words": 3})
+    assert drawn.held_out[0]["text"].tolist() == ["", "", ""]
+
+
 def test_inputs_that_no_sample_can_have_are_refused(tmp_path: Path) -> None:
     model = perceptron()
-    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
-    with pytest.raises(QuantizeError, match="holds object, which no sample can have"):
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.COMPLEX64
+    with pytest.raises(QuantizeError, match="holds complex64, which no sample can have"):
         drawn_at_hints(saved(model, tmp_path), {})

@@ -168,3 +168,13 @@ def test_layers_are_compared_with_their_noise(static: Made) -> None:
     assert len(found) == len(static.layers)
     assert all(20 < decibels < 60 for decibels in found)
     assert found[0] == found[1], "the Conv and the Relu that went into it make one value"
+
+
+def test_models_share_the_kernels_that_they_have_in_common() -> None:
+    sizes = CompiledFor({}, 1)
+    sizes.compile(network())
+    before = len(sizes.kernels.compiled)
+    sizes.compile(network())
+    assert 0 < before == len(sizes.kernels.compiled)
+    sizes.compile(with_outputs(network(), ["sum"]))
+    assert before <= len(sizes.kernels.compiled) < 2 * before

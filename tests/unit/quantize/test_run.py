@@ -22,6 +22,7 @@ from service.quantize.methods import (
     DynamicInt8,
     Int4,
     Method,
+    Quantiser,
     Ranges,
     StaticInt8,
     check_installed,
@@ -295,6 +296,39 @@ def test_bodies_stay_in_float32(tmp_path: Path, method: Method) -> None:
     assert sqnr(wanted, onnxruntime_outputs(made, samples.held_out)) > 10
 
 
+def test_values_that_are_no_numbers_stay_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "plain"),
+        helper.make_node("Mul", ["x", "x"], ["square"], "square"),
+        helper.make_node("Sub", ["minus", "square"], ["below"], "below"),
+        helper.make_node("Sqrt", ["below"], ["root"], "root"),
+        helper.make_node("MatMul", ["root", "w"], ["product"], "wild"),
+        helper.make_node("IsNaN", ["product"], ["none"], "none"),
+        helper.make_node("Cast", ["none"], ["z"], "cast", to=onnx.TensorProto.FLOAT),
+    ]
+    minus = numpy_helper.from_array(np.array(-1, np.float32), "minus")
+    ports = [("y", [4, 8]), ("z", [4, 8])]
+    path = saved(model(nodes, [("x", [4, 8])], ports, [weights("w", 8, 8), minus]), tmp_path)
+    made, report = quantize(work(path, StaticInt8(), drawn([4, 8])))
+    named = {node.name: node for node in made.graph.node}
+    assert named["wild"].input[0] == "root" and named["plain"].input[0] != "x"
+    assert report.notes == (
+        "3 nodes stay in float32: on the samples, values of theirs are NaN or infinite",
+    )
+
+
+def test_a_softmax_without_a_type_stays_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Softmax", ["a"], ["b"], "shares"),
+        helper.make_node("MatMul", ["b", "w"], ["y"], "second"),
+    ]
+    small = model(nodes, [("x", [4, 8])], [("y", [4, 8])], [weights("w", 8, 8)])
+    assert not small.graph.value_info
+    made = Quantiser(small, StaticInt8(), drawn([4, 8]).calibration, tmp_path).quantise()
+    assert "shares" in {node.name for node in made.graph.node}
+
+
 def test_bodies_alone_are_nothing_to_quantise(tmp_path: Path) -> None:
     path = saved(branching(outside=False), tmp_path)
     with pytest.raises(QuantizeError, match=r"outside of bodies .* it has no MatMul with"):
@@ -348,6 +382,16 @@ def test_models_with_nothing_to_quantise(tmp_path: Path) -> None:
         NothingToQuantizeError, match=r"there is nothing that dynamic int8, .* changes"
     ):
         quantize(work(saved(tanh, tmp_path), DynamicInt8(), drawn([2])))
+
+
+def test_a_model_without_operators_of_onnx_has_nothing_to_quantise(tmp_path: Path) -> None:
+    trees = model([helper.make_node("Tanh", ["x"], ["y"])], [("x", [2])], [("y", [2])])
+    del trees.opset_import[:]
+    trees.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    path = tmp_path / "trees.onnx"
+    onnx.save(trees, path)
+    with pytest.raises(NothingToQuantizeError, match=r"operators of 'ai.onnx.ml' alone"):
+        prepare(path, StaticInt8(), tmp_path)
 
 
 def test_what_does_not_compile_is_said(tmp_path: Path) -> None:

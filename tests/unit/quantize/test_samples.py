@@ -138,7 +138,7 @@ def test_drawn_samples_need_sizes() -> None:
         drawn_samples([Input("x", FLOAT, ("batch", 3))], {})
 
 
-def test_inputs_are_tensors_of_numbers() -> None:
+def test_inputs_are_tensors_of_numbers_or_texts() -> None:
     ports = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
         helper.make_tensor_value_info("text", TensorProto.STRING, [2]),
@@ -146,7 +146,11 @@ def test_inputs_are_tensors_of_numbers() -> None:
     ]
     graph = helper.make_graph([], "none", ports, [])
     assert model_inputs(graph, {"x": (2,)}) == (Input("x", FLOAT, (2,)),)
-    with pytest.raises(QuantizeError, match="input 'text'"):
+    (_, text) = model_inputs(graph, {"x": (2,), "text": (2,)})
+    assert text.dtype == object
+    ports[1].type.tensor_type.elem_type = TensorProto.COMPLEX64
+    graph = helper.make_graph([], "none", ports, [])
+    with pytest.raises(QuantizeError, match="input 'text' holds complex64"):
         model_inputs(graph, {"x": (2,), "text": (2,)})
 
 
