@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from typing import Any
@@ -37,9 +37,9 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
         CompilerError: if the text is not valid IR, if this LLVM does not know the target, or if
             the code calls a library (`llvm.fma` does on a target without the instruction).
     """
-    with _machine(target) as machine:
+    with _machine(target) as machine, ExitStack() as stack:
         with timed(timings, "LLVM parse"):
-            module = _parse(ir_text, target, machine)
+            module = stack.enter_context(_parsed(ir_text, target, machine))
         with timed(timings, "LLVM codegen"):
             return _checked(bytes(machine.emit_object(module)), target)
 
@@ -57,8 +57,8 @@ def _checked(data: bytes, target: Target) -> bytes:
 
 def emit_assembly(ir_text: str, target: Target) -> str:
     """Compile a module to assembly text, with LLVM's comments; arguments as `emit_object`."""
-    with _machine(target) as machine:
-        return str(machine.emit_assembly(_parse(ir_text, target, machine)))
+    with _machine(target) as machine, _parsed(ir_text, target, machine) as module:
+        return str(machine.emit_assembly(module))
 
 
 class JitLibrary:
@@ -148,12 +148,24 @@ def _create_machine(target: Target) -> Any:
     return machine
 
 
-def _parse(ir_text: str, target: Target, machine: Any) -> Any:
-    """A fresh module: emitting changes a module, so that each is emitted once."""
-    module = llvm.parse_assembly(ir_text)
-    module.triple = target.triple
-    module.data_layout = str(machine.target_data)
-    return module
+@contextmanager
+def _parsed(ir_text: str, target: Target, machine: Any) -> Iterator[Any]:
+    """A fresh module: emitting changes a module, so that each is emitted once.
+
+    Each has an LLVM context of its own: the types, constants and metadata of all modules stay in
+    their context as long as that lives, and the global one lives as long as the process.
+    """
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(ir_text, context)
+        try:
+            module.triple = target.triple
+            module.data_layout = str(machine.target_data)
+            yield module
+        finally:
+            module.close()
+    finally:
+        context.close()
 
 
 @cache

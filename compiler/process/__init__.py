@@ -3,8 +3,15 @@
 from compiler.process.own_process import (
     BLAS_THREADS,
     YOUNG_OBJECTS,
+    give_back_memory,
     leave_garbage,
     settle_process,
 )
 
-__all__ = ["BLAS_THREADS", "YOUNG_OBJECTS", "leave_garbage", "settle_process"]
+__all__ = [
+    "BLAS_THREADS",
+    "YOUNG_OBJECTS",
+    "give_back_memory",
+    "leave_garbage",
+    "settle_process",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -38,3 +39,16 @@ def leave_garbage() -> None:
     them anyway: 0.35 s of CPU time after a model was compiled. Files and threads end in order.
     """
     gc.freeze()
+
+
+def give_back_memory() -> None:
+    """Collect garbage, and return freed memory to the system, for a process that stays.
+
+    `settle_process` lets garbage lie for long. The C library keeps freed memory below a block that
+    lives, in a heap for each of several threads; glibc gives it back when it is asked.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

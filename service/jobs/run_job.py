@@ -197,7 +197,7 @@ def run_job(
         DatabaseError: if the database fails.
     """
     # however the job ends, they end with it
-    with ReferenceCache(timings=workshop.beside) as references:
+    with ReferenceCache(timings=workshop.beside, stop=stop or token) as references:
         outcome = _run(
             spec,
             device,

@@ -16,6 +16,7 @@ from contextlib import suppress
 import structlog
 
 from compiler.errors import CompilerError
+from compiler.process import give_back_memory
 from db.errors import DatabaseError, StorageError
 from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
@@ -56,6 +57,7 @@ class TunerProcess:
         self._weak = WeakRecords(storage, self._name)
         self._beside: threading.Thread | None = None
         self._leave_it = CancelToken()
+        self._ended = False
 
     def stop(self) -> None:
         """End soon: the jobs in hand go back to the queue. Safe in a signal handler's thread."""
@@ -76,6 +78,7 @@ class TunerProcess:
                     # the api is not ready while no tuner comes by here
                     self._storage.sweeps.take(CLAIMS, self._name)
                     match_jobs(self._storage)
+                    self._give_back()
                     taken = self.take()
                 except StorageError as error:
                     log.warning("database", error=str(error))
@@ -101,6 +104,12 @@ class TunerProcess:
             with suppress(StorageError):  # it is missed as if it had been killed
                 self._storage.sweeps.leave(CLAIMS, self._name)
             log.info("tuner is down", name=self._name)
+
+    def _give_back(self) -> None:
+        """After the last of several jobs: give back their memory, which no other job has in use."""
+        if self._ended and not self._runs:
+            self._ended = False
+            give_back_memory()
 
     def take(self) -> JobRun | None:
         """Claim the job whose turn it is; None without one, or while as many as set are in hand.
@@ -138,6 +147,7 @@ class TunerProcess:
                 log.warning("database", job=run.job.id, error=str(error))
             finally:
                 del self._runs[run]
+                self._ended = True
                 self._wake.set()
 
         thread = threading.Thread(target=work, name=f"job-{run.job.id[:8]}", daemon=True)

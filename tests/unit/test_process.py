@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -56,3 +57,27 @@ del cycle
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout or "no") == searched
+
+
+_FREED = """
+import os
+from compiler.process import give_back_memory
+
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+blocks = [bytearray(5000) for _ in range(40_000)]
+last = blocks[-1]
+full = held()
+del blocks
+give_back_memory()
+print(full - held())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
+def test_memory_below_a_block_that_lives_is_given_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) > 150

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from compiler.errors import CompilerError
-from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
+from compiler.process.bounded import LOOK_SECONDS, BoundedChild, Limits, NoAnswer, Reason, Stop
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
@@ -79,19 +80,34 @@ class ReferenceCache:
         limit_bytes: int = 512 << 20,
         each: ReferenceLimit | None = None,
         timings: Timings | None = None,
+        stop: Stop | None = None,
     ) -> None:
         """`limit_bytes` is for the outputs that are kept, `each` for the making of one. `timings`
-        counts what the child takes, as `references`."""
+        counts what the child takes, as `references`. `stop` closes the context at once, also while
+        the thread that works in it is busy."""
         self._timings = timings
         self._limit_bytes = limit_bytes
         self._each = each or ReferenceLimit()
         self._known: dict[tuple[str, int], Future[ExpectedOutput | NoReference]] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._stop = stop
+        self._over = threading.Event()
+        self._watch: threading.Thread | None = None
         self._quick, self._slow = _Lane(self._each), _Lane(self._each)
 
     def __enter__(self) -> Self:
+        if self._stop is not None:
+            watch = partial(self._close_when_stopped, self._stop)
+            self._watch = threading.Thread(target=watch, name="references-stop", daemon=True)
+            self._watch.start()
         return self
+
+    def _close_when_stopped(self, stop: Stop) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            if stop.cancelled:
+                self.close()
+                return
 
     def __exit__(
         self,
@@ -99,6 +115,9 @@ class ReferenceCache:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._over.set()
+        if self._watch is not None:
+            self._watch.join()
         self.close()
 
     def close(self) -> None:

@@ -367,3 +367,20 @@ def test_innermost_loops_hold_what_the_statistics_count(name: str) -> None:
         i for i in loop.instructions if "fmadd" in i or i.startswith(("vfmacc", "fmla"))
     ]
     assert len(multiply_adds) == 40
+
+
+def test_nothing_of_a_module_stays_in_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM's global context keeps types, constants and metadata for ever: a tuner grew by it."""
+    contexts = []
+
+    def created() -> llvm.ContextRef:
+        contexts.append(make())
+        return contexts[-1]
+
+    make = llvm.create_context
+    monkeypatch.setattr(llvm, "create_context", created)
+    emit_object(axpy(4), HOST)
+    emit_assembly(axpy(4), HOST)
+    with pytest.raises(CompilerError):
+        emit_object("no IR", HOST)
+    assert len(contexts) == 3 and all(context.closed for context in contexts)

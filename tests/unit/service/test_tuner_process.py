@@ -17,7 +17,7 @@ from db.storage import Storage
 from db.stores.jobs import Job, JobStore
 from db.stores.leases import NewRequest, RequestState
 from service.cli.serving import _watch_parent
-from service.jobs import run_job
+from service.jobs import run_job, tuner_process
 from service.jobs.hold import Hold
 from service.jobs.job_run import JobReporter
 from service.jobs.leased_device import LeasedDevice
@@ -226,6 +226,21 @@ def test_a_bug_or_a_sick_machine_fails_the_job_and_not_the_tuner(
     monkeypatch.setattr(run_job, "tune_tasks", loop(broken))
     assert work_once(tuner)
     assert storage.jobs.get(job.id).error == said
+
+
+def test_the_memory_of_jobs_is_given_back_once_no_job_runs(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: queue.Queue[JobState] = queue.Queue()
+
+    def give() -> None:
+        given_back.put(storage.jobs.get(job.id).state)
+
+    monkeypatch.setattr(tuner_process, "give_back_memory", give)
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    with running(tuner):
+        assert given_back.get(timeout=60).final
+    assert given_back.empty(), "once"
 
 
 def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:

@@ -21,6 +21,7 @@ from compiler.timings import Timings
 from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tuner.cancel import CancelToken
 from tuner.measure.measurement import Phase, Status
 from tuner.measure.oracle import ExpectedOutput, make_reference
 from tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
@@ -130,6 +131,23 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
         assert small() is None, "nothing is held"
         assert other.get(_product()) is kept, "the other job has its own"
         assert isinstance(other.get(_product(9)), ExpectedOutput)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_job_that_is_stopped_loses_its_children_while_its_thread_is_busy() -> None:
+    """Its loop may lower candidates for seconds before it looks at its token again."""
+    token, before = CancelToken(), _children()
+    with ReferenceCache(each=_unlimited(), stop=token) as cache:
+        assert isinstance(cache.get(_product()), ExpectedOutput)
+        under_way = cache.prepare(_slow(), Phase.SCREEN)
+        _until(lambda: len(_children() - before) == 2)
+        token.cancel()
+        ends = time.monotonic() + SECONDS_MOST
+        while _children() != before:
+            assert time.monotonic() < ends, "nobody asks, and nobody closes"
+            time.sleep(0.01)
+        assert under_way.cases() is ENDED
+        assert cache.get(_product(7)) is ENDED
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
