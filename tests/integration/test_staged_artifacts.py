@@ -27,9 +27,19 @@ from service.jobs.given_inputs import NONE_GIVEN
 from service.jobs.planning import ModelRequest
 from service.jobs.stage_planning import plan_first_program, plan_programs
 from service.jobs.staged_inputs import staged_inputs
-from tests.integration.test_staged import branches, chosen_rows, computed_shapes, marked
+from tests.integration.test_staged import (
+    FLOAT,
+    agrees,
+    branches,
+    chosen_rows,
+    computed_shapes,
+    marked,
+    model,
+)
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
+
+INT32 = onnx.TensorProto.INT32
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +188,72 @@ def test_sizes_that_nobody_foresaw_are_named() -> None:
     for plan in (plan_programs, plan_first_program):
         with pytest.raises(InvalidArgumentError, match="'limit' decides by its values, of float"):
             plan(request, {})
+
+
+def counts_multiplied() -> onnx.ModelProto:
+    """As many elements as the product of three counts, which is in int32."""
+    node = onnx.helper.make_node
+    nodes = []
+    for name in "abc":
+        nodes.append(node("NonZero", [name], [f"{name}.found"]))
+        nodes.append(node("Shape", [f"{name}.found"], [f"{name}.count"], start=1))
+    nodes += [
+        node("Concat", [f"{name}.count" for name in "abc"], ["counts"], axis=0),
+        node("Cast", ["counts"], ["small"], to=INT32),
+        node("ReduceProd", ["small"], ["count"], keepdims=1),
+        node("Cast", ["count"], ["shape"], to=onnx.TensorProto.INT64),
+        node("Expand", ["x", "shape"], ["y"]),
+    ]
+    inputs = [("x", FLOAT, (1,)), *((name, FLOAT, (f"n_{name}",)) for name in "abc")]
+    return model(nodes, inputs, ["y"])
+
+
+def chosen_of_a_tail() -> onnx.ModelProto:
+    """The positive elements behind the first: of one element there are none to choose from."""
+    node = onnx.helper.make_node
+    return model(
+        [
+            node("Slice", ["x", "one", "end", "none"], ["tail"]),
+            node("Greater", ["tail", "zero"], ["mask"]),
+            node("NonZero", ["mask"], ["found"]),
+            node("Squeeze", ["found", "none"], ["places"]),
+            node("Gather", ["tail", "places"], ["y"], axis=0),
+        ],
+        [("x", FLOAT, ("n",))],
+        ["y"],
+        zero=np.float32(0),
+        none=np.array([0]),
+        one=np.array([1]),
+        end=np.array([1 << 40]),
+    )
+
+
+def _made(proto: onnx.ModelProto, place: Path) -> Any:
+    from service.jobs.no_regret import FixedSchedules
+    from service.jobs.tuning import build_artifact
+
+    plans = plan_programs(ModelRequest(proto.SerializeToString()), {})
+    build_artifact(plans, FixedSchedules({}), place)
+    return load_artifact(place)
+
+
+def test_a_question_about_several_sizes_parts_them_all(tmp_path: Path) -> None:
+    """Whether a product fits into 32 bits has an answer up to the same end of each factor."""
+    proto = counts_multiplied()
+    made = _made(proto, tmp_path / "a")
+    for counts in ((3, 1, 2), (40, 50, 60)):
+        feeds = {n: np.ones(k, np.float32) for n, k in zip("abc", counts, strict=True)}
+        agrees(made, proto, x=np.full(1, 3, np.float32), **feeds)
+    feeds = {n: np.ones(4000, np.float32) for n in "abc"}
+    with pytest.raises(InvalidInputError, match="no program"):
+        made.run({"x": np.ones(1, np.float32), **feeds})
+
+
+def test_a_table_that_may_be_empty_has_a_program_where_it_is_not(tmp_path: Path) -> None:
+    proto = chosen_of_a_tail()
+    made = _made(proto, tmp_path / "a")
+    for x in ([1, 2, -3, 4], [1, 2], [5, -1, 2, 2, 2, -9, 8]):
+        agrees(made, proto, x=np.array(x, np.float32))
 
 
 def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None:
