@@ -31,6 +31,8 @@ SizeRange: TypeAlias = "int | str | range | Dimension"
 Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
 """Stated sizes of dimensions, by name, with the share of each."""
 
+Later: TypeAlias = "Callable[[int], dict[str, Dimension]]"
+
 MOST_STATED = 8
 """Most sizes that can be stated: each of them is measured for each candidate."""
 
@@ -271,7 +273,7 @@ def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[di
 
     Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
     a question for equality, multiples of a power of two. What may also never be equal has first and
-    last sizes, too.
+    last sizes, too, and neighbours with one quotient.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_open, (error.undecided, error.unequal)):
@@ -284,9 +286,13 @@ def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[di
                 continue
             found.append(_multiples(chosen, question))
             if error.may_differ:
+                found.append(_between(chosen, question))
                 for side in (question, -question):
                     found += [_first(chosen, side + 1), _last(chosen, side)]
-    narrower = [{**ranges, **each} for each in found if each is not None]
+    narrower: list[dict[str, Dimension]] = []
+    for each in found:
+        if each is not None and {**ranges, **each} not in narrower:
+            narrower.append({**ranges, **each})
     return sorted(narrower, key=_choices, reverse=True)
 
 
@@ -378,6 +384,29 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
             changed[name] = Dimension(name, low, high, factor * d.multiple)
         if _bounds_within(chosen, changed, difference) == (0, 0):
             return changed
+    return None
+
+
+def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The sizes of one dimension, more than one, at which the difference is always 0: 192 to 703
+    samples are one window of 512."""
+    if len(chosen) != 1:
+        return None
+    ((name, dimension),) = chosen.items()
+    for side in (difference, -difference):
+        first = (_first(chosen, side) or chosen)[name]
+        if first.high is None:
+            continue
+
+        def later(start: int, first: Dimension = first) -> dict[str, Dimension]:
+            return {name: replace(first, low=start)}
+
+        def holds(negated: int, side: int = side, later: Later = later) -> bool:
+            return _bounds_within(chosen, later(-negated), side)[0] >= 0
+
+        start = -_turning(-first.high, 1 - dimension.low, holds)
+        if start < first.high and _bounds_within(chosen, later(start), side) == (0, 0):
+            return later(start)
     return None
 
 

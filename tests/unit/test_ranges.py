@@ -244,6 +244,25 @@ def test_images_that_are_halved_and_doubled_are_multiples() -> None:
     assert found == ["16..4096:16", "16..4096:16", "1..4096"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_sizes_with_one_quotient_are_a_range(turned: bool) -> None:
+    """A voice detector takes one window of 512 samples, of 192 to 703 with its padding."""
+
+    def attempt(ranges: Mapping[str, Dimension]) -> str:
+        samples = open_size(ranges["samples"])
+        windows = (samples + 320) // 512
+        try:
+            one = equal(1, windows) if turned else equal(windows, 1)
+        except OpenSizeError as error:
+            error.may_differ = True
+            raise
+        if not one:
+            raise InvalidModelError("more than a window, or none")
+        return ranges["samples"].range_text
+
+    assert within_defaults(["samples"], attempt) == "192..703"
+
+
 def test_multiples_are_of_the_range_that_was_given() -> None:
     given = {"n": Dimension("n", 1, 10, 3), "m": Dimension("m", 5, 6)}
     n = open_size(given["n"])
