@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 
+from compiler.drawn_integers import drawn_integers
 from compiler.errors import CompilerError, InvalidModelError
 from compiler.intervals import SizeSplit, leaves
 from compiler.kernels import KernelCache, KernelCompiler, KernelTree, ScheduleSource, weights_of
@@ -23,7 +24,6 @@ from compiler.schedule.schedule import Schedule
 from compiler.sizes import OpenSizeError
 from compiler.slices import slices_of
 from compiler.stacked_memory import stack_memory
-from compiler.table_rows import table_rows
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
@@ -306,5 +306,5 @@ def _port(plan: GraphPlan, name: str) -> Port:
         plan.labels(name),
         room,
         plan.part_of(name),
-        table_rows(plan.graph, name) if name in plan.graph.inputs else None,
+        drawn_integers(plan.graph, name) if name in plan.graph.inputs else None,
     )

@@ -125,8 +125,8 @@ class Port:
     `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
     most that it can be. `labels` are what its numbers stand for. `room` is a dimension
     and its extent in memory where the array lies at the start of that dimension of a larger one.
-    `part_of` is the output of the model that is a list, of which this is the next element. `rows`
-    are those of the smallest table that the numbers of an input index: random ones are below it.
+    `part_of` is the output of the model that is a list, of which this is the next element. Random
+    numbers of an input begin with the first of `integers` and end before the second.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Port:
     labels: Labels | None = None
     room: tuple[int, int] | None = None
     part_of: str | None = None
-    rows: int | None = None
+    integers: tuple[int, int] | None = None
 
     @property
     def stored(self) -> tuple[int, ...]:

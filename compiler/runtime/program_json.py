@@ -130,8 +130,8 @@ def _port_to_json(port: Port) -> dict[str, Any]:
         data["room"] = [port.room[0], size_to_json(port.room[1])]
     if port.part_of is not None:
         data["part_of"] = port.part_of
-    if port.rows is not None:
-        data["rows"] = port.rows
+    if port.integers is not None:
+        data["integers"] = list(port.integers)
     return data
 
 
@@ -140,10 +140,13 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
     counted = data.get("counted")
     if counted is not None and not 0 <= int(counted) < len(shape):
         raise ValueError(f"'{data['name']}' has no dimension {counted}")
-    labels, room = data.get("labels"), data.get("room")
+    labels, room, integers = data.get("labels"), data.get("room"), data.get("integers")
     if room is not None:
         axis, extent = room
         room = int(axis), size_from_json(extent, known)
+    if integers is not None:
+        first, end = integers
+        integers = int(first), int(end)
     return Port(
         str(data["name"]),
         DType(data["dtype"]),
@@ -152,7 +155,7 @@ def _port_from_json(data: Mapping[str, Any], known: Known) -> Port:
         None if labels is None else Labels.from_json(labels),
         room,
         None if (part_of := data.get("part_of")) is None else str(part_of),
-        None if (rows := data.get("rows")) is None else int(rows),
+        integers,
     )
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 
 import numpy as np
 
+from compiler.drawn_integers import drawn_integers
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
@@ -29,7 +30,6 @@ from compiler.ops.interpret import run_graph
 from compiler.ops.products import HALVES
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.program import Port
-from compiler.table_rows import table_rows
 from service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import LoadableOf, of_artifact
@@ -173,7 +173,7 @@ def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
     """The inputs that a device draws from the same seed."""
     types, made = planned.graph.types, planned.plan.graph
     ports = [
-        Port(v, types[v].dtype, types[v].shape, rows=table_rows(made, v))
+        Port(v, types[v].dtype, types[v].shape, integers=drawn_integers(made, v))
         for v in planned.graph.inputs
     ]
     return planned.request.given.draw(ports, seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from compiler.drawn_integers import drawn_integers
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
-from compiler.table_rows import table_rows
 from service.jobs.planning import ModelRequest
 from service.jobs.stage_planning import plan_first_program
 from service.quantize.samples import Samples, drawn_samples, model_inputs
@@ -37,5 +37,5 @@ def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     }
     sizes = {**given, **(planned.request.dims or {}), **dict(planned.sizes), **sizes}
     inputs = model_inputs(graph, ports.fixed(sizes).inputs)
-    rows = {one.name: table_rows(planned.graph, one.name) for one in inputs}
-    return drawn_samples(inputs, sizes, rows)
+    integers = {one.name: drawn_integers(planned.graph, one.name) for one in inputs}
+    return drawn_samples(inputs, sizes, integers)

@@ -146,12 +146,14 @@ def samples_of(
 
 
 def drawn_samples(
-    inputs: Sequence[Input], dims: Mapping[str, int], rows: Mapping[str, int | None] | None = None
+    inputs: Sequence[Input],
+    dims: Mapping[str, int],
+    integers: Mapping[str, tuple[int, int] | None] | None = None,
 ) -> Samples:
     """Random samples (`input_spec`), and empty texts; `dims` as in `read_samples`.
 
     Args:
-        rows: of the tables that integer inputs index (`table_rows`), by name.
+        integers: that random ones are of (`drawn_integers`), by name.
 
     Raises:
         QuantizeError: if a dimension has no size.
@@ -162,7 +164,7 @@ def drawn_samples(
             if isinstance(dim, str):
                 raise QuantizeError(f"dimension '{dim}' has no size; give one with --dim")
         shapes[one.name] = tuple(int(dim) for dim in one.dims)
-    known = rows or {}
+    known = integers or {}
 
     def drawn(one: Input, seed: int) -> Array:
         shape, dtype = shapes[one.name], one.dtype

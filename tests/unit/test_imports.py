@@ -58,7 +58,7 @@ INSIDE: dict[str, set[str]] = {
     "views": _IR | {"ops", "workload", "placement", "plan", "passes", "regions"},
     "partition": _IR | {"ops", "workload", "placement", "plan", "passes", "views", "choices"},
     "product_types": _IR | {"ops"},
-    "table_rows": _IR | {"ops"},
+    "drawn_integers": _IR | {"ops"},
     "intervals": {"ops", "sizes", "workload"},
     "costs": _IR | {"ops", "workload", "plan", "passes", "memory_plan", "product_types"},
     "memory_plan": _IR | {"ops", "workload", "placement", "plan", "regions", "runtime"},
@@ -76,10 +76,10 @@ INSIDE: dict[str, set[str]] = {
     "sliced_batch": _BASE | {"graph", "ops", "plan", "runtime"},
     "program_builder": _IR
     | {"workload", "plan", "memory_plan", "stacked_memory", "schedule", "runtime"}
-    | {"intervals", "kernels", "program_emitter", "slices", "table_rows"},
+    | {"intervals", "kernels", "program_emitter", "slices", "drawn_integers"},
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "foreseen": _BASE | {"ranges", "runtime", "staged"},
-    "staged": _BASE | {"graph", "ranges", "frontend", "runtime"},
+    "staged": _BASE | {"graph", "profile", "ranges", "frontend", "runtime"},
     "c_library": _BASE | {"codegen", "program_builder", "runtime"},
     "granted_cores": {"core_kinds", "device"},
     "kept_folder": set(),

@@ -60,21 +60,26 @@ class Race:
 
 
 def input_spec(
-    name: str, shape: Sequence[int], dtype: DType, seed: int, rows: int | None = None
+    name: str,
+    shape: Sequence[int],
+    dtype: DType,
+    seed: int,
+    integers: tuple[int, int] | None = None,
 ) -> InputSpec:
-    """The distribution of a model's random input: standard normal for floats, the `rows` of the
-    table that integers index (`Port.rows`), or else zero and one.
+    """The distribution of a model's random input: standard normal for floats, from the first of
+    `integers` up to before the second (`Port.integers`), or else zero and one.
 
     The seed is of the name, so that the order of the inputs does not matter.
     """
     own = seed << 32 | zlib.crc32(name.encode())
     if dtype.is_float:
         return InputSpec(tuple(shape), dtype.value, own, Distribution.NORMAL)
-    if rows is None or dtype is DType.BOOL:
-        high = 2
-    else:
-        high = max(1, min(rows, int(np.iinfo(dtype.numpy).max) + 1))
-    return InputSpec(tuple(shape), dtype.value, own, Distribution.INTEGERS, high=high)
+    low, high = (0, 2) if integers is None or dtype is DType.BOOL else integers
+    if dtype is not DType.BOOL:
+        limits = np.iinfo(dtype.numpy)
+        low = min(max(low, int(limits.min)), int(limits.max))
+        high = min(max(high, low + 1), int(limits.max) + 1)
+    return InputSpec(tuple(shape), dtype.value, own, Distribution.INTEGERS, low=low, high=high)
 
 
 def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
@@ -86,7 +91,7 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
     ports = tuple(ports)
     needed = sum(prod(port.shape) * port.dtype.bytes for port in ports)
     check_memory(needed, "for arrays of the inputs")
-    return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.rows).draw() for p in ports}
+    return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.integers).draw() for p in ports}
 
 
 def run_all(programs: Sequence[tuple[Executable, Mapping[str, np.ndarray]]]) -> Run:

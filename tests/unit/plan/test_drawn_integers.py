@@ -1,4 +1,5 @@
-"""Integer inputs that nobody provides are random rows of the tables that they index."""
+"""Integer inputs that nobody provides are random rows of the tables that they index, or the number
+that the model compares them with."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler import driver
+from compiler.drawn_integers import drawn_integers
 from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.table_rows import table_rows
 from compiler.target import resolve_target
 from service.jobs.planning import ModelRequest, plan_first_sizes
 from service.jobs.verification import _draw
@@ -90,7 +91,32 @@ def test_the_smallest_constant_table_counts(nodes: list[Any], rows: int | None) 
         "small": np.ones((7, 4), np.float32),
     }
     source = model(nodes, {"x": TensorProto.INT64}, **{n: np.asarray(t) for n, t in tables.items()})
-    assert table_rows(driver.load_graph(source, {"n": 5}), "x") == rows
+    known = None if rows is None else (0, rows)
+    assert drawn_integers(driver.load_graph(source, {"n": 5}), "x") == known
     planned = plan_first_sizes(ModelRequest(source), {"n": (5,)})
     drawn = _draw(planned, INPUT_SEED)["x"]
     assert drawn.min() >= 0 and drawn.max() < (2 if rows is None else rows)
+
+
+@pytest.mark.parametrize(("shape", "number"), [([], 16_000), ([1], 16_000), ([2], None)])
+def test_a_single_number_is_the_one_that_it_is_compared_with(
+    shape: list[int], number: int | None
+) -> None:
+    """A sampling rate chooses a branch; any other number would choose the other."""
+    nodes = [
+        node("Cast", ["rate"], "wide", to=TensorProto.INT64),
+        node("Equal", ["known", "wide"], "same"),
+        node("Cast", ["same"], "y", to=TensorProto.FLOAT),
+    ]
+    given = [helper.make_tensor_value_info("rate", TensorProto.INT32, shape)]
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    known = numpy_helper.from_array(np.array(16_000, np.int64), "known")
+    graph = helper.make_graph(nodes, "rates", given, [made], [known])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
+    planned = plan_first_sizes(ModelRequest(proto.SerializeToString()), {})
+    drawn = _draw(planned, INPUT_SEED)["rate"]
+    assert drawn.shape == tuple(shape) and drawn.dtype == np.int32
+    assert set(drawn.flat) == {number} if number else set(drawn.flat) <= {0, 1}
+    program = driver.build_program(planned.served_plan, None, resolve_target("host"), 1).program
+    program = program_from_json(program_to_json(program))  # as a device gets it
+    np.testing.assert_array_equal(draw_inputs(program.inputs, INPUT_SEED)["rate"], drawn)

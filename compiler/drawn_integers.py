@@ -1,0 +1,85 @@
+"""The numbers that random integers of an input are of: token ids, token types, a sampling rate.
+
+Inputs without given values are random. Random positions are only realistic if they reach all rows
+of a table, and only valid if they reach no others. A number that is compared with a constant, such
+as a rate of 16,000, chooses a branch by it: another number may choose one that fits no other input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+
+_KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
+
+
+def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
+    """The first number that the elements of a value may be, and the one after the last: the rows of
+    the smallest constant table that they index, or, of a single element, the first constant that it
+    is compared with. None if there is neither."""
+    kind = graph.types.get(value)
+    if kind is None or kind.dtype.is_float:
+        return None
+    readers = list(_readers(graph, value))
+    rows = min(_rows(graph, readers), default=None)
+    if rows is not None:
+        return 0, rows
+    compared = None if kind.elements != 1 else next(_compared(graph, readers), None)
+    return None if compared is None else (compared, compared + 1)
+
+
+def _readers(graph: Graph, value: str) -> Iterator[tuple[str, Node]]:
+    """The nodes that read the elements of a value, and under which name; not those that only move
+    them."""
+    pending, seen = [value], {value}
+    while pending:
+        name = pending.pop()
+        for node in graph.consumers(name):
+            if not _keeps_elements(graph, node):
+                yield name, node
+            elif node.output not in seen:
+                pending.append(node.output)
+                seen.add(node.output)
+
+
+def _rows(graph: Graph, readers: Iterable[tuple[str, Node]]) -> Iterator[int]:
+    for indices, node in readers:
+        is_index = node.op == "gather" and indices == node.inputs[1]
+        if is_index and _is_constant(graph, node.inputs[0]):
+            axis = node.attr("axis", 0)
+            assert isinstance(axis, int)
+            yield max(1, graph.types[node.inputs[0]].shape[axis])
+
+
+def _compared(graph: Graph, readers: Iterable[tuple[str, Node]]) -> Iterator[int]:
+    for name, node in readers:
+        if node.op == "equal":
+            for other in node.inputs:
+                constant = graph.constants.get(other)
+                if other != name and constant is not None and constant.size == 1:
+                    yield int(constant.reshape(()))
+
+
+def _keeps_elements(graph: Graph, node: Node) -> bool:
+    """Whether the integers of a node's output are elements of its operands."""
+    if node.op == "cast":
+        return not graph.types[node.output].dtype.is_float
+    return ops.get(node.op).kind in _KEEPS_ELEMENTS and len(node.outputs) == 1
+
+
+def _is_constant(graph: Graph, value: str) -> bool:
+    """Whether a value follows from constants alone: quantised tables are not folded."""
+    pending, seen = [value], {value}
+    while pending:
+        each = pending.pop()
+        if each in graph.constants:
+            continue
+        node = graph.producer(each)
+        if node is None or node.bodies:
+            return False
+        pending += [v for v in node.inputs if v not in seen]
+        seen.update(node.inputs)
+    return True
