@@ -69,6 +69,7 @@ NEEDED: dict[str, Scope | None] = {
     "POST /v1/leases/{lease_id}/plain": Scope.MEASURE,
     "POST /v1/leases/{lease_id}/result": Scope.MEASURE,
     "POST /v1/models": Scope.SUBMIT,
+    "POST /v1/samples": Scope.SUBMIT,
     "POST /v1/records:import": Scope.ADMIN,
     "POST /v1/records:withdraw": Scope.ADMIN,
     "POST /v1/schedules/lookup": Scope.READ,

@@ -243,7 +243,7 @@ def test_a_tuned_model_is_known_by_its_precision(
     folder = tmp_path / "artifact"
     command = ("tune", model, "--trials", "2", "--precision", "bfloat16", "-o", folder)
     assert run(*command) == 0
-    assert "verified: largest error" in capsys.readouterr().out
+    assert "verified: by steps: " in capsys.readouterr().out
     assert run("plans", model) == 0
     assert "fast bfloat16" in capsys.readouterr().out
 
@@ -288,7 +288,7 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     latency, peer, certificate, artifact, use = lines[end - 4 : end + 1]
     assert latency.startswith("latency: ") and " ms" in latency
     assert re.match(r"ONNX Runtime [\d.]+: [\d.e-]+ ms, [\d.]+ times as long", peer)
-    assert certificate.startswith("verified: largest error")
+    assert certificate.startswith("verified: by steps: ")
     assert artifact == f"artifact: {tmp_path / 'a'}"
     assert use == f"run it: tilewright run {tmp_path / 'a'} --inputs IN.npz --outputs OUT.npz"
     assert run(*arguments[:-2]) == 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
@@ -20,7 +21,7 @@ from service.api.refusals import refuses
 from service.api.schemas.bodies import ProblemView, RequestBody, View
 from service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
 from service.settings import Settings
-from tests.unit.service.api_calls import onnx_bytes, upload
+from tests.unit.service.api_calls import npz_bytes, onnx_bytes, upload
 
 DESCRIBED = create_app(Settings()).openapi()
 
@@ -116,6 +117,8 @@ def test_every_requests_example_is_accepted(client: TestClient) -> None:
                 "application/x-ndjson": shown.get("example"),
             }
             given = {"content": files.get(kind, text), "headers": {"Content-Type": kind}}
+        if name == "POST /v1/samples":
+            given["content"] = npz_bytes(x=np.ones((2, 4), np.float32))
         answer = client.request(method, path, params=query, **given)
         if answer.status_code in (400, 405, 413, 415, 422) or answer.status_code >= 500:
             wrong.append((name, answer.text))

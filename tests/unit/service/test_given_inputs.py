@@ -148,7 +148,7 @@ def test_commands_take_samples(
         patched.setattr("service.jobs.peer.onnxruntime_run", peer)
         assert run("tune", model, *given, "--trials", "2", "-o", tmp_path / "a") == 0
     shown = capsys.readouterr().out
-    assert "verified: largest error" in shown
+    assert "verified: by steps: " in shown
     assert {float(each["x"][0, 0]) for each in fed} == {100, 101}, "the other engine has them too"
     turns = ("--rounds", "1", "--seconds", "0.01")
     assert run("bench", model, *given, *turns, "--against", "onnxruntime") == 0

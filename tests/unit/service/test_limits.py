@@ -86,6 +86,16 @@ def shares() -> tuple[Taken, Refused]:
     return ({}, {"n": {"1": 1e-9}}, most), (*({"n": each} for each in wrong), beyond)
 
 
+def values() -> tuple[Taken, Refused]:
+    """Numbers that some integer or float holds, by input, of at most 64."""
+    most = {f"i{n}": 1.5 for n in range(64)}
+    wrong = (1 << 64, -(1 << 63) - 1, nan, inf, "many")
+    return ({}, {"sr": (1 << 64) - 1}, {"sr": -(1 << 63)}, most), (
+        *({"sr": each} for each in wrong),
+        {**most, "one more": 1},
+    )
+
+
 BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
     JobRequest: (
         {"model": DIGEST},
@@ -98,6 +108,8 @@ BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
             "seconds": positive(MONTH),
             "dims": sizes(1 << 40, [], [0], [1] * 65),
             "shares": shares(),
+            "samples": many(DIGEST, 64, *ID[1]),
+            "values": values(),
             "weight_limit": number(1, 1 << 62),
             "seed": number(0, (1 << 63) - 1),
             "stop_gain": ((0, 0.99), (-0.01, 1, nan)),
