@@ -132,7 +132,7 @@ def test_drawn_samples_need_sizes() -> None:
     assert len(samples.calibration) == 12 and len(samples.held_out) == 4
     assert not np.array_equal(samples.calibration[0]["x"], samples.calibration[1]["x"])
     assert set(np.unique(samples.held_out[0]["n"])) <= {0, 1}
-    indices = [s["n"] for s in drawn_samples(inputs, {}, {"n": 9}).calibration]
+    indices = [s["n"] for s in drawn_samples(inputs, {}, {"n": (0, 9)}).calibration]
     assert set(np.unique(indices)) == set(range(9))
     with pytest.raises(QuantizeError, match="dimension 'batch' has no size"):
         drawn_samples([Input("x", FLOAT, ("batch", 3))], {})
