@@ -265,13 +265,16 @@ def watched(root: int) -> Iterator[Callable[[], int]]:
 def tree(root: int) -> Iterator[int]:
     """A process and all below it, as far as they live."""
     yield root
-    for path in Path(f"/proc/{root}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from tree(int(child))
+    try:
+        children = [
+            child
+            for path in Path(f"/proc/{root}/task").glob("*/children")
+            for child in path.read_text().split()
+        ]
+    except OSError:
+        return  # it ended meanwhile
+    for child in children:
+        yield from tree(int(child))
 
 
 def resident_bytes(process: int) -> int:
