@@ -178,7 +178,8 @@ class Observation:
             fetched |= self._device.check(watched, *self._run, {}, ports).fetched
         found = {}
         for each in group:
-            raw = np.concatenate([fetched[name] for name in names[each.value]])
+            parts = [fetched[name] for name in names[each.value]]  # none of a value of no elements
+            raw = np.concatenate(parts) if parts else np.empty(0, np.uint8)
             shape, place, dtype = each.type.shape, each.placement, each.type.dtype
             found[each.value] = unpack(raw, shape, place.layout, place.halo, dtype)
         return found
