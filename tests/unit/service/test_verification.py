@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler import artifacts, driver
 from compiler.codegen.link import linkers
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, OutOfMemoryError
 from compiler.graph.ir import Graph
 from compiler.runtime.artifact import Artifact, read_artifact
 from service.jobs.certificate import WrongProgramError
@@ -236,3 +236,19 @@ def test_values_that_are_not_finite_have_their_places() -> None:
     values = np.array([1.0, np.inf, np.nan], np.float32)
     assert largest_model_error([values.copy()], [values]) == 0.0
     assert largest_model_error([np.ones(3, np.float32)], [values]) == math.inf
+
+
+def test_a_device_without_the_memory_verifies_nothing(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large size of a range may be more than this machine holds: the artifact is made, and told
+    to be unverified there."""
+
+    def refuse(*_: object) -> None:
+        raise OutOfMemoryError("there is not enough memory to run 'm'")
+
+    builder = driver.ProgramBuilder(None, planned.target, planned.threads, planned.numerics)
+    artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
+    monkeypatch.setattr(LocalDevice, "check", refuse)
+    found = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
+    assert not found.complete and found.not_run == "there is not enough memory to run 'm'"
