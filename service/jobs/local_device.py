@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
@@ -10,11 +11,12 @@ import numpy as np
 
 from compiler.detection import this_device
 from compiler.device import DeviceFacts
+from compiler.errors import OutOfMemoryError
 from compiler.local import runs_here
 from compiler.roofline import Speeds, measure_speeds
 from compiler.target import Target
 from db.standing import Backing, Witness
-from service.jobs.device import Checked, Loadable, Variant
+from service.jobs.device import Checked, DeviceError, Loadable, Variant
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tuner.measure import model_runs
 from tuner.measure.local_runner import LocalRunner
@@ -94,8 +96,9 @@ class LocalDevice:
         expected: Mapping[str, np.ndarray],
         fetch: Sequence[str] = (),
     ) -> Checked:
-        executable = loadable.load(threads)
-        outputs = executable.run(self._given.draw(executable.inputs, seed), labels=False)
+        with _in_memory():
+            executable = loadable.load(threads)
+            outputs = executable.run(self._given.draw(executable.inputs, seed), labels=False)
         names = (port.name for port in executable.outputs)
         named = dict(zip(names, outputs, strict=True))
         errors = output_errors(executable, outputs, expected)
@@ -112,12 +115,22 @@ class LocalDevice:
             return run_all([(each, self._given.draw(each.inputs)) for each in executables])
 
         turns = iter(variants)
-        incumbent = loaded(next(turns))
-        challengers = (partial(loaded, variant) for variant in turns)
-        return model_runs.race(incumbent, challengers, threads, stopped)
+        with _in_memory():
+            incumbent = loaded(next(turns))
+            challengers = (partial(loaded, variant) for variant in turns)
+            return model_runs.race(incumbent, challengers, threads, stopped)
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         executable = loadable.load(threads)
         inputs = self._given.draw(executable.inputs)
         fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
         return fastest
+
+
+@contextmanager
+def _in_memory() -> Iterator[None]:
+    """A run that this machine has no memory for is one that the device cannot do."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise DeviceError(f"this machine: {error}") from error

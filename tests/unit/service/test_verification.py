@@ -19,6 +19,7 @@ from compiler.codegen.link import linkers
 from compiler.errors import CompilerError, OutOfMemoryError
 from compiler.graph.ir import Graph
 from compiler.runtime.artifact import Artifact, read_artifact
+from compiler.runtime.executable import Executable
 from service.jobs.certificate import WrongProgramError
 from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
@@ -244,11 +245,13 @@ def test_a_device_without_the_memory_verifies_nothing(
     """A large size of a range may be more than this machine holds: the artifact is made, and told
     to be unverified there."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OutOfMemoryError("there is not enough memory to run 'm'")
 
     builder = driver.ProgramBuilder(None, planned.target, planned.threads, planned.numerics)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
-    monkeypatch.setattr(LocalDevice, "check", refuse)
+    monkeypatch.setattr(Executable, "run", refuse)
     found = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
-    assert not found.complete and found.not_run == "there is not enough memory to run 'm'"
+    assert not found.complete and found.not_run == (
+        "this machine: there is not enough memory to run 'm'"
+    )
