@@ -16,22 +16,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.collection_models import Collected, collected, groups
+from benchmarks.process_memory import MemoryWatch
 from benchmarks.real_fetch import REPOSITORY, FetchError
 from benchmarks.report import Origin, commit
 
 FOLDER = Path(__file__).parent / "models" / "real"
 RESULTS = Path(__file__).parent / "results"
-PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LOOK_SECONDS = 0.05
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -214,7 +213,7 @@ def run(
             preexec_fn=limited(memory_gb),
         )
         code: int | None = None
-        with watched(process.pid) as peak:
+        with MemoryWatch(lambda: process.pid, LOOK_SECONDS) as watch:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(seconds)
             took = time.monotonic() - began
@@ -224,7 +223,7 @@ def run(
         printed.seek(0)
         said.seek(0)
         used = _waited_seconds() - before
-        return Done(code, printed.read(), said.read(), took, peak(), used)
+        return Done(code, printed.read(), said.read(), took, watch.peaks()[1], used)
 
 
 def _waited_seconds() -> float:
@@ -241,48 +240,6 @@ def limited(memory_gb: float) -> Callable[[], None]:
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
     return limit
-
-
-@contextmanager
-def watched(root: int) -> Iterator[Callable[[], int]]:
-    """Look again and again at what a process and its children hold; gives the largest sum."""
-    most, over = 0, threading.Event()
-
-    def look() -> None:
-        nonlocal most
-        while not over.wait(LOOK_SECONDS):
-            most = max(most, sum(resident_bytes(each) for each in tree(root)))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield lambda: most
-    finally:
-        over.set()
-        thread.join()
-
-
-def tree(root: int) -> Iterator[int]:
-    """A process and all below it, as far as they live."""
-    yield root
-    try:
-        children = [
-            child
-            for path in Path(f"/proc/{root}/task").glob("*/children")
-            for child in path.read_text().split()
-        ]
-    except OSError:
-        return  # it ended meanwhile
-    for child in children:
-        yield from tree(int(child))
-
-
-def resident_bytes(process: int) -> int:
-    """Its resident memory; pages that processes share count in each. 0 of one that is gone."""
-    try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
-    except (OSError, IndexError):
-        return 0
 
 
 def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:

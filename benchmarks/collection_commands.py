@@ -25,6 +25,7 @@ import onnx
 
 from benchmarks.collection import (
     KILLED,
+    LOOK_SECONDS,
     MEMORY_BYTES,
     MEMORY_SHARE,
     Done,
@@ -35,11 +36,11 @@ from benchmarks.collection import (
     memory_limit,
     run,
     stored_bytes,
-    watched,
     written,
 )
 from benchmarks.collection_models import Collected
 from benchmarks.fleet import answers, free_port, until
+from benchmarks.process_memory import MemoryWatch
 from benchmarks.real_fetch import REPOSITORY, FetchError
 from benchmarks.report import Origin, commit
 
@@ -142,11 +143,11 @@ class Place:
     def run(self, words: Sequence[str]) -> Done:
         """Run a command; of `lookup` what the service holds for it counts, too."""
         command = [sys.executable, "-m", "service.cli", *words]
-        with watched(self.service) as held:
+        with MemoryWatch(lambda: self.service, LOOK_SECONDS) as watch:
             done = run(command, self.environment(), self.memory_gb, self.limit_seconds)
         if words[0] != "lookup":
             return done
-        peak = done.peak_bytes + held()
+        peak = done.peak_bytes + watch.peaks()[1]
         return Done(done.exit_code, done.printed, done.said, done.seconds, peak, done.cpu_seconds)
 
 

@@ -7,17 +7,14 @@ by their command lines.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from benchmarks.chaos_checks import check
-from benchmarks.collection import resident_bytes, tree
 from benchmarks.fleet import Fleet, answers, free_port, until
+from benchmarks.process_memory import MemoryWatch, resident_bytes, tree
 from db.stores.jobs import Job
 from db.stores.tokens import Scope
 from service.api.schemas.jobs import JobRequest
@@ -39,45 +36,6 @@ WATCH_SECONDS = 0.2
 
 JOB_LEASE_SECONDS = 4.0
 """How long after its tuner was killed a job is taken up again."""
-
-
-class MemoryWatch:
-    """A context that samples what a process holds, and all its children with it."""
-
-    def __init__(self, process: Callable[[], int | None]) -> None:
-        self._process = process
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._own = self._all = 0
-        self._thread = threading.Thread(target=self._look, name="memory", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def peaks(self) -> tuple[int, int]:
-        """The most that the process held since the last call, and the most of the whole tree."""
-        with self._lock:
-            peaks, self._own, self._all = (self._own, self._all), 0, 0
-        return peaks
-
-    def _look(self) -> None:
-        while not self._over.wait(WATCH_SECONDS):
-            root = self._process()
-            if root is None:
-                continue
-            own, together = resident_bytes(root), sum(map(resident_bytes, tree(root)))
-            with self._lock:
-                self._own, self._all = max(self._own, own), max(self._all, together)
 
 
 class ObservedService:
@@ -114,7 +72,7 @@ class ObservedService:
         self.fleet.start_missing()
         until(lambda: bool(self.storage.workers.list()), "the worker")
         self.client = stack.enter_context(Client(url, owner, timeout_seconds=60.0))
-        self.memory = stack.enter_context(MemoryWatch(self._tuner))
+        self.memory = stack.enter_context(MemoryWatch(self._tuner, WATCH_SECONDS))
 
     def _tuner(self) -> int | None:
         return self.fleet.pid(TUNER) if self.fleet.runs(TUNER) else None

@@ -33,8 +33,8 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
     Without `behind`, those before the first cut alone.
 
     Raises:
-        CompilerError: if a stage does not compile, or nothing serves the sizes that data may
-            decide: there are too many, or numbers that are no sizes decide.
+        CompilerError: if no stage of a cut compiles but those of sizes 0, or nothing serves the
+            sizes that data may decide: there are too many, or numbers that are no sizes decide.
     """
     waiting: list[DataCut[P]] = [first]
     while waiting:
@@ -45,6 +45,8 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
 
 
 def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
+    """The stages behind a cut. A part of the sizes without one leaves the others: the model
+    contradicts itself there, or no program serves them, which a run is told."""
     tried: dict[Facts, DataStage[P] | None] = {}
     first: CompilerError | None = None
     while True:

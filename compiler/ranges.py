@@ -31,8 +31,6 @@ SizeRange: TypeAlias = "int | str | range | Dimension"
 Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
 """Stated sizes of dimensions, by name, with the share of each."""
 
-Later: TypeAlias = "Callable[[int], dict[str, Dimension]]"
-
 MOST_STATED = 8
 """Most sizes that can be stated: each of them is measured for each candidate."""
 
@@ -392,22 +390,27 @@ def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dime
     samples are one window of 512."""
     if len(chosen) != 1:
         return None
-    ((name, dimension),) = chosen.items()
-    for side in (difference, -difference):
-        first = (_first(chosen, side) or chosen)[name]
-        if first.high is None:
-            continue
+    found = (_where_zero(chosen, side) for side in (difference, -difference))
+    return next((each for each in found if each is not None), None)
 
-        def later(start: int, first: Dimension = first) -> dict[str, Dimension]:
-            return {name: replace(first, low=start)}
 
-        def holds(negated: int, side: int = side, later: Later = later) -> bool:
-            return _bounds_within(chosen, later(-negated), side)[0] >= 0
+def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The last of the first sizes of one dimension for which a difference is never above 0, as far
+    as it is 0."""
+    ((name, dimension),) = (_first(chosen, difference) or chosen).items()
+    if dimension.high is None:
+        return None
 
-        start = -_turning(-first.high, 1 - dimension.low, holds)
-        if start < first.high and _bounds_within(chosen, later(start), side) == (0, 0):
-            return later(start)
-    return None
+    def later(start: int) -> dict[str, Dimension]:
+        return {name: replace(dimension, low=start)}
+
+    def holds(negated: int) -> bool:
+        return _bounds_within(chosen, later(-negated), difference)[0] >= 0
+
+    start = -_turning(-dimension.high, 1 - dimension.low, holds)
+    found = later(start)
+    is_zero = _bounds_within(chosen, found, difference) == (0, 0)
+    return found if start < dimension.high and is_zero else None
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:

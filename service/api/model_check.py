@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.jobs.job_spec import JobSpec
-from service.jobs.planning import open_ports
+from service.jobs.planned_ports import open_ports
 from service.jobs.stage_planning import plan_first_program
 
 

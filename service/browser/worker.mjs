@@ -5,7 +5,7 @@
 import {Damaged, Refused, Unreachable, secondsOf} from "./api.mjs";
 import {SpeedWatch, comparison} from "./statistics.mjs";
 
-const PROTOCOL = 6;
+const PROTOCOL = 7;
 const START_SECONDS = 20; // to start a sandbox, and to read what a lease names
 const LAST_PAUSE_SECONDS = 5;
 const KEPT_BYTES = 256 << 20;

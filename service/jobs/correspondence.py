@@ -20,6 +20,7 @@ from compiler.graph.names import fresh, stands_for
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory
 from compiler.ops.interpret import run_graph
+from service.jobs.ties import PRODUCTS
 from tuner.measure.oracle import MOVING
 
 
@@ -159,7 +160,7 @@ def _reverse(graph: Graph, node: Node) -> Node | None:
 def narrow_products(graph: Graph) -> DType | None:
     """The 16-bit float that a graph multiplies in somewhere."""
     for node in graph.nodes:
-        if ops.get(node.op).kind.value in ("contraction", "attention"):
+        if ops.get(node.op).kind in PRODUCTS:
             for value in node.inputs:
                 if graph.types[value].dtype in (DType.FLOAT16, DType.BFLOAT16):
                     return graph.types[value].dtype

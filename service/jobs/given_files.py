@@ -117,13 +117,14 @@ def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict
             names = ", ".join(f"'{each}'" for each in known)
             raise InvalidArgumentError(f"a value is for '{name}', the inputs are {names}")
         dtype = known[name]
-        number = float(value) if dtype.kind == "f" else int(value)
-        held = number == value or dtype.kind == "f"
         try:
+            number = float(value) if dtype.kind == "f" else int(value)
             np.array(number, dtype)
-        except OverflowError:
+            held = dtype.kind == "f" or (dtype.kind != "O" and number == value)
+        except (OverflowError, ValueError):  # infinity and no number are no integers
             held = False
         if not held:
-            raise InvalidArgumentError(f"the value {value} of input '{name}': it holds {dtype}")
+            holds = "text" if dtype.kind == "O" else dtype
+            raise InvalidArgumentError(f"the value {value} of input '{name}': it holds {holds}")
         found[name] = number
     return found

@@ -121,9 +121,10 @@ class LocalDevice:
             return model_runs.race(incumbent, challengers, threads, stopped)
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        executable = loadable.load(threads)
-        inputs = self._given.draw(executable.inputs)
-        fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
+        with _in_memory():
+            executable = loadable.load(threads)
+            inputs = self._given.draw(executable.inputs)
+            fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
         return fastest
 
 

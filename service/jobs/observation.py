@@ -203,7 +203,7 @@ def _groups(values: Sequence[Written]) -> tuple[tuple[Written, ...], ...]:
     groups: list[list[Written]] = []
     room = 0
     for each in values:
-        if each.bytes > room:
+        if not groups or each.bytes > room:
             groups.append([])
             room = FETCH_BYTES
         groups[-1].append(each)

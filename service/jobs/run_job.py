@@ -41,7 +41,8 @@ from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
 from service.jobs.no_regret import Settled, settle
 from service.jobs.phases import phase_seconds
-from service.jobs.planning import Planned, open_ports, tasks_of
+from service.jobs.planned_ports import open_ports
+from service.jobs.planning import Planned, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.shown_sizes import range_lines
 from service.jobs.stage_planning import plan_programs

@@ -20,7 +20,8 @@ from service.jobs.cost_models import base_model
 from service.jobs.device import Device
 from service.jobs.families import records_of_relatives
 from service.jobs.job_spec import JobBudget
-from service.jobs.planning import Planned, open_ports
+from service.jobs.planned_ports import open_ports
+from service.jobs.planning import Planned
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Started
 from tuner.loop import tune

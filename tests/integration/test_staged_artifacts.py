@@ -228,6 +228,24 @@ def chosen_of_a_tail() -> onnx.ModelProto:
     )
 
 
+def two_chosen(operator: str) -> onnx.ModelProto:
+    """Chosen rows, of which there must be two: to be turned, or, if not one, to be scaled."""
+    node = onnx.helper.make_node
+    last = {
+        "Reshape": node("Reshape", ["rows", "turned"], ["y"]),
+        "Mul": node("Mul", ["rows", "scale"], ["y"]),
+    }
+    nodes = [
+        node("NonZero", ["mark"], ["found"]),
+        node("Squeeze", ["found", "none"], ["places"]),
+        node("Gather", ["x", "places"], ["rows"], axis=0),
+        last[operator],
+    ]
+    inputs = [("x", FLOAT, (5, 3)), ("mark", FLOAT, (5,))]
+    scale, turned = np.full((2, 3), 2, np.float32), np.array([3, 2])
+    return model(nodes, inputs, ["y"], none=np.array([0]), scale=scale, turned=turned)
+
+
 def _made(proto: onnx.ModelProto, place: Path) -> Any:
     from service.jobs.no_regret import FixedSchedules
     from service.jobs.tuning import build_artifact
@@ -249,11 +267,26 @@ def test_a_question_about_several_sizes_parts_them_all(tmp_path: Path) -> None:
         made.run({"x": np.ones(1, np.float32), **feeds})
 
 
+@pytest.mark.parametrize(("operator", "counts"), [("Reshape", (2,)), ("Mul", (1, 2))])
+def test_a_size_that_must_be_one_has_a_program(
+    operator: str, counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The parts before and behind it have none, which leaves it its own."""
+    proto = two_chosen(operator)
+    made = _made(proto, tmp_path / "a")
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    for count in counts:
+        agrees(made, proto, x=x, mark=(np.arange(5) >= 5 - count).astype(np.float32))
+    with pytest.raises(InvalidInputError):
+        made.run({"x": x, "mark": np.ones(5, np.float32)})
+
+
 def test_a_table_that_may_be_empty_has_a_program_where_it_is_not(tmp_path: Path) -> None:
     proto = chosen_of_a_tail()
     made = _made(proto, tmp_path / "a")
     for x in ([1, 2, -3, 4], [1, 2], [5, -1, 2, 2, 2, -9, 8]):
         agrees(made, proto, x=np.array(x, np.float32))
+    agrees(compile_model(proto, dims={"n": 1}), proto, x=np.ones(1, np.float32))
 
 
 def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Sizes
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of this format. A worker refuses a request of another version."""
 
 

@@ -9,7 +9,7 @@
 #include "json.h"
 #include "sandbox.h"
 
-enum { PROTOCOL = 6, MOST_TARGETS = 16, MOST_READINGS = 4096 };
+enum { PROTOCOL = 7, MOST_TARGETS = 16, MOST_READINGS = 4096 };
 
 /* The readings of the reference kernel, each beside the best so far (tuner/measure/speed.py). */
 typedef struct {

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks import collection_service
-from benchmarks.collection_fleet import MemoryWatch, children_of_jobs, lives, waited
+from benchmarks.collection_fleet import WATCH_SECONDS, children_of_jobs, lives, waited
 from benchmarks.collection_models import Collected
 from benchmarks.collection_scenarios import ORDER, Beside, Cancelled, Killed, Moment, reached
 from benchmarks.collection_service import Memory, ModelRow, report, small_first
+from benchmarks.process_memory import MemoryWatch
 from benchmarks.real_fetch import FetchError
 
 GOOD = ModelRow("g/m", state="succeeded", verified=True, wall_seconds=20.0, tree_bytes=1 << 30)
@@ -58,7 +59,7 @@ def test_children_of_jobs_are_told_from_others(tmp_path: Path) -> None:
 
 
 def test_memory_is_watched_between_two_looks() -> None:
-    with MemoryWatch(os.getpid) as watch:
+    with MemoryWatch(os.getpid, WATCH_SECONDS) as watch:
         assert waited(lambda: watch.peaks()[0] > 0, 10.0) is not None
         assert waited(lambda: watch.peaks()[1] > 0, 10.0) is not None
     watch.peaks()

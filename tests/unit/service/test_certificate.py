@@ -22,14 +22,15 @@ from compiler.plan import KernelStep
 from compiler.program_builder import build_program
 from compiler.runtime.program import BufferRef, BufferSpace, Program
 from service.jobs import observation
-from service.jobs.certificate import WrongProgramError, certify
+from service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from service.jobs.device import Checked
-from service.jobs.loadables import of_compiled
+from service.jobs.loadables import at_sizes, of_compiled
 from service.jobs.local_device import LocalDevice
 from service.jobs.observation import Observation, Written, written
-from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
 from service.jobs.ties import jumps
 from service.jobs.verification import verify_program
+from service.jobs.verified_sizes import at_verified_sizes
 from tests.graphs import Maker
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
@@ -445,3 +446,35 @@ def test_numbers_that_float32_does_not_hold_are_zero_or_infinite() -> None:
         wrong = Played(graph, {"x": values}, (), {"y": change})
         with pytest.raises(WrongProgramError, match="value 'y'"):
             certify(graph, {"x": values}, wrong, {"y": "y"})
+
+
+def test_certificates_of_several_programs_count_all_their_values() -> None:
+    found = together([Certificate(1, 1, 1e-6, 2), Certificate(7, 9, 1e-7, 1, ("y",))])
+    assert found == Certificate(8, 10, 1e-6, 3, ("y",))
+
+
+def test_a_value_of_no_elements_is_looked_at_as_any_other() -> None:
+    """No port of it is fetched: there are no bytes."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["p"]),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])]
+    tensors = {"w": np.ones((4, 5), np.float32), "v": np.ones((5, 3), np.float32)}
+    weights = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    graph = helper.make_graph(nodes, "empty", inputs, made, weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    request = ModelRequest(proto.SerializeToString())
+    planned = next(
+        each
+        for each in at_verified_sizes(plan_first_sizes(request, {"n": ("0..8",)}))
+        if dict(each.sizes) == {"n": 0}
+    )
+    loadable = at_sizes(build_program(planned.served_plan, None, planned.target, 1), planned)
+    seen = Observation(planned.plan, loadable, HERE, 1, INPUT_SEED)
+    values = [seen.value(name) for name in seen.written]
+    assert values and all(value.size == 0 for value in values)
+    inputs = draw_inputs(loadable.program.inputs, INPUT_SEED)
+    assert certify(planned.graph, inputs, seen, {"y": "y"}).compared >= len(values)

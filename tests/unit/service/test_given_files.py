@@ -92,6 +92,8 @@ def test_a_value_is_one_that_its_input_holds(value: float) -> None:
     assert checked_values({"sr": 8000.0, "gain": 1}, inputs) == {"sr": 8000, "gain": 1.0}
     with pytest.raises(InvalidArgumentError, match="of input 'sr': it holds int32"):
         checked_values({"sr": value}, inputs)
+    with pytest.raises(InvalidArgumentError, match="of input 'text': it holds text"):
+        checked_values({"text": value}, [Input("text", np.dtype(object), ())])
     with pytest.raises(InvalidArgumentError, match="a value is for 'rate', the inputs are 'sr'"):
         checked_values({"rate": 1}, inputs)
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError
 from compiler.runtime.program import Port
 from service.cli.common import UserError
 from service.cli.given import given_inputs
@@ -108,13 +109,18 @@ def test_what_is_given_must_be_what_the_model_takes(
     model: Path, samples: Path, tmp_path: Path
 ) -> None:
     assert given_inputs(tmp_path, None, None, {}) is NONE_GIVEN
-    for values, message in (
-        (["rate=1"], "expected NAME=NUMBER, the inputs are 'x', 'sr'"),
-        (["sr=loud"], "input 'sr' holds int64"),
-        (["sr=9223372036854775808"], "input 'sr' holds int64"),
+    for text in ("sr=loud", "sr", "=1x"):
+        with pytest.raises(UserError, match=f"--value '{text}': expected NAME=NUMBER"):
+            given_inputs(model, samples, [text], {})
+    for text, message in (
+        ("rate=1", "a value is for 'rate', the inputs are 'x', 'sr'"),
+        ("sr=9223372036854775808", "input 'sr': it holds int64"),
+        ("sr=1.5", "input 'sr': it holds int64"),
+        ("sr=inf", "input 'sr': it holds int64"),
+        ("sr=nan", "input 'sr': it holds int64"),
     ):
-        with pytest.raises(UserError, match=message):
-            given_inputs(model, samples, values, {})
+        with pytest.raises(InvalidArgumentError, match=message):
+            given_inputs(model, samples, [text], {})
     with pytest.raises(QuantizeError, match="no array for input 'sr'"):
         given_inputs(model, samples, None, {})
     with pytest.raises(QuantizeError, match=r"'x' has shape \(1, 24\)"):
