@@ -21,7 +21,7 @@ from compiler.runtime.artifact import read_artifact
 from compiler.target import host_target
 from service.jobs import ties
 from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.planning import ModelRequest, Planned, plan_model
 from service.jobs.verification import Verification, verify_artifact, worst
 from tests.integration.control_models import (
     RANDOM,
@@ -69,16 +69,22 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
     builder = driver.ProgramBuilder(None, planned.target)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     assert verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE).complete
-    for tensor in proto.graph.initializer:
-        moved = numpy_helper.to_array(tensor) * np.float32(1.5)
-        tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
-    other = plan_model(ModelRequest(proto.SerializeToString()))
+
+    def with_weights_times(factor: float) -> Planned:
+        other = onnx.ModelProto()
+        other.CopyFrom(proto)
+        for tensor in other.graph.initializer:
+            moved = numpy_helper.to_array(tensor) * np.float32(factor)
+            tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+        return plan_model(ModelRequest(other.SerializeToString()))
+
     with pytest.raises(CompilerError, match=r"differs from its reference|the values before it"):
-        verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
+        verify_artifact(with_weights_times(1.01), read_artifact(tmp_path / "artifact"), HERE)
     if not computed:
         return
     # numbers moved so far that the branch is taken by chance
     monkeypatch.setattr(ties, "SUM_MOVED_BY", 1e3)
+    other = with_weights_times(1.5)
     checked = verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
     assert (checked.unverified, checked.complete) == (("y",), False)
     assert worst([Verification(1e-6), checked]).unverified == ("y",)
