@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tuner.measure.wire import signed_lease
+from tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class SlowService(BaseHTTPRequestHandler):
@@ -81,8 +81,14 @@ class SlowService(BaseHTTPRequestHandler):
             self.wfile.write(text)
 
     def signed(self, plain: tuple[str, ...]) -> dict[str, Any]:
-        payload = {"protocol": 6, "request_id": "r", "key": {"threads": 1}, "plain": list(plain)}
+        payload = {
+            "protocol": PROTOCOL,
+            "request_id": "r",
+            "key": {"threads": 1},
+            "plain": list(plain),
+        }
         named = [*type(self).blobs, "3" * 64, "4" * 64]
+        payload["key"] = {"threads": 1}
         payload |= {"library_digest": named[0], "cases": [{"reference_digest": named[1]}]}
         payload |= self.payload
         signature = base64.b64encode(self.key.sign(signed_lease("r", payload))).decode()

@@ -38,6 +38,7 @@ from tests.unit.service.workers import until
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Phase, Status
 from tuner.measure.model_runs import draw_inputs
+from tuner.measure.wire import PROTOCOL
 
 SEED = 5
 KERNELS = """
@@ -246,7 +247,7 @@ class Liar(BaseHTTPRequestHandler):
         answer: dict[str, Any] = {"worker": worker, "service_key": 43 * "A" + "=", **seconds}
         if self.path.endswith("/claim"):
             Liar.claims += 1
-            lease = {"lease_id": "1" * 32, "request_id": "r", "payload": {"protocol": 6}}
+            lease = {"lease_id": "1" * 32, "request_id": "r", "payload": {"protocol": PROTOCOL}}
             answer = {"leases": [{**lease, "signature": 86 * "A" + "=="}]}
         text = json.dumps(answer).encode()
         self.send_response(200)
