@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -109,15 +110,12 @@ class Workload:
 
     def at(self, values: Mapping[str, int]) -> Workload:
         """The workload with a number in place of each open size, for dimensions by name."""
-        return replaced(self, lambda size: at(size, values))
+        return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
     def within(self, ranges: Mapping[Dimension, Dimension]) -> Workload:
         """The workload with other ranges for its dimensions, of the same multiples; those that stay
         open have the names of a workload of their own: s0, s1, ..."""
-        own: dict[Dimension, Dimension] = {}
-        for number, dimension in enumerate(d for d in self.dimensions if not _is_one(ranges[d])):
-            own[dimension] = replace(ranges[dimension], name=f"s{number}")
-        return _renamed(self, {**ranges, **own})
+        return _within(self, tuple([ranges[dimension] for dimension in self.dimensions]))
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -286,6 +284,23 @@ def cut_workload(
         workload = _renamed(workload, own)
     known = tuple((new.name, old) for old, new in own.items())
     return Cut(workload, entering, results[0], known)
+
+
+@lru_cache(maxsize=2048)
+def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
+    """`Workload.at`. A job asks for the same sizes at each of its phases."""
+    known = dict(values)
+    return replaced(workload, lambda size: at(size, known))
+
+
+@lru_cache(maxsize=2048)
+def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
+    """`Workload.within`, with the ranges in the order of the dimensions."""
+    own = dict(zip(workload.dimensions, ranges, strict=True))
+    still_open = [old for old, new in own.items() if not _is_one(new)]
+    for number, old in enumerate(still_open):
+        own[old] = replace(own[old], name=f"s{number}")
+    return _renamed(workload, own)
 
 
 def _is_one(dimension: Dimension) -> bool:

@@ -71,6 +71,7 @@ class Graph:
     _producers: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
     _consumers: dict[str, tuple[Node, ...]] = field(init=False, repr=False, default_factory=dict)
     _returned: set[str] = field(init=False, repr=False, default_factory=set)
+    _dimensions: list[tuple[Dimension, ...]] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         consumers: dict[str, list[Node]] = {}
@@ -110,7 +111,9 @@ class Graph:
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """The dimensions that are known at run time only, by name."""
-        return dimensions(*open_sizes(self))
+        if not self._dimensions:
+            self._dimensions.append(dimensions(*open_sizes(self)))
+        return self._dimensions[0]
 
     def replace(
         self,

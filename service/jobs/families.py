@@ -33,6 +33,11 @@ def relatives_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterat
     The workload's own is not among them.
     """
     storage.shapes.index(shape_of)
+    return _served_of(workload, key, storage)
+
+
+def _served_of(workload: Workload, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
+    """`relatives_of` once the shapes are indexed."""
     where = key.target_key, key.threads, key.numerics
     members = storage.shapes.members(workload.family, *where, MOST_MEMBERS)
     keys = [RecordKey(name, *where) for name in members if name != workload.key]
@@ -49,8 +54,9 @@ def related_records(
         where = workload.family, key.target_key, key.threads, key.numerics
         families.setdefault(where, []).append(key)
     found: dict[RecordKey, TuningRecord] = {}
+    storage.shapes.index(shape_of)  # once: it is a statement for each call
     for keys in families.values():
-        for stored in relatives_of(wanted[keys[0]], keys[0], storage):
+        for stored in _served_of(wanted[keys[0]], keys[0], storage):
             record = stored.record
             if record.holds(CODEGEN_VERSION) and record.measurement.certified:
                 found |= dict.fromkeys(keys, record)

@@ -18,6 +18,10 @@ from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.search import strategies
 
+FIXED_SECONDS = 5.0
+"""What importing and planning may take beside a budget. The phases after the last trial take as
+much: a command ends within 1.25 times its budget and 10 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobBudget:
@@ -35,6 +39,16 @@ class JobBudget:
     target_ms: float | None = None
     strategy: str | None = None
     unconstrained: bool = False
+
+    def after(self, spent: float) -> JobBudget:
+        """What is left once the phases before the first trial took `spent` seconds.
+
+        A user waits for a job and not for its trials: what those phases take beyond
+        FIXED_SECONDS, they take from the trials, of which half the time is left at least.
+        """
+        if self.seconds is None or spent <= FIXED_SECONDS:
+            return self
+        return replace(self, seconds=max(self.seconds - (spent - FIXED_SECONDS), self.seconds / 2))
 
     def options(self) -> TuneOptions:
         """What the tune loop is given.

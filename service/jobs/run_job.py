@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from compiler.build import CODEGEN_VERSION
@@ -230,6 +231,7 @@ def _run(
     stop: Stop,
 ) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
+    began = monotonic()
     watcher.phase("importing")
     plans = _plan(spec, workshop, stop)
 
@@ -281,7 +283,9 @@ def _run(
         return finished
 
     with timings.stage("tune"):
-        finished = tuned(tasks, budget, watched=True)
+        chose = (spec.budget.seconds or 0.0) - (budget.seconds or 0.0)  # that is of the budget
+        left = budget.after(monotonic() - began - chose)
+        finished = tuned(tasks, left, watched=True)
     outcome = JobOutcome(plans, tracker, finished, device)
     watcher.tuned(outcome)
     if not finished.cancelled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from compiler.program_builder import ProgramBuilder
 from compiler.runtime.artifact import read_artifact
 from compiler.target import Target, resolve_target
 from db.storage import Storage
+from service.jobs import run_job as run_jobs
 from service.jobs.certificate import WrongProgramError
 from service.jobs.device import DeviceError
 from service.jobs.job_spec import JobBudget, JobSpec
@@ -27,7 +28,7 @@ from service.jobs.tracker import Tracker
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tuner.cancel import CancelToken
-from tuner.events import Event, Started
+from tuner.events import Event, Finished, Started
 from tuner.measure.builder import ProcessBuilder
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
@@ -140,6 +141,31 @@ def test_the_tuners_machine_need_not_run_anything(
     assert json.loads(json.dumps(report)) == report
     assert report["verified"] and report["device"]["name"] == "the fake"
     assert report["end_to_end"]["outcome"] == "faster"
+
+
+@pytest.mark.parametrize(("planned", "left"), [(2.0, 12.0), (8.0, 9.0), (60.0, 6.0)])
+def test_long_planning_is_paid_by_the_trials(
+    storage: Storage,
+    builder: ProcessBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    planned: float,
+    left: float,
+) -> None:
+    """5 s are free, and half of the budget is for trials whatever planning takes."""
+    given: list[float | None] = []
+    tune = run_jobs.tune_tasks
+
+    def tune_tasks(*arguments: Any, **more: Any) -> Finished:
+        (budget,) = [each for each in arguments if isinstance(each, JobBudget)]
+        given.append(budget.seconds)
+        return tune(*arguments, **more)
+
+    clock = iter([0.0, planned])
+    monkeypatch.setattr(run_jobs, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(run_jobs, "tune_tasks", tune_tasks)
+    wanted = replace(spec(resolve_target("x86-64-v3")), budget=JobBudget(1, 12.0))
+    run(wanted, device(), storage, builder)
+    assert given == [left]
 
 
 def test_several_sizes_and_padding_go_the_same_way(
