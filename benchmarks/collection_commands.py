@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 
 from benchmarks.collection import (
+    BYTECODE,
     KILLED,
     LOOK_SECONDS,
     MEMORY_BYTES,
@@ -157,7 +158,7 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
     port = free_port()
     place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
     command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-tuner"]
-    environment = {**place.environment(), "PYTHONPATH": str(REPOSITORY)}
+    environment = {**place.environment(), **BYTECODE, "PYTHONPATH": str(REPOSITORY)}
     with (folder / "serve.log").open("w") as log:
         service = subprocess.Popen(
             command,

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.chaos_checks import check
+from benchmarks.collection import BYTECODE
 from benchmarks.fleet import Fleet, answers, free_port, until
 from benchmarks.process_memory import MemoryWatch, resident_bytes, tree
 from db.stores.jobs import Job
@@ -61,6 +62,7 @@ class ObservedService:
             ],
         }
         environment = {
+            **BYTECODE,
             "TILEWRIGHT_DATA_FOLDER": str(settings.data_folder),
             "TILEWRIGHT_LOG_FORMAT": "json",
             "TILEWRIGHT_JOB_LEASE_SECONDS": f"{JOB_LEASE_SECONDS:g}",
