@@ -11,7 +11,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from compiler.runtime.ports import Dims, OpenPorts
-from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, substituted
+from compiler.sizes import (
+    Dimension,
+    OpenSizeError,
+    at,
+    dimensions,
+    is_open,
+    open_size,
+    substituted,
+    typical_sizes,
+)
 
 BATCH_HINT = 1
 """Most requests are of one sample."""
@@ -23,6 +32,9 @@ LENGTH_HINT = 128
 """Lengths of sequences and caches, and all other dimensions."""
 
 IMAGE_CHANNELS = 3
+
+MOST_ELEMENTS = 1 << 27
+"""Of a model's values at hints that nobody states: half a gibibyte of float32."""
 
 LARGEST_SOLUTION = 4096
 """Sizes up to this are tried where a model wants a dimension to have one size."""
@@ -53,6 +65,34 @@ def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
             wanted = BATCH_HINT
         found[name] = nearest_size(dimension, wanted)
     return found
+
+
+def affordable_hints(
+    hints: Mapping[str, int],
+    stated: Mapping[str, int],
+    ranges: Iterable[Dimension],
+    elements: Iterable[int],
+) -> dict[str, int]:
+    """The hints, halved together until the values of a model have at most MOST_ELEMENTS.
+
+    Five dimensions that are 128 each make a tensor of 32 Gi elements, which no machine has.
+
+    Args:
+        hints: sizes of dimensions that nobody states, by name.
+        stated: sizes of the others, which stay.
+        ranges: all dimensions. One without a size has its typical one.
+        elements: how many each value has, in terms of the dimensions.
+    """
+    known = {d.name: d for d in ranges}
+    values = [*elements]
+    found = {name: size for name, size in hints.items() if name in known}
+    while True:
+        sizes = {**typical_sizes(*map(open_size, known.values())), **stated, **found}
+        held = sum(at(each, sizes) for each in values)
+        smaller = {name: nearest_size(known[name], size // 2) for name, size in found.items()}
+        if held <= MOST_ELEMENTS or smaller == found:
+            return {**hints, **found}
+        found = smaller
 
 
 def profile_text(

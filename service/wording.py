@@ -142,9 +142,14 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     whether the artifact was verified.
     """
     lines = [*result.get("ranges", ())]
-    for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
+    plans = result.get("plans", [{"sizes": {}, "plan": result.get("plan")}])
+    several = sum(each["plan"] is None for each in plans) > 1
+    for each in plans:
         sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
-        lines.append(decision_line(each["plan"]) + (f" ({sizes})" if sizes else ""))
+        # a model of many stages has many plans by rule, which is said once
+        shown = f" ({sizes})" if sizes and not (several and each["plan"] is None) else ""
+        lines.append(decision_line(each["plan"]) + shown)
+    lines = [*dict.fromkeys(lines)]
     if "ended" in result:
         ended = ending_text(result["ended"], result.get("forecast"), result.get("forecast_error"))
         lines.append(ended)

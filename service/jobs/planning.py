@@ -19,7 +19,7 @@ from compiler.graph.ir import Graph
 from compiler.intervals import pieces
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.profile import size_hints
+from compiler.profile import affordable_hints, size_hints
 from compiler.program_builder import CompiledProgram
 from compiler.ranges import (
     Shares,
@@ -400,7 +400,13 @@ def profiled(
         InvalidArgumentError: if the shares are of sizes that nothing has.
     """
     ports = _united(ports, plan.graph)
-    hints = size_hints(ports, (d for d in free if d.name not in shares))
+    types, constants = plan.graph.types, plan.graph.constants
+    hints = affordable_hints(
+        size_hints(ports, (d for d in free if d.name not in shares)),
+        first_sizes(shares),
+        plan.ranges,
+        [kind.elements for name, kind in types.items() if name not in constants],
+    )
     own = {name: {size: 1.0} for name, size in hints.items()}
     drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
     hints |= first_sizes(shares)

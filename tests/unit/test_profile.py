@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ from compiler import driver
 from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.graph.ir import Graph
 from compiler.plan import GraphPlan
-from compiler.profile import agreeing_size, nearest_size, profile_text, size_hints
+from compiler.profile import (
+    MOST_ELEMENTS,
+    affordable_hints,
+    agreeing_size,
+    nearest_size,
+    profile_text,
+    size_hints,
+)
 from compiler.ranges import default_range, parse_range
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import OpenSizeError, SizesDifferError, open_size
@@ -249,3 +257,34 @@ def test_a_batch_that_a_state_shares_is_a_batch_under_either_name(joined: list[s
     planned = plan_first_sizes(ModelRequest(model.SerializeToString()), {})
     assert planned.open is not None
     assert list(dict(planned.open.hints).values()) == [1]
+
+
+def test_hints_that_nobody_states_give_way_to_what_a_machine_holds() -> None:
+    """Five sizes of 128 would be 32 Gi elements, here and in what is measured of them."""
+    names = ("a", "b", "c", "d", "e")
+    size = {name: open_size(default_range(name)) for name in names}
+    elements = [prod(size.values())]
+    ranges = [default_range(name) for name in names]
+    wanted = dict.fromkeys(names, 128)
+    assert affordable_hints(wanted, {}, ranges, elements) == dict.fromkeys(names, 32)
+    # what a user states stays, as do hints of what is small
+    stated = {"a": 4096, "b": 4096}
+    left = affordable_hints(dict.fromkeys("cde", 128), stated, ranges, elements)
+    assert left == dict.fromkeys("cde", 2)
+    assert affordable_hints(wanted, {}, ranges, []) == wanted
+    # and it ends where the stated ones alone are too many
+    assert affordable_hints({}, dict.fromkeys(names, 4096), ranges, elements) == {}
+
+
+def test_a_model_of_many_free_sizes_is_planned_at_small_ones() -> None:
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["a", "b", "c", 1, 1]), ("y", [1, 1, 1, "d", "e"]))
+    ]
+    output = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    node = helper.make_node("Mul", ["x", "y"], ["z"], "outer")
+    graph = helper.make_graph([node], "outer", inputs, [output])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    (planned,) = plan_sizes(ModelRequest(made.SerializeToString()), {})
+    assert prod(dict(planned.sizes).values()) <= MOST_ELEMENTS
+    assert all(prod(dict(each.sizes).values()) <= 2**28 for each in at_verified_sizes(planned))

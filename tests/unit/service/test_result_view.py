@@ -134,3 +134,10 @@ def test_devices_are_shown_with_their_size_and_speed() -> None:
     for part in ("32 KiB, 1.5 MiB", "8 of 4", "8 GiB", "performance", "1.46", "here"):
         assert part in text
     assert "armv8, " in text and " more" in text and "armv9.4" not in text
+
+
+def test_that_many_plans_are_by_rule_is_said_once() -> None:
+    plans = [{"sizes": {"count": size}, "plan": None} for size in (1, 2, 3)]
+    assert result_lines({"plans": plans}) == [
+        "plan: by rule; no job has compared it with others yet"
+    ]
