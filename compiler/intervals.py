@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import inf
 from typing import Generic, TypeVar
 
 from compiler import ops
+from compiler.memo import memo
 from compiler.ops.registry import OpKind
 from compiler.sizes import Dimension
 from compiler.workload import Workload
@@ -131,7 +131,7 @@ def holds(box: Box, part: Box) -> bool:
     )
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
     """A workload as what is tuned of it: itself, unless its range is cut."""
     return tuple(piece_of(workload, box) for box in boxes(workload))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.memo import memo
 from compiler.open_distance import open_distance
 from compiler.sizes import is_open
 from compiler.workload import Halo
@@ -36,7 +36,7 @@ def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> b
     return len(set(sizes)) == 1 and distance(shape, first, shape, second, (0,) * len(shape)) == 0
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def distance(
     whole_shape: tuple[int, ...],
     whole: Placement,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from compiler.graph.ir import Graph, Node, open_sizes
 from compiler.graph.text import parse_graph, print_graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.memo import memo
 from compiler.sizes import (
     Dimension,
     at,
@@ -286,14 +286,14 @@ def cut_workload(
     return Cut(workload, entering, results[0], known)
 
 
-@lru_cache(maxsize=2048)
+@memo(2048)
 def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
     """`Workload.at`. A job asks for the same sizes at each of its phases."""
     known = dict(values)
     return replaced(workload, lambda size: at(size, known))
 
 
-@lru_cache(maxsize=2048)
+@memo(2048)
 def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
     """`Workload.within`, with the ranges in the order of the dimensions."""
     own = dict(zip(workload.dimensions, ranges, strict=True))

@@ -6,7 +6,8 @@ NCHW16c, packed weights and padded rows are the same thing: a list of factors, o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+
+from compiler.memo import memo
 
 MAX_LANE_STEP = 4
 """Elements from one lane to the next, at most, that are read as whole vectors and permuted; lanes
@@ -84,7 +85,7 @@ def physical_extents(
     return tuple(extents)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def strides(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[tuple[int, ...], int]:

@@ -8,12 +8,12 @@ operands, and whether they are full.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
+from compiler.memo import memo
 from compiler.ops.attributes import integer, ints
 from compiler.workload import Halo, stored_bytes
 
@@ -34,7 +34,7 @@ _MIXED = 10.0
 """Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     """Reading or writing a value once, as it lies."""
     torn = False

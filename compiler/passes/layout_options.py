@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from math import inf
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from compiler.choices import LayoutNames
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from compiler.memo import memo
 from compiler.ops.attributes import integer, ints
 from compiler.ops.registry import OpKind
 from compiler.passes import layout_costs as costs
@@ -357,7 +358,7 @@ class Options:
         return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _layouts(
     rank: int, channels: int, groups: int, lanes: int, together: bool, turned: bool
 ) -> tuple[Layout, ...]:
@@ -374,7 +375,7 @@ def _layouts(
     return tuple(found)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _copied(kind: TensorType, source: Placement, target: Placement) -> float:
     if same_bytes(kind.shape, source, target):
         return 0.0

@@ -7,6 +7,8 @@ import gc
 import os
 import sys
 
+from compiler.memo import forget
+
 YOUNG_OBJECTS = 50_000
 """Objects that are made before the collector looks for cycles among them. A compiler makes hundreds
 of thousands of small values that hold no cycle: at Python's 700, a tenth of its time went there."""
@@ -42,11 +44,12 @@ def leave_garbage() -> None:
 
 
 def give_back_memory() -> None:
-    """Collect garbage, and return freed memory to the system, for a process that stays.
+    """Forget memos, collect garbage and return freed memory to the system: between two jobs.
 
     `settle_process` lets garbage lie for long. The C library keeps freed memory below a block that
     lives, in a heap for each of several threads; glibc gives it back when it is asked.
     """
+    forget()
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+
+from compiler.memo import memo
 
 Rational = tuple[tuple[Fraction, ...], ...]
 
@@ -38,7 +39,7 @@ class Filtering:
     bt: Rational
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
     """The algorithm F(outputs, taps); rows of B^T are scaled to a leading coefficient of +-1.
 
@@ -76,7 +77,7 @@ def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
     return result
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def factored(matrix: Rational) -> tuple[Rational, Rational]:
     """`matrix = first @ second`, rows that mirror each other sharing their even and odd parts.
 

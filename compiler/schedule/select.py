@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from compiler.errors import CompilerError, ScheduleError
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.sharing import share_out
@@ -18,7 +18,7 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def schedule_space(
     workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
 ) -> ScheduleSpace:
@@ -116,7 +116,7 @@ def _lowers(workload: Workload, schedule: Schedule, target: Target, threads: int
     return True
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def _space(
     number: int, workload: Workload, target: Target, threads: int, numerics: str
 ) -> SubSpace | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import gcd, inf
 
 from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
+from compiler.memo import memo
 from compiler.schedule.problem import Problem
 from compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
 
@@ -239,7 +239,7 @@ def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
     return (replace(stage, body=(*stage.body, *shared)),)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
     """Nests that write zeros into the halo of an output; none if it has no halo.
 

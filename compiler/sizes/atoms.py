@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from compiler.errors import InvalidArgumentError
+from compiler.memo import memo
 
 if TYPE_CHECKING:
     from compiler.sizes.size import Size
@@ -87,7 +87,7 @@ def factor_text(atom: Atom) -> str:
             return f"(({atom.dividend})//{atom.divisor})"
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def order(monomial: Monomial) -> tuple[int, str]:
     """Terms of higher degree first."""
     return -len(monomial), "*".join(map(factor_text, monomial))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from math import gcd, inf
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from compiler.memo import memo
 from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MOST_FACTORS = 6
 """Of products with more factors each term alone is bounded."""
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def bounds(size: int | Size) -> tuple[float, float]:
     """Numbers that the size is never below and never above; infinite where there are none.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import gcd, prod
 from typing import NoReturn, cast
 
+from compiler.memo import memo
 from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
 from compiler.sizes.bounds import bounds
 from compiler.sizes.errors import OpenSizeError
@@ -201,7 +201,7 @@ def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
         raise
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def _quotient(size: Size, divisor: int) -> int:
     """By a number above 0."""
     # What the divisor divides goes to the quotient; the rest keeps its sign.
@@ -254,17 +254,17 @@ def _exact_quotient(size: Size, divisor: int) -> int:
     size._asked(f"({size}) // ({divisor})")
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def _sum(first: Size, second: Size) -> int:
     return _collect((*first.terms, *second.terms), first.constant + second.constant)
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def _difference(first: Size, second: Size) -> int:
     return first + -cast(int, second)
 
 
-@lru_cache(maxsize=8192)
+@memo(8192)
 def _product(first: Size, second: Size) -> int:
     mine = (*first.terms, ((), first.constant))
     theirs = (*second.terms, ((), second.constant))

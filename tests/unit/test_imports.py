@@ -25,17 +25,18 @@ ABOVE = {
 }
 
 _BASE = {"errors", "dtypes", "labels", "sizes", "target", "targets", "timings"}
-_BASE |= {"core_kinds", "device"}
+_BASE |= {"core_kinds", "device", "memo"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself. The rows are the architecture: codegen
 # never sees a graph, runtime never sees an IR, and only the driver sees everything.
 INSIDE: dict[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
-    "sizes": {"errors"},
+    "sizes": {"errors", "memo"},
     "ranges": {"errors", "sizes"},
     "profile": {"ranges", "runtime", "sizes"},
     "labels": set(),
+    "memo": set(),
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
     "core_kinds": set(),
@@ -43,14 +44,14 @@ INSIDE: dict[str, set[str]] = {
     "detection": _BASE,
     "local": _BASE | {"detection"},
     "timings": set(),
-    "process": {"errors"},
+    "process": {"errors", "memo"},
     "graph": _BASE | {"ranges"},
     "loops": _BASE | {"graph"},
     "ops": _IR,
     "workload": _IR | {"ops"},
     "frontend": _IR | {"ops", "runtime", "ranges"},
     "open_distance": {"loops", "sizes"},
-    "placement": {"loops", "open_distance", "sizes", "workload"},
+    "placement": {"loops", "memo", "open_distance", "sizes", "workload"},
     "plan": _IR | {"ops", "workload", "placement", "intervals"},
     "choices": {"errors"},
     "passes": _IR | {"ops", "workload", "placement", "plan", "regions", "choices"},
@@ -59,7 +60,7 @@ INSIDE: dict[str, set[str]] = {
     "partition": _IR | {"ops", "workload", "placement", "plan", "passes", "views", "choices"},
     "product_types": _IR | {"ops"},
     "drawn_integers": _IR | {"ops"},
-    "intervals": {"ops", "sizes", "workload"},
+    "intervals": {"memo", "ops", "sizes", "workload"},
     "costs": _IR | {"ops", "workload", "plan", "passes", "memory_plan", "product_types"},
     "memory_plan": _IR | {"ops", "workload", "placement", "plan", "regions", "runtime"},
     "stacked_memory": {"memory_plan", "plan", "regions", "sizes"},

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from math import gcd, prod
 
 from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
 from compiler.loops.index import Axis, FloorDiv
+from compiler.memo import memo
 
 LINE_BYTES = 64
 """A cache line, the same on all CPUs that are described."""
@@ -74,7 +74,7 @@ class ExprFacts:
     cost: float
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def expression_facts(expr: Expr) -> ExprFacts:
     """Loads and operations of a tree, equal subtrees once. `counts` is in the order of KINDS."""
     counts = dict.fromkeys(KINDS, 0.0)
@@ -152,7 +152,7 @@ class Form:
         return tuple([sizes.get(axis, axis.extent) for axis in self.numbers])
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def _touched(form: Form, sizes: tuple[int, ...]) -> float:
     touched = form.element_bytes
     if form.is_indirect:
@@ -162,7 +162,7 @@ def _touched(form: Form, sizes: tuple[int, ...]) -> float:
     return float(touched)
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def _places(form: Form, points: tuple[tuple[int, int], ...]) -> int:
     places = 1
     for _, terms in form.moving:
@@ -184,7 +184,7 @@ def _places(form: Form, points: tuple[tuple[int, int], ...]) -> int:
     return places
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _lines(form: Form, sizes: tuple[int, ...]) -> float:
     tensor = form.tensor
     reaches = [_reach(extent, terms, sizes) for extent, terms in form.dims]
@@ -221,7 +221,7 @@ class MemoryAccess:
         return _byte_step(self.load, axis)
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def access(load: Load) -> MemoryAccess | None:
     """The facts of a load; None if it reads registers or constants."""
     if load.tensor.space is not Space.MEMORY:
@@ -243,11 +243,11 @@ def access(load: Load) -> MemoryAccess | None:
     return MemoryAccess(load, form, element, axes)
 
 
-_form = lru_cache(maxsize=16384)(Form)
+_form = memo(16384)(Form)
 """One object for equal forms."""
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def load_axes(load: Load) -> frozenset[Axis]:
     """The axes on which the address of a load depends."""
     return frozenset(axis for index in load.index for axis in index.axes())
@@ -261,14 +261,14 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
     return found
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def alignment(load: Load, vector: Axis | None) -> int:
     """Bytes, at most a cache line, to which the address of the first lane is always aligned."""
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])
 
 
-@lru_cache(maxsize=65536)
+@memo(65536)
 def _byte_step(load: Load, axis: Axis) -> int:
     if axis.extent < 2:
         return 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 
+from compiler.memo import memo
 from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, Use
 
 
@@ -48,7 +48,7 @@ class BufferUse:
     is_written: bool
 
 
-@lru_cache(maxsize=2048)
+@memo(2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
     """The `most` tensors with the most traffic, in that order, as if no statement came before."""
     tensors: dict[str, list[Use]] = {}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
+from compiler.memo import memo
 from compiler.sizes import typical
 from tuner.analysis.accesses import (
     KINDS,
@@ -210,7 +211,7 @@ def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[Pl
                 return _in_loops(node.body, path, loops.inside(node))
 
 
-_remembered = lru_cache(maxsize=1024)(_visit)
+_remembered = memo(1024)(_visit)
 """If a candidate has several nests, it shares most of them with others: halos, transforms."""
 
 
@@ -241,7 +242,7 @@ class _Facts:
     aliased: frozenset[Axis]
 
 
-@lru_cache(maxsize=2048)
+@memo(2048)
 def _facts(
     stores: tuple[Store, ...],
     body: Expr,
@@ -328,7 +329,7 @@ def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
     return _cost_in(facts, counted, compute.partial, compute.skip_padding, deep)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _cost_in(
     facts: _Facts,
     counted: LoopCounts,

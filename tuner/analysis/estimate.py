@@ -13,11 +13,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
+from compiler.memo import memo
 from tuner.analysis.accesses import LINE_BYTES
 from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute
 from tuner.analysis.machine import CYCLES_PER_SECOND, Machine
@@ -71,7 +71,7 @@ def estimate_nest(
     )
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _cost(
     statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
@@ -91,7 +91,7 @@ def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> 
     return core
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
     """Cycles of the traffic of one statement in its loops, cache by cache."""
     sizes = tuple([cache.bytes for cache in machine.caches])

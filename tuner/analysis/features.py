@@ -11,7 +11,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import log2, prod
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ from compiler.device import DeviceFacts
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
+from compiler.memo import memo
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target
 from compiler.targets import CoreModel, TileRegisters
@@ -174,7 +174,7 @@ class TargetFacts:
         ]
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def target_facts(
     target: Target, threads: int = 1, device: DeviceFacts | None = None
 ) -> TargetFacts:
@@ -346,7 +346,7 @@ def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
     """Bytes that come from beyond a cache, for each size of CACHE_BYTES.
 
@@ -372,7 +372,7 @@ def _describe(found: Sequence[PlacedCompute], number: int, facts: TargetFacts) -
     return row + _NO_BUFFER * (BUFFERS - len(buffers))
 
 
-@lru_cache(maxsize=2048)
+@memo(2048)
 def _own_columns(
     statement: ComputeCosts, registers: int
 ) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
@@ -478,7 +478,7 @@ def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int])
     ]
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _algorithm(name: str) -> tuple[float, ...]:
     """A name as bits; the checksum is the same in every process, unlike `hash`."""
     digest = zlib.crc32(name.encode()) if name else 0

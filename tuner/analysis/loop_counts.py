@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from compiler.loops.index import Axis
 from compiler.loops.nest import Binding, For, Let, Tile
+from compiler.memo import memo
 from tuner.analysis.accesses import Form
 
 
@@ -53,7 +54,7 @@ OUTSIDE = EnclosingLoops()
 """No loops at all."""
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _inside(
     loops: EnclosingLoops,
     axis: Axis,
@@ -194,13 +195,13 @@ class LoopCounts:
         return sizes
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
     """A run-time loop of a reduction."""
     return EnclosingLoop(axis, frozenset((axis,)), trips, extent)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def count_loops(
     loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> LoopCounts:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from compiler.memo import memo
 from compiler.targets import CoreModel, TileRegisters
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ _LOOKED_AHEAD = 0.5
 wait to retire take the rest."""
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def describe(facts: TargetFacts) -> Machine:
     """The machine by its facts. Unknown caches are those that its core usually has.
 

@@ -8,10 +8,10 @@ ends of tiles, joins of lanes, and spills are added to it. The target says what 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from compiler.loops.index import Axis
 from compiler.loops.nest import For
+from compiler.memo import memo
 from compiler.targets import TileRegisters
 from tuner.analysis.accesses import LINE_BYTES
 from tuner.analysis.compute_costs import ComputeCosts, Use
@@ -48,7 +48,7 @@ class TileCase:
     parts: tuple[tuple[For, float], ...] = ()
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from compiler.build import LoweredKernel, compile_lowered, lower_workload
 from compiler.codegen.spills import spilling_loop
+from compiler.memo import memo
 from compiler.ops.registry import operators
 from compiler.process import settle_process
 from compiler.schedule.schedule import Schedule
@@ -76,6 +76,6 @@ _objects: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
 """What this process compiled last, by the digest of its LLVM IR."""
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def _workload(text: str) -> Workload:
     return Workload.parse(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import inf
 
@@ -22,6 +21,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Axis, affine
 from compiler.loops.rewriting import load_at, reindex, rewrite
+from compiler.memo import memo
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.sizes import always_less, is_open, typical
 from compiler.workload import Workload
@@ -57,7 +57,7 @@ class Attention:
         return widened(load, self.dot.dtype)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Attention | None:
     """The attention that a workload is; None where it is something else."""
     if not is_one_expression(workload):
@@ -113,7 +113,7 @@ def extent(axis: Axis | None) -> int:
     return axis.extent if axis is not None else 1
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
     """Cut an attention into runs of whole tiles of rows, each with the keys that its last row sees.
 

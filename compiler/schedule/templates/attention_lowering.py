@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from compiler.dtypes import DType
 from compiler.loops.expr import (
     Accumulator,
@@ -19,6 +17,7 @@ from compiler.loops.index import Affine, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.loops.rewriting import substitute
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import LoopSpec, nest, parallel_stage, unit_stride, with_halo
@@ -120,7 +119,7 @@ class _Blocks:
         return substitute(part.problem.expr, known)
 
 
-_blocks = lru_cache(maxsize=256)(_Blocks)
+_blocks = memo(256)(_Blocks)
 
 
 class _Lowering:

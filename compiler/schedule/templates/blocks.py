@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 
 from compiler.dtypes import DType
@@ -33,6 +32,7 @@ from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
 from compiler.loops.rewriting import substitute
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -118,7 +118,7 @@ class Blocks:
         return tile * vectors + max(shared, vectors) + 2
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Blocks | None:
     """The sum that a workload is; None where it is something else."""
     if not is_one_expression(workload):

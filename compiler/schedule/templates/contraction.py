@@ -14,9 +14,9 @@ nest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from compiler.errors import ScheduleError
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import SubSpace
@@ -71,7 +71,7 @@ class _Template:
 TEMPLATE = _Template()
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def serving_rows(
     workload: Workload, target: Target, threads: int, *, is_open: bool
 ) -> Schedule | None:

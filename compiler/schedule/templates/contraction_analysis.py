@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import gcd, prod
 
 from compiler.dtypes import DType
 from compiler.loops.expr import Expr, Load, Role, loads, widened
 from compiler.loops.index import Axis, FloorDiv, affine
 from compiler.loops.nest import dot_operands
+from compiler.memo import memo
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
@@ -206,7 +207,7 @@ class Contraction:
         )
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Contraction | None:
     """The contraction that a workload is; None where it is something else."""
     if not is_one_expression(workload):

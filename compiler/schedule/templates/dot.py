@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Expr, Load, Role
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, LoopNest, Store, Tile
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -58,7 +58,7 @@ class Dot:
         return self.vectors.extent if self.vectors else 1
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Dot | None:
     """The product, where both operands lie along the reduction; else None."""
     if not is_one_expression(workload):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Accumulator, Expr, Load, Op, loads, walk
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, compose, is_one_expression
@@ -32,7 +32,7 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Problem | None:
     """The expression of each element; None where something is reduced or put together."""
     if not is_one_expression(workload):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from compiler import ops
 from compiler.dtypes import DType
@@ -11,6 +10,7 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import Const, Expr, Load, Role, Tensor
 from compiler.loops.index import Axis, affine
 from compiler.loops.nest import LoopNest, Stage
+from compiler.memo import memo
 from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
@@ -23,7 +23,7 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...]:
     """One problem a piece; empty where the workload is something else."""
     nodes = workload.graph.nodes

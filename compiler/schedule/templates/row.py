@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from compiler import ops
@@ -37,6 +36,7 @@ from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.loops.rewriting import load_at, reindex, substitute
 from compiler.loops.semantics import items_of
+from compiler.memo import memo
 from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
@@ -74,7 +74,7 @@ class Rows:
     lanes: Axis | None
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Rows | None:
     """The row structure of a workload; None where nothing is reduced."""
     if not is_one_expression(workload):
@@ -235,7 +235,7 @@ class _Passes:
     tiny: bool
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _passes(found: Rows, keep: bool, lanes: int) -> _Passes:
     problem = found.problem
     along = _along(found, lanes)

@@ -14,8 +14,6 @@ No lane and no tile has to fit a layout. This schedule is compiled if every othe
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
@@ -34,6 +32,7 @@ from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from compiler.loops.rewriting import substitute
 from compiler.loops.semantics import items_of
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -45,7 +44,7 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...]:
     """What gives the output: one expression, or one for each piece of it."""
     if is_one_expression(workload):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from compiler.dtypes import DType
@@ -21,6 +20,7 @@ from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
 from compiler.loops.index import Affine, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.sharing import parallel_balance
@@ -259,7 +259,7 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
 # ---- the combinations of B
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _combined_weight(found: Strassen, width: int) -> Load:
     """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
     source = found.right
@@ -276,7 +276,7 @@ def _parts(found: Strassen) -> tuple[int, ...]:
     return tuple(2 if cut & set(index.axes()) else 1 for index in found.right.index)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _combinations(found: Strassen) -> Transform:
     """What is packed: the seven combinations of B's quadrants, B (K, N) or (N, K)."""
     columns_first = next(
@@ -293,7 +293,7 @@ def _combinations(found: Strassen) -> Transform:
 # ---- the combinations of A
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
     """The sums of all rows, shared by the threads; or of a block of them, a thread's own."""
     rows = (
@@ -309,7 +309,7 @@ def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
     return Tensor("sums", shape, layout=layout, role=role)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
     loops = _sums_loops(found, lanes)
@@ -323,7 +323,7 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     return beside(sums, nest(last, _map(found, (store,), lanes)))
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _sums_nest(found: Strassen, lanes: int, block: int) -> tuple[Node, ...]:
     """All sums of A's quadrants of a block of rows."""
     return nest(_sums_loops(found, lanes), _sums_map(found, lanes, block))
@@ -353,12 +353,12 @@ def _sum(
     return Load(sums, (Affine((), SUMS.index(left)), at, *others, affine(found.depth)))
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _quadrants(found: Strassen) -> tuple[Load, ...]:
     return tuple(found.element(found.left, found.row(row), depth=depth) for row, depth in HALVES)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _last_halves(found: Strassen) -> tuple[Load, ...]:
     row = Affine((), found.cut.extent - 1)
     return tuple(found.element(found.left, row, depth=depth) for depth in range(2))
@@ -382,7 +382,7 @@ def _passes(found: Strassen, tile: int) -> list[LoopSpec]:
     return [*map(LoopSpec, around), LoopSpec(along, tile)]
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _products(
     found: Strassen,
     lanes: int,
@@ -425,13 +425,13 @@ def _products(
     return tuple(products)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _body(found: Strassen, width: int, number: int, block: int | None) -> Expr:
     left = _left(found, PRODUCTS[number].left, _quadrants(found), block)
     return left * _right(found, width, number)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _last_body(found: Strassen, width: int, number: int) -> Expr:
     signs, _ = LAST_ROW[number]
     left = _left(found, signs, _last_halves(found), row=affine(found.rows.extent))
@@ -457,7 +457,7 @@ def _left(
     return quadrants[signs.index(1)]
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
     """What a product adds to: the first one into a quadrant stores, the last one finishes it."""
     stores = []
@@ -469,7 +469,7 @@ def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
     return tuple(stores)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
     _, targets = LAST_ROW[number]
     users = [n for n, (_, t) in LAST_ROW.items() if t == targets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from compiler.dtypes import DType
@@ -16,6 +16,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Affine, Axis
 from compiler.loops.rewriting import load_at, reindex, substitute
+from compiler.memo import memo
 from compiler.schedule.problem import axes_of
 from compiler.schedule.structure import unit_stride
 from compiler.schedule.templates import contraction_analysis
@@ -154,7 +155,7 @@ def slowness(core: CoreModel) -> float:
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Strassen | None:
     """The product of float32 rows with a constant matrix of even sides; None for anything else."""
     found = contraction_analysis.analyse(workload)

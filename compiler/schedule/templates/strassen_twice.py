@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 
 from compiler.dtypes import DType
@@ -28,6 +27,7 @@ from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from compiler.loops.rewriting import load_at, reindex, substitute
+from compiler.memo import memo
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
@@ -95,7 +95,7 @@ class _Blocks:
         }
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _blocks(workload: Workload) -> _Blocks | None:
     """The product of a matrix whose sides divide into quarters; None for anything else."""
     found = analyse(workload)
@@ -258,7 +258,7 @@ def _parts(found: _Blocks) -> tuple[int, ...]:
     return tuple(_PARTS if cut & {*index.axes()} else 1 for index in found.right.index)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _combinations(found: _Blocks) -> Transform:
     """What is packed: the 49 combinations of B's sixteenths, B (K, N) or (N, K)."""
     columns_first = next(

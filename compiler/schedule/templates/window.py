@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 
 from compiler.dtypes import DType
@@ -20,6 +19,7 @@ from compiler.loops.index import Axis, FloorDiv, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Stage, Store, Tile, dot_operands
 from compiler.loops.rewriting import rewrite
+from compiler.memo import memo
 from compiler.schedule.edges import edge_parts
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
@@ -93,7 +93,7 @@ GROUP = 4
 """Taps of bytes that are multiplied together."""
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> WindowReduction | None:
     """The window reduction that a workload is; None where it is something else."""
     if not is_one_expression(workload):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Node
 from compiler.loops.expr import Expr, Load, Role, Tensor
+from compiler.memo import memo
 from compiler.schedule.problem import Problem, compose, stored
 from compiler.schedule.structure import needs_padding, unit_stride
 from compiler.workload import Workload
@@ -100,14 +100,14 @@ class Winograd:
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
     """Cached: ten thousands of assignments of the knobs ask for a few sizes of tiles."""
     steps = found.steps(outputs)
     return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def analyse(workload: Workload) -> Winograd | None:
     """The convolution, where Winograd applies; else None."""
     convolution = next((n for n in workload.graph.nodes if n.op == "conv"), None)

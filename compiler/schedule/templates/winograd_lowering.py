@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -40,6 +40,7 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
 from compiler.loops.nest import Node as NestNode
 from compiler.loops.rewriting import reindex
+from compiler.memo import memo
 from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Schedule
@@ -127,7 +128,7 @@ class _Panels:
     bodies: tuple[Expr, ...]
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
     return _Blocks(found, outputs, lanes, room)
 

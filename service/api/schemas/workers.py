@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from compiler.device import DeviceFacts
 from compiler.errors import InvalidFactsError
+from compiler.memo import memo
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_ID,
@@ -44,7 +44,7 @@ def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-@lru_cache(maxsize=64)
+@memo(64)
 def _objection(text: str) -> str | None:
     """What is wrong with facts: a worker says the same ones with each measurement."""
     try:
