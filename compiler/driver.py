@@ -30,6 +30,7 @@ from compiler.frontend.dimensions import cache_lengths, check_dims, free_dimensi
 from compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
+from compiler.hinted_ranges import hinted_shares
 from compiler.kernels import KernelCache, ScheduleSource
 from compiler.local import check_runs_here
 from compiler.options import (
@@ -53,7 +54,7 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder, build_prog
 from compiler.ranges import (
     SizeRange,
     decides_text,
-    default_range,
+    default_ranges,
     narrowed,
     narrower_text,
     within_defaults,
@@ -349,6 +350,7 @@ def _compile_whole(
     """The model of `read`, out of which it is taken once it is imported."""
     timings = options.timings
     ranges, given, ports = _closed_and_open(read[0], options)
+    hints = hinted_shares({name: [size] for name, size in options.dims.items()})
     builder = _builder(options, any_rows=bool(ports.open))
     if not ports.open:
         with enough_memory_for("to compile the model"):
@@ -380,7 +382,7 @@ def _compile_whole(
                 graph = load_graph(source, whole, timings)
                 return _executable(options, graph, builder, given, SPARE, into, ports)
 
-            return within_defaults(absent, within, empty)
+            return within_defaults(default_ranges(absent, hints), within, empty)
 
         empty, stated = cache_lengths(source.proto.graph), ranges
         asked, reason = "", ""
@@ -405,7 +407,8 @@ def _compile_whole(
 
     ranged, reason = for_ranges()
     if ranged is None:
-        sizes = {n: ranges.get(n, default_range(n)) for n in free_dimensions(source.proto.graph)}
+        free = free_dimensions(source.proto.graph)
+        sizes = {**default_ranges(free, hints), **ranges}
         try:
             load_graph(source, {**given, **{n: typical(open_size(d)) for n, d in sizes.items()}})
         except UnsupportedOperatorError as error:

@@ -22,6 +22,7 @@ import numpy as np
 from compiler.asked_schedules import AskedSchedules, check_answers
 from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
+from compiler.hinted_ranges import as_hinted
 from compiler.kept_folder import KeptFolder
 from compiler.options import CompileOptions
 from compiler.ranges import as_range
@@ -369,7 +370,7 @@ def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
         "target": options.machine().key,
         "device": [device.processor, [asdict(cache) for cache in device.caches]],
         "threads": options.threads,
-        "dims": sorted((n, as_range(n, given).range_text) for n, given in options.dims.items()),
+        "dims": sorted((n, as_hinted(n, given).text) for n, given in options.dims.items()),
         "numerics": options.numerics,
         "weight_limit_bytes": options.weight_limit_bytes,
         "precision": str(options.precision),

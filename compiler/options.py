@@ -40,7 +40,9 @@ class CompileOptions:
         target: `host`, or the name of a described target that this machine can run.
         threads: threads that a run uses, the calling one included.
         dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
-            range(1, 513). The sizes that a run may have are within the range.
+            range(1, 513). The sizes that a run may have are within the range. Size hints may follow
+            ("1..512@32,128") or stand alone ("@32"), which keep the default range: a default
+            program does not depend on them, and a planner may ask for schedules at them.
         schedules: where tuned schedules are looked up; None compiles with the defaults.
         numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
             lets the search use those that lose more than a digit (Winograd's F(6)).

@@ -1,13 +1,11 @@
-"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`.
-
-A range may state size hints (`compiler.profile`): `1..512@8,128`.
-"""
+"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`; the range
+of one that nobody gives any, and ranges within it (`compiler.hinted_ranges` adds size hints)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
@@ -28,12 +26,6 @@ T = TypeVar("T")
 SizeRange: TypeAlias = "int | str | range | Dimension"
 """One size, or a range of them: as text, as Python's `range` (without its end), or as it is."""
 
-Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
-"""Stated sizes of dimensions, by name, with the share of each."""
-
-MOST_STATED = 8
-"""Most sizes that can be stated: each of them is measured for each candidate."""
-
 LARGEST_SIZE = 1 << 40
 """No dimension is larger."""
 
@@ -50,26 +42,7 @@ _ANSWERS = 3
 _FACTORS = (2, 4, 8, 16, 32, 64)
 """Multiples that models ask for: how often they halve an image."""
 
-_RANGE = re.compile(
-    r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?(?:@(\d{1,19}(?:,\d{1,19})*))?)?", re.ASCII
-)
-
-
-@dataclass(frozen=True, slots=True)
-class HintedRange:
-    """A range of sizes as a user writes it, with the size hints that it states."""
-
-    dimension: Dimension
-    hints: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """`1..512@8,128`, or `7` of one size."""
-        found = self.dimension
-        if found.low == found.high:
-            return str(found.low * found.multiple)
-        hints = f"@{','.join(map(str, self.hints))}" if self.hints else ""
-        return f"{found.range_text}{hints}"
+_RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:
@@ -101,120 +74,44 @@ def as_range(name: str, given: SizeRange) -> Dimension:
 
 
 def parse_range(name: str, text: str) -> Dimension:
-    """The sizes of `parse_hinted`, without the hints. Raises InvalidArgumentError as that does."""
-    return parse_hinted(name, text).dimension
-
-
-def parse_hinted(name: str, text: str) -> HintedRange:
     """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (no bound).
 
-    Size hints may follow a range: `1..512@8,128`.
-
     Raises:
-        InvalidArgumentError: if the text is none of these, or a hint is not a size of the range,
-            naming the dimension.
+        InvalidArgumentError: if the text is none of these, naming the dimension.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise InvalidArgumentError(
-            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32, 1.. or "
-            "1..512@128"
+            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32 or 1.., "
+            "with hints 1..512@32,128 or @32:0.5,128:0.3"
         )
-    first, dots, last, step, hints = match.groups()
+    first, dots, last, step = match.groups()
     if not dots:
-        return HintedRange(_of(name, int(first), int(first)))
-    found = _of(name, int(first), int(last) if last else None, int(step) if step else 1)
-    stated = tuple(dict.fromkeys(map(int, hints.split(",")))) if hints else ()
-    if len(stated) > MOST_STATED:
-        raise InvalidArgumentError(
-            f"dimension '{name}' has {len(stated)} hints, expected at most {MOST_STATED}"
-        )
-    for hint in stated:
-        if hint not in found:
-            raise InvalidArgumentError(
-                f"dimension '{name}': hint {hint} is not a size of {found.range_text}"
-            )
-    return HintedRange(found, stated)
+        return _of(name, int(first), int(first))
+    return _of(name, int(first), int(last) if last else None, int(step) if step else 1)
 
 
-def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """`as_range` with the hints that a text states. Raises InvalidArgumentError as that does."""
-    if isinstance(given, str):
-        return parse_hinted(name, given)
-    return HintedRange(as_range(name, given))
-
-
-def with_hints(sizes: Mapping[str, Iterable[SizeRange]], shares: Shares | None) -> Shares:
-    """The sizes at which ranges are measured, by dimension: hints in equal shares, and `shares`.
+def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
+    """The sizes of an open dimension that nobody gives a range: with those that are to be `held`,
+    as size hints and samples have them.
 
     Raises:
-        InvalidArgumentError: if a dimension has both, or a range is malformed.
+        InvalidArgumentError: if nothing can have this name, or a size.
     """
-    found = dict(shares or {})
-    for name, listed in sizes.items():
-        hints = [hint for given in listed for hint in as_hinted(name, given).hints]
-        if hints and name in found:
-            raise InvalidArgumentError(
-                f"dimension '{name}' has hints and sizes with shares: give one of them"
-            )
-        if hints:
-            found[name] = dict.fromkeys(hints, 1.0)
-    return found
+    sizes = (1, DEFAULT_LAST, *held)
+    return _of(name, min(sizes), max(sizes))
 
 
-def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
-    """Sizes of one dimension, of which one may be a range: each once, a range as text.
-
-    A range of one number is that number.
-
-    Raises:
-        InvalidArgumentError: if one is no range or 0, or there are two ranges, naming the
-            dimension.
-    """
-    ranges = [as_hinted(name, given) for given in listed]
-    if any(each.dimension.high == 0 for each in ranges):
-        raise InvalidArgumentError(f"dimension '{name}' is 0, expected a size from 1")
-    chosen: dict[int | str, None] = dict.fromkeys(
-        d.low * d.multiple if (d := each.dimension).low == d.high else each.text for each in ranges
-    )
-    if sum(isinstance(size, str) for size in chosen) > 1:
-        raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
-    return tuple(chosen)
-
-
-def parse_shares(name: str, text: str) -> dict[int, float]:
-    """Read `32:0.5,128:0.3,512:0.2`; a size without a share counts 1.
-
-    Raises:
-        InvalidArgumentError: if the text is something else, naming the dimension.
-    """
-    found: dict[int, float] = {}
-    for part in text.split(","):
-        size, _, share = part.partition(":")
-        try:
-            number, weight = int(size), float(share) if share else 1.0
-        except ValueError as error:
-            raise InvalidArgumentError(
-                f"dimension '{name}': '{part[:80]}' is no size with its share; "
-                "write 32:0.5,128:0.3,512:0.2"
-            ) from error
-        if number in found:
-            raise InvalidArgumentError(f"dimension '{name}': size {number} is stated twice")
-        found[number] = weight
-    return found
-
-
-def default_range(name: str) -> Dimension:
-    """The sizes of an open dimension that nobody gives a range.
-
-    Raises:
-        InvalidArgumentError: if nothing can have this name.
-    """
-    return _of(name, 1, DEFAULT_LAST)
+def default_ranges(
+    names: Iterable[str], held: Mapping[str, Iterable[int]] | None = None
+) -> dict[str, Dimension]:
+    """`default_range` of each name; `held` are sizes by name."""
+    sizes = held or {}
+    return {name: default_range(name, sizes.get(name, ())) for name in names}
 
 
 def within_defaults(
-    names: Iterable[str],
+    defaults: Mapping[str, Dimension],
     attempt: Callable[[Mapping[str, Dimension]], T],
     empty: Collection[str] = (),
 ) -> T:
@@ -230,8 +127,7 @@ def within_defaults(
             last one that single sizes answer.
         InvalidModelError: if the model is invalid in all of them.
     """
-    ranges = {name: default_range(name) for name in names}
-    ranges |= {name: replace(d, low=0) for name, d in ranges.items() if name in empty}
+    ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
     untried = [ranges]
     unanswered: CompilerError | None = None
     for number in range(MOST_NARROWINGS):

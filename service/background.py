@@ -23,8 +23,8 @@ import structlog
 
 from compiler.errors import CompilerError
 from compiler.frontend.model_file import write_model
+from compiler.hinted_ranges import as_hinted
 from compiler.kept_models import KeptModels, own_folder
-from compiler.ranges import as_hinted
 from service.jobs.known_model import KnownModel
 from service.settings import Settings
 from service.storage import open_storage

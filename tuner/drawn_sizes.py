@@ -14,13 +14,13 @@ which takes at each size what its costs say has the mean of its times as its tim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler import costs
 from compiler.errors import InvalidArgumentError
+from compiler.hinted_ranges import Shares
 from compiler.intervals import RangePiece, intervals, pieces
-from compiler.ranges import MOST_STATED, Shares
 from compiler.sizes import Dimension, check_values
 from compiler.workload import Workload
 from tuner.floor import least_seconds
@@ -37,9 +37,6 @@ that it doubles. Where few rows are, each has its own best tile."""
 
 LONG = 512
 """The last size that is drawn of a range without an end."""
-
-LEAST_SHARE = 1e-6
-"""Of all runs: a size that fewer have would hardly count, or not at all where shares are huge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,9 @@ def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) ->
     """
     stated = stated or {}
     known = {dimension.name: dimension for dimension in dimensions}
+    check_hinted(stated, known)
     for name, shares in stated.items():
-        _check(name, shares, known)
+        _check(known[name], shares)
     if not dimensions:
         return []
     first = max(dimensions, key=lambda d: (len(stated.get(d.name, ())), _ratio(d)))
@@ -81,6 +79,18 @@ def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) ->
         DrawnSizes(tuple((d.name, columns[d.name][row]) for d in dimensions), share / total)
         for row, share in enumerate(leading.values())
     ]
+
+
+def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
+    """Raises InvalidArgumentError where hints are stated of what is no open dimension, naming it
+    and those that are open."""
+    for name in stated:
+        if name not in open_names:
+            listed = ", ".join(f"'{each}'" for each in open_names) or "none"
+            raise InvalidArgumentError(
+                f"hints are stated of dimension '{name}', which has no range; those that have: "
+                f"{listed}"
+            )
 
 
 def points_of(
@@ -176,31 +186,14 @@ def points_at(
     return tuple(points)
 
 
-def _check(name: str, shares: Mapping[int, float], known: Mapping[str, Dimension]) -> None:
-    if name not in known:
-        listed = ", ".join(f"'{each}'" for each in known) or "none"
-        raise InvalidArgumentError(
-            f"sizes are stated of dimension '{name}', which has no range; those that have: {listed}"
-        )
-    if not 1 <= len(shares) <= MOST_STATED:
-        raise InvalidArgumentError(
-            f"dimension '{name}' has {len(shares)} sizes stated, expected 1 to {MOST_STATED}"
-        )
-    for size, share in shares.items():
-        if not 0.0 < share < math.inf:
+def _check(dimension: Dimension, shares: Mapping[int, float]) -> None:
+    for size in shares:
+        if size not in dimension:
             raise InvalidArgumentError(
-                f"dimension '{name}': the share of size {size} is {share}, expected one above 0"
+                f"dimension '{dimension.name}': hint {size} is not a size of "
+                f"{dimension.range_text}, the range that it has; state hints within it, such as "
+                f"--dim '{dimension.name}=@{dimension.low * dimension.multiple}'"
             )
-        try:
-            check_values([known[name]], {name: size})
-        except ValueError as error:
-            raise InvalidArgumentError(f"sizes are stated of {error}") from error
-    least, total = min(shares, key=lambda size: shares[size]), sum(shares.values())
-    if shares[least] < LEAST_SHARE * total:
-        raise InvalidArgumentError(
-            f"dimension '{name}': the share of size {least} is {shares[least]} of {total}, "
-            f"expected at least a millionth of all"
-        )
 
 
 def _spread(dimension: Dimension) -> dict[int, float]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.ranges import SizeRange, as_range
+from compiler.hinted_ranges import as_hinted
+from compiler.ranges import SizeRange
 from compiler.runtime.ports import Dims, OpenPorts
 from compiler.sizes import Dimension, parse_size, substituted
 
@@ -143,7 +144,8 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
-    """The sizes that dimensions may have; that of one that is fixed is a range of one number.
+    """The sizes that dimensions may have; that of one that is fixed is a range of one number. One
+    of which hints alone are stated (`compiler.hinted_ranges`) is left out: nobody gave it a range.
 
     A size that changes no open dimension is a mistake, also where the model has none.
 
@@ -169,7 +171,9 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
             names = ", ".join(f"'{n}'" for n in known)
             others = f", open are: {names}" if known else ": all their sizes are fixed"
             raise InvalidArgumentError(f"the inputs have no open dimension '{name}'{others}")
-        ranges[name] = as_range(name, given)
+        ranged = as_hinted(name, given).dimension
+        if ranged is not None:
+            ranges[name] = ranged
     return ranges
 
 

@@ -38,6 +38,6 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    first = plan_first_program(spec.request, spec.sizes, spec.shares)
+    first = plan_first_program(spec.request, spec.sizes)
     spec.check_deliverable(first)
     open_ports([first], pad=spec.pad)

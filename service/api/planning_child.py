@@ -235,7 +235,7 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
     def run(self) -> ModelGraph:
         spec = self.check.spec(_model(self.check.path, self.check.digest))
-        planned = plan_first_program(spec.request, spec.sizes, spec.shares)
+        planned = plan_first_program(spec.request, spec.sizes)
         return model_graph(chosen_by(planned, self.choice))
 
 

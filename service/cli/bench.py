@@ -17,16 +17,14 @@ from service.cli.common import (
     Precision,
     PrecisionOption,
     RangesOption,
-    StatedOption,
     ThreadsOption,
     UserError,
     existing_file,
     load_settings,
     parse_dims,
     parse_ranges,
-    parse_stated,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs
+from service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
 from service.cli.local import known_facts, opened, served_facts, tell_served
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import complain, console, say_json
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from compiler.ranges import Shares
+    from compiler.hinted_ranges import Shares
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
     from compiler.runtime.stages import StagedExecutable
@@ -65,7 +63,6 @@ def bench(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
-    sizes: StatedOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
     rounds: Annotated[
@@ -80,12 +77,12 @@ def bench(
 ) -> None:
     """Time a model with the schedules that the database knows, interleaved with another engine.
 
-    Of ranges it is timed at the sizes that --sizes states, or at their hints. On a worker it runs
-    interleaved with its untuned program, until the ratio is sure.
+    Of ranges it is timed at the size hints of --dim, or at those of its profile. On a worker it
+    runs interleaved with its untuned program, until the ratio is sure.
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
-    from compiler.ranges import with_hints
+    from compiler.hinted_ranges import hinted_shares
     from compiler.runtime.sized import SizedExecutable
 
     if on is not None:
@@ -97,27 +94,25 @@ def bench(
             raise UserError("--samples and --value are for this machine, not for a worker")
         if rounds is not None or seconds is not None:
             raise UserError("--rounds and --seconds are for this machine, not for a worker")
-        if sizes:
-            raise UserError("--sizes are for this machine; a worker times one size of --dim")
         _bench_on(on, model, threads, numerics, precision, parse_dims(dim), as_json)
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
     ranges = parse_ranges(dim)
-    stated = parse_stated(sizes)
     source = onnx if model.is_dir() else model
     if (samples is not None or value) and source is None:
         raise UserError(f"'{model}' is an artifact: --onnx says which model the samples are for")
     dims = {name: [size] for name, size in ranges.items()}
     given = given_inputs(source or model, samples, value, dims)
-    shares = with_hints(dims, stated)
-    with opened(model, threads, numerics, precision, ranges) as (executable, known):
+    shares = hinted_shares(dims)
+    sampled = {} if model.is_dir() else sampled_hints(model, given, dims)
+    with opened(model, threads, numerics, precision, {**sampled, **ranges}) as (executable, known):
         if given.samples:
             feeds = [Feed(_shapes_text(each), each) for each in given.of_each_size()]
         else:
             feeds = _feeds(executable, shares, ranges, given)
         if not feeds and isinstance(executable, SizedExecutable):
-            feeds = _feeds_at_hints(executable, model, ranges, stated, given)
+            feeds = _feeds_at_hints(executable, model, ranges, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
         if as_json:
@@ -134,7 +129,6 @@ def _feeds_at_hints(
     executable: SizedExecutable,
     model: Path,
     ranges: Mapping[str, int | str],
-    stated: Shares,
     given: GivenInputs,
 ) -> list[Feed]:
     """Seeded inputs at the hints of a model of which no program serves a range."""
@@ -143,7 +137,7 @@ def _feeds_at_hints(
 
     dims = {name: (size,) for name, size in ranges.items()}
     found = []
-    for planned in plan_sizes(ModelRequest(model), dims, shares=stated):
+    for planned in plan_sizes(ModelRequest(model), dims):
         for note in planned.notes:
             complain(note)
         at = planned.request.dims or {}

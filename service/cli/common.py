@@ -63,38 +63,24 @@ DimsOption = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=SIZE", help="Size of a named dimension; repeatable"),
 ]
+HINTS = "LOW..HIGH[:STEP][@HINT[:SHARE],...]|@HINT[:SHARE],..."
 RangesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=SIZE|LOW..HIGH[:STEP][@HINT,...]",
-        help="Size of a named dimension, or a range such as 1..512 or 32..640:32@64,128 with size "
-        "hints; repeatable",
+        metavar=f"NAME=SIZE|{HINTS}",
+        help="Size of a named dimension; or a range such as 1..512 or 32..640:32, with size hints "
+        "1..512@32:0.5,128:0.3; or hints alone, @128; repeatable",
     ),
 ]
 SizesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=[SIZE,...,]SIZE|LOW..HIGH[:STEP][@HINT,...]",
-        help="Sizes of a named dimension, or a range such as 1..512 or 32..640:32@64,128, which is "
-        "tuned at its size hints; the artifact serves them all; repeatable",
-    ),
-]
-StatedOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sizes",
-        metavar="NAME=SIZE:SHARE[,...]",
-        help="Sizes of a range to measure at, with the share of runs that have each; repeatable",
-    ),
-]
-ShownOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sizes",
-        metavar="NAME=SIZE[,...]",
-        help="Sizes of a range to look at; typical and the largest ones if not given; repeatable",
+        metavar=f"NAME=[SIZE,...,]SIZE|{HINTS}",
+        help="Sizes of a named dimension; or a range such as 1..512 or 32..640:32, which is tuned "
+        "at its size hints, 1..512@32:0.5,128:0.3; or hints alone, @128; the artifact serves them "
+        "all; repeatable",
     ),
 ]
 PadOption = Annotated[
@@ -211,7 +197,7 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
 def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
     """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises UserError."""
     from compiler.errors import InvalidArgumentError
-    from compiler.ranges import size_choices
+    from compiler.hinted_ranges import size_choices
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
@@ -220,7 +206,7 @@ def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
         each: list[int | str] = []
         *sizes_before, last = listed.split(",")
         for size in (*sizes_before, f"{last}{at}{hints}"):
-            ranged = ".." in size and name
+            ranged = name and (".." in size or "@" in size)
             each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
         try:
             chosen = size_choices(name, each)
@@ -240,25 +226,6 @@ def parse_ranges(given: list[str] | None) -> dict[str, int | str]:
             raise UserError(f"--dim '{name}': expected one size or one range, not {len(choices)}")
         (ranges[name],) = choices
     return ranges
-
-
-def parse_stated(given: list[str] | None) -> dict[str, dict[int, float]]:
-    """{"sequence": {32: 0.5}} from ["sequence=32:0.5"]. Raises UserError."""
-    from compiler.errors import InvalidArgumentError
-    from compiler.ranges import parse_shares
-
-    shares: dict[str, dict[int, float]] = {}
-    for text in given or ():
-        name, equals, listed = text.rpartition("=")
-        if not name or not equals:
-            raise UserError(f"--sizes '{text}': expected NAME=SIZE:SHARE,SIZE:SHARE")
-        if name in shares:
-            raise UserError(f"--sizes '{text}': '{name}' has sizes already")
-        try:
-            shares[name] = parse_shares(name, listed)
-        except InvalidArgumentError as error:
-            raise UserError(f"--sizes '{text}': {error}") from error
-    return shares
 
 
 def existing_file(path: Path) -> Path:

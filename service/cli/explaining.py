@@ -16,7 +16,6 @@ from service.cli.common import (
     Precision,
     PrecisionOption,
     RangesOption,
-    ShownOption,
     TargetOption,
     ThreadsOption,
     TimingsOption,
@@ -26,7 +25,6 @@ from service.cli.common import (
     existing_file,
     load_settings,
     parse_ranges,
-    parse_stated,
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.on_device import OnOption, device_for
@@ -60,7 +58,6 @@ def explain(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
-    sizes: ShownOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
     as_json: JsonOption = False,
@@ -71,8 +68,8 @@ def explain(
     """Every kernel of a model: operators, schedule, time against what the machine allows, code.
 
     Compiles with the schedules that the database knows, runs the model on seeded inputs and times
-    each kernel in its place. Of ranges there is a table for each size of --sizes, or for typical
-    and the largest ones, with the kernels that serve it.
+    each kernel in its place. Of ranges there is a table for each size hint of --dim, or for typical
+    and the largest sizes, with the kernels that serve it.
 
     Example: tilewright explain model.onnx --kernel 3 --nest --asm
     """
@@ -97,7 +94,7 @@ def explain(
     storage = open_storage(load_settings())
     try:
         dims = {name: (size,) for name, size in parse_ranges(dim).items()}
-        given, stated = given_inputs(model, samples, value, dims), parse_stated(sizes)
+        given = given_inputs(model, samples, value, dims)
         with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),
@@ -120,7 +117,7 @@ def explain(
                     raise UserError(
                         f"--kernel {number}: the kernels of this model are 1 to {known}"
                     )
-            reports = explain_model(planned, settled.schedules, device, recorder, stated)
+            reports = explain_model(planned, settled.schedules, device, recorder)
     finally:
         storage.close()
     chosen = _chosen(reports, kernel)
@@ -171,6 +168,6 @@ def _chosen(
             at = ", ".join(sizes_text(tuple(report.sizes.items())) for report in reports)
             raise UserError(
                 f"--kernel {number}: it does not run at {at}, where the kernels "
-                f"{', '.join(map(str, sorted(found)))} do; --sizes chooses others"
+                f"{', '.join(map(str, sorted(found)))} do; hints of --dim choose others"
             )
     return {number: found[number] for number in numbers or sorted(found)}

@@ -59,6 +59,28 @@ def given_inputs(
     return GivenInputs(found, numbered)
 
 
+def sampled_hints(
+    model: Path, given: GivenInputs, dims: Mapping[str, Sequence[int | str]]
+) -> dict[str, str]:
+    """The sizes of samples as size hints of the dimensions that `dims` leave out, as --dim states
+    them: the range that nobody gave holds them.
+
+    Raises:
+        InvalidArgumentError: if a sample has a size that a range of `dims` does not hold.
+    """
+    from compiler.hinted_ranges import HintedRange, as_hinted
+    from service.jobs.given_files import inputs_at
+    from service.jobs.given_inputs import most_frequent
+
+    if not given.samples:
+        return {}
+    hinted = {n: as_hinted(n, listed[0]).dimension for n, listed in dims.items()}
+    ranges = {n: d for n, d in hinted.items() if d is not None}
+    inputs = {one.name: one.dims for one in inputs_at(model, dims)}
+    shares = most_frequent(given.sizes_within(inputs, ranges))
+    return {name: HintedRange(None, tuple(each.items())).text for name, each in shares.items()}
+
+
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
     """Upload the samples as one file; the digests that a job names them by."""
     from service.arrays import save_arrays

@@ -37,6 +37,7 @@ from service.cli.terminal import console, say_json
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from compiler.hinted_ranges import Shares
     from compiler.program_builder import CompiledProgram
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
@@ -411,6 +412,24 @@ def tell_served(known: KnownModel | None) -> None:
         console().print(settled_line(settled), soft_wrap=True, markup=False)
 
 
+def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:
+    """Of --dim with an artifact: the sizes of dimensions, and the size hints that are stated.
+
+    Raises:
+        UserError: if one is a range, which an artifact has already.
+    """
+    from compiler.hinted_ranges import hinted_shares
+
+    hints = {name: [text] for name, text in dims.items() if isinstance(text, str)}
+    for name, (text,) in hints.items():
+        if not text.startswith("@"):
+            raise UserError(
+                f"--dim {name}={text}: the artifact '{folder}' keeps its ranges; give one size, or "
+                f"hints alone such as {name}=@128"
+            )
+    return {n: size for n, size in dims.items() if isinstance(size, int)}, hinted_shares(hints)
+
+
 @contextmanager
 def opened(
     model: Path,
@@ -428,9 +447,7 @@ def opened(
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
         if precision is not Precision.FLOAT32:
             raise UserError(f"--precision {precision.value}: the artifact '{model}' keeps its own")
-        sizes = {name: size for name, size in dims.items() if isinstance(size, int)}
-        for name in dims.keys() - sizes.keys():
-            raise UserError(f"--dim {name}={dims[name]}: the artifact '{model}' keeps its ranges")
+        sizes, _ = artifact_sizes(model, dims)
         yield load_artifact(model, threads=threads, sizes=sizes or None), None
         return
     from service.jobs.known_model import KnownModel

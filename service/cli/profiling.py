@@ -15,16 +15,14 @@ from service.cli.common import (
     Precision,
     PrecisionOption,
     RangesOption,
-    ShownOption,
     ThreadsOption,
     UserError,
     existing_file,
     load_settings,
     parse_ranges,
-    parse_stated,
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
-from service.cli.local import opened
+from service.cli.local import artifact_sizes, opened
 from service.cli.on_device import OnOption, device_for
 from service.cli.terminal import complain, console, say_json
 from service.units import microseconds, milliseconds, threads_text
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from compiler.ranges import Shares
+    from compiler.hinted_ranges import Shares
     from compiler.runtime.stages import StagedExecutable
     from service.jobs.given_inputs import GivenInputs
     from service.jobs.planning import ModelRequest
@@ -56,7 +54,6 @@ def profile(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
-    sizes: ShownOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
     on: OnOption = None,
@@ -65,8 +62,8 @@ def profile(
     """Where the time of a run goes: every kernel, copy and native function, in its place.
 
     The model runs on seeded inputs with the schedules that the database knows; `explain` says what
-    each kernel is. Of ranges there is a table for each size of --sizes, or for typical and the
-    largest ones.
+    each kernel is. Of ranges there is a table for each size hint of --dim, or for typical and
+    the largest sizes; of an artifact --dim states hints alone, NAME=@HINT.
 
     Example: tilewright profile model.onnx --trace trace.json
     """
@@ -83,12 +80,12 @@ def profile(
             raise UserError(f"the artifact '{model}' keeps its own numerics and precision")
         if samples is not None or value:
             raise UserError("--samples and --value are for a model, not for an artifact")
-        found = _of_artifact(model, threads, parse_ranges(dim), parse_stated(sizes))
+        found = _of_artifact(model, threads, parse_ranges(dim))
     else:
         compiled_for = (threads, numerics, precision)
         dims = {name: (size,) for name, size in parse_ranges(dim).items()}
         given = given_inputs(model, samples, value, dims)
-        found = _of_model(model, compiled_for, dims, parse_stated(sizes), on, given)
+        found = _of_model(model, compiled_for, dims, on, given)
     if trace is not None:
         trace.write_text(json.dumps(traces(found)), encoding="utf-8")
     if as_json:
@@ -114,9 +111,7 @@ def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
     return {"at_sizes": [each.to_json() for each in found]}
 
 
-def _of_artifact(
-    folder: Path, threads: int, dims: Mapping[str, int | str], stated: Shares
-) -> list[ModelProfile]:
+def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> list[ModelProfile]:
     from compiler.detection import named_device
     from compiler.runtime.artifact import load_artifact, read_artifact
     from compiler.runtime.executable import Executable
@@ -126,9 +121,7 @@ def _of_artifact(
     from service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tuner.measure.model_runs import draw_inputs
 
-    given = {name: size for name, size in dims.items() if isinstance(size, int)}
-    for name in dims.keys() - given.keys():
-        raise UserError(f"--dim {name}={dims[name]}: the artifact '{folder}' keeps its ranges")
+    given, stated = artifact_sizes(folder, dims)
     loaded = load_artifact(folder, threads=threads, sizes=given or None)
     target, device = str(read_artifact(folder).target.get("name")), named_device().model
     if isinstance(loaded, StagedExecutable):
@@ -179,7 +172,6 @@ def _of_model(
     model: Path,
     compiled_for: tuple[int, Numerics, Precision],
     dims: Mapping[str, Sequence[int | str]],
-    stated: Shares,
     on: str | None,
     given: GivenInputs,
 ) -> list[ModelProfile]:
@@ -209,11 +201,11 @@ def _of_model(
             )
             planned = plan_first_program(request, dims)
             if planned.stages is not None:
-                return _of_known_stages(request, compiled_for, dims, stated, on)
+                return _of_known_stages(request, compiled_for, dims, on)
             settled = settle_known([planned], storage)
             (planned,) = settled.planned
             plan = planned.served_plan
-            every = shown_sizes(planned, stated)
+            every = shown_sizes(planned)
             compiled = build_program(plan, settled.schedules, target, threads, planned.numerics)
             where = device.name if device.facts is None else device.facts.model
             for sizes in every:
@@ -234,11 +226,11 @@ def _of_known_stages(
     request: ModelRequest,
     compiled_for: tuple[int, Numerics, Precision],
     dims: Mapping[str, Sequence[int | str]],
-    stated: Shares,
     on: str | None,
 ) -> list[ModelProfile]:
     """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
     from compiler.detection import named_device
+    from compiler.hinted_ranges import hinted_shares
     from compiler.runtime.stages import StagedExecutable
 
     model, (threads, numerics, precision) = request.model, compiled_for
@@ -250,7 +242,7 @@ def _of_known_stages(
         assert isinstance(executable, StagedExecutable), "it has no first stage otherwise"
         target = request.target if isinstance(request.target, str) else request.target.name
         where = (target, named_device().model, threads)
-        return _of_stages(executable, request.given, stated, where)
+        return _of_stages(executable, request.given, hinted_shares(dims), where)
 
 
 def _table(found: ModelProfile) -> Table:

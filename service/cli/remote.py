@@ -22,7 +22,6 @@ from service.cli.common import (
     SeedOption,
     ServerOption,
     SizesOption,
-    StatedOption,
     StopGainOption,
     StrategyOption,
     TargetMsOption,
@@ -40,7 +39,6 @@ from service.cli.common import (
     parse_ranges,
     parse_share,
     parse_sizes,
-    parse_stated,
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
 from service.cli.terminal import console, say_json
@@ -76,7 +74,6 @@ def submit(
     trials: TrialsOption = 1000,
     seconds: SecondsOption = None,
     dim: SizesOption = None,
-    sizes: StatedOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
     pad: PadOption = False,
@@ -106,7 +103,7 @@ def submit(
     """
     from service.api.schemas.jobs import JobRequest
 
-    dims, shares = parse_sizes(dim), parse_stated(sizes)
+    dims = parse_sizes(dim)
     given = given_inputs(existing_file(model), samples, value, dims)
     _check_free(output)
     out = console(as_json)
@@ -122,7 +119,6 @@ def submit(
                 trials=trials,
                 seconds=seconds,
                 dims={name: list(listed) for name, listed in dims.items()},
-                shares=shares,
                 samples=upload_samples(client, given),
                 values=dict(given.values),
                 pad=pad,

@@ -20,7 +20,6 @@ from service.cli.common import (
     SecondsOption,
     SeedOption,
     SizesOption,
-    StatedOption,
     StopGainOption,
     StrategyOption,
     TargetMsOption,
@@ -36,7 +35,6 @@ from service.cli.common import (
     load_settings,
     parse_share,
     parse_sizes,
-    parse_stated,
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.terminal import console, say_json
@@ -59,7 +57,6 @@ def tune(
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: SizesOption = None,
-    sizes: StatedOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
     pad: PadOption = False,
@@ -114,7 +111,6 @@ def tune(
         weight_limit,
         budget,
         precision=precision.value,
-        shares=parse_stated(sizes),
         given=given,
     )
     if output is not None:

@@ -59,9 +59,6 @@ def _submission(job: JobView) -> list[str]:
         listed = sizes if isinstance(sizes, list) else [sizes]
         listed = sorted(listed, key=lambda size: isinstance(size, str))  # hints of a range go last
         words += ["--dim", f"{dimension}={','.join(map(str, listed))}"]
-    for dimension, shares in (options.get("shares") or {}).items():
-        each = ",".join(f"{size}:{share}" for size, share in shares.items())
-        words += ["--sizes", f"{dimension}={each}"]
     if options.get("strategy"):
         words += ["--strategy", str(options["strategy"])]
     words += [f"--{flag}" for flag in ("pad", "unconstrained") if options.get(flag)]

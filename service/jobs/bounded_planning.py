@@ -68,7 +68,7 @@ def plan_bounded(
 def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
     """What the child does. The model itself does not come back."""
     timings = Timings()
-    plans = plan_programs(spec.request, spec.sizes, None, timings, spec.shares)
+    plans = plan_programs(spec.request, spec.sizes, None, timings)
     return tuple(map(without_model, plans)), timings.stages
 
 

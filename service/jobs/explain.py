@@ -19,7 +19,6 @@ from compiler.loops.nest import LoopNest, dot_operands
 from compiler.loops.text import print_nest
 from compiler.plan import GraphPlan, KernelStep
 from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.ranges import Shares
 from compiler.roofline import Speeds, TimeBound, bound
 from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import KernelCall
@@ -147,21 +146,20 @@ def explain(
     source: ScheduleSource | None,
     device: Device,
     timings: Timings | None = None,
-    stated: Shares | None = None,
 ) -> tuple[ModelReport, ...]:
     """Compile a model with the schedules that `source` knows, and look at every kernel.
 
     If the device runs the target, the model is run there on seeded inputs, and every kernel is
-    timed in its place. With ranges there is a report for each size that is `stated`, or for those
-    of `shown_sizes`, with the kernels that serve it.
+    timed in its place. With ranges there is a report for each of `shown_sizes`, with the kernels
+    that serve it.
 
     Raises:
-        CompilerError: if a workload does not compile, or a stated size is not of a range.
+        CompilerError: if a workload does not compile.
         DeviceError: if the device does not answer, or cannot run it.
     """
     target, threads = planned.target, planned.threads
     plan = planned.served_plan
-    each_sizes = shown_sizes(planned, stated)
+    each_sizes = shown_sizes(planned)
     builder = ProgramBuilder(source, target, threads, planned.numerics, timings=timings)
     compiled = builder.build(plan)
     trees = builder.kernels(plan)

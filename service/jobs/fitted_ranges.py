@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from compiler.errors import CompilerError, InvalidModelError
+from compiler.hinted_ranges import Shares
 from compiler.profile import agreeing_size, nearest_size
-from compiler.ranges import MOST_NARROWINGS, Shares, default_range, narrowings
+from compiler.ranges import MOST_NARROWINGS, narrowings
 from compiler.sizes import Dimension, OpenSizeError, dimensions
 
 FACTORS = 6
@@ -25,7 +26,7 @@ class FittedRanges:
 
     Attributes:
         given: ranges that a user gave, by name.
-        defaults: dimensions without a given range.
+        defaults: the ranges of dimensions without a given one.
         hints: the size hint of each of these dimensions.
         stated: the sizes that a user states, with their shares.
         sizes: dimensions that have one size by now.
@@ -33,16 +34,16 @@ class FittedRanges:
     """
 
     given: dict[str, Dimension]
-    defaults: tuple[str, ...]
+    defaults: Mapping[str, Dimension]
     hints: Mapping[str, int]
     stated: Shares
     sizes: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def left(self) -> tuple[str, ...]:
-        """Dimensions of the defaults that are still open."""
-        return tuple(name for name in self.defaults if name not in self.sizes)
+    def left(self) -> dict[str, Dimension]:
+        """The defaults that are still open."""
+        return {name: d for name, d in self.defaults.items() if name not in self.sizes}
 
     @property
     def shares(self) -> Shares:
@@ -141,7 +142,7 @@ class FittedRanges:
         self, name: str, attempt: Callable[[Mapping[str, int | Dimension]], object]
     ) -> Iterator[int]:
         """The size that an operator needs if the others have theirs, then sizes near the hint."""
-        ranged, own = default_range(name), self.sizes[name]
+        ranged, own = self.defaults[name], self.sizes[name]
         seen = {own}
         try:
             attempt({**self.sizes, name: ranged})

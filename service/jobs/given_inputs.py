@@ -7,14 +7,16 @@ those of its inputs, and on random inputs otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ranges import MOST_STATED, Shares
+from compiler.errors import InvalidArgumentError
+from compiler.hinted_ranges import MOST_STATED, Shares
 from compiler.runtime.ports import Dims
 from compiler.runtime.program import Port
+from compiler.sizes import Dimension
 from tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 Arrays = Mapping[str, np.ndarray]
@@ -52,14 +54,24 @@ class GivenInputs:
                 found[port.name] = np.full_like(like, self.values[port.name])
         return found
 
-    def shares(self, inputs: Mapping[str, Dims]) -> Shares:
-        """The sizes of open dimensions and how many samples have each: the most frequent ones.
+    def sizes_within(
+        self,
+        inputs: Mapping[str, Dims],
+        ranges: Mapping[str, Dimension] | None = None,
+        others: Mapping[str, Collection[int]] | None = None,
+    ) -> dict[str, Counter[int]]:
+        """The sizes of open dimensions, by name, and how many samples have each.
 
         Args:
             inputs: the dimensions of the model's inputs; a text names an open one.
+            ranges: those that a user gives dimensions.
+            others: sizes that a user asks for beside the ranges: no range has to hold them.
+
+        Raises:
+            InvalidArgumentError: if a sample has a size that a given range does not hold.
         """
         counts: dict[str, Counter[int]] = {}
-        for sample in self.samples:
+        for number, sample in enumerate(self.samples, 1):
             sizes = {
                 dim: size
                 for name, dims in inputs.items()
@@ -67,11 +79,16 @@ class GivenInputs:
                 if isinstance(dim, str)
             }
             for name, size in sizes.items():
-                counts.setdefault(name, Counter())[size] += 1
-        return {
-            name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
-            for name, counted in counts.items()
-        }
+                ranged = (ranges or {}).get(name)
+                if ranged is None or size in ranged:
+                    counts.setdefault(name, Counter())[size] += 1
+                elif size not in (others or {}).get(name, ()):
+                    raise InvalidArgumentError(
+                        f"sample {number} has size {size} in dimension '{name}', which the range "
+                        f"--dim '{name}={ranged.range_text}' does not hold: widen the range, or "
+                        "leave the sample out"
+                    )
+        return counts
 
     def of_each_size(self) -> list[Arrays]:
         """The first sample of each combination of shapes, at most as many as sizes are stated."""
@@ -83,6 +100,14 @@ class GivenInputs:
             {n: np.full_like(a, self.values[n]) if n in self.values else a for n, a in each.items()}
             for each in list(found.values())[:MOST_STATED]
         ]
+
+
+def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
+    """The sizes that most samples have, by dimension, as size hints with their shares."""
+    return {
+        name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
+        for name, counted in sizes.items()
+    }
 
 
 NONE_GIVEN = GivenInputs()

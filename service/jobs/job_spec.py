@@ -10,7 +10,6 @@ from typing import Any
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
-from compiler.ranges import Shares
 from compiler.target import Target
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from service.jobs.planning import ModelRequest, Planned, SizeChoice
@@ -80,9 +79,8 @@ class JobSpec:
         model: a file, or its bytes.
         target: a name, or a target that was resolved before.
         sizes: of the model's named dimensions; the artifact holds all combinations. A text is a
-            range of sizes (`1..512`), for which it holds one program.
-        shares: of the sizes of ranges at which kernels are measured, by dimension; where nobody
-            states any, they are drawn (`tuner.drawn_sizes`).
+            range of sizes (`1..512`), for which it holds one program, with the size hints at which
+            kernels are measured (`1..512@32:0.5,128:0.3`), or hints alone (`@128`).
         pad: whether inputs between the sizes are padded up to the next ones.
         weight_limit_bytes: most memory that packed weights may take; None: no limit.
         budget: when tuning ends.
@@ -101,7 +99,6 @@ class JobSpec:
     budget: JobBudget = JobBudget()
     digest: str = ""
     precision: str = DType.FLOAT32
-    shares: Shares = field(default_factory=dict)
     given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
 
     @classmethod
@@ -116,8 +113,10 @@ class JobSpec:
         """
         given = dict(options)
         dims = given.pop("dims", None) or {}
+        sizes = {name: (n,) if isinstance(n, int | str) else tuple(n) for name, n in dims.items()}
+        for name, shares in (given.pop("shares", None) or {}).items():
+            sizes[name] = _hinted(sizes.get(name, ("",)), shares)
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
-        shares = given.pop("shares", None) or {}
         for name in ("samples", "values"):
             given.pop(name, None)
         precision = given.pop("precision", request.precision)
@@ -129,16 +128,12 @@ class JobSpec:
             request.target,
             request.threads,
             request.numerics,
-            {name: (n,) if isinstance(n, int | str) else tuple(n) for name, n in dims.items()},
+            sizes,
             pad,
             limit,
             JobBudget(**given),
             request.digest,
             precision,
-            {  # keys of JSON are text
-                name: {int(size): float(share) for size, share in of_size.items()}
-                for name, of_size in shares.items()
-            },
             request.given,
         )
 
@@ -180,3 +175,9 @@ class JobSpec:
             precision=self.precision,
             given=self.given,
         )
+
+
+def _hinted(sizes: tuple[SizeChoice, ...], shares: Mapping[str, float]) -> tuple[SizeChoice, ...]:
+    """Sizes with the hints that jobs once stored apart from their range."""
+    hints = ",".join(f"{size}:{share}" for size, share in shares.items())
+    return tuple(f"{each}@{hints}" if isinstance(each, str) else each for each in sizes)

@@ -17,8 +17,9 @@ from compiler.dtypes import DType
 from compiler.frontend.dimensions import model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
+from compiler.hinted_ranges import Shares, as_hinted, hinted_shares
 from compiler.plan import GraphPlan
-from compiler.ranges import Shares, SizeRange, with_hints
+from compiler.ranges import SizeRange
 from compiler.runtime.executable import Executable
 from compiler.runtime.ports import Sizes
 from compiler.runtime.sized import SizedExecutable
@@ -57,7 +58,7 @@ class KnownModel:
     _given: frozenset[str] = field(default=frozenset(), init=False)
     """Dimensions that the caller gave sizes or ranges."""
     _shares: Shares = field(default_factory=dict, init=False)
-    """Hints of the caller's ranges."""
+    """Hints that the caller states."""
 
     def __post_init__(self) -> None:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
@@ -71,8 +72,10 @@ class KnownModel:
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
         """
-        self._given = frozenset(dims or ())
-        self._shares = with_hints({name: [size] for name, size in (dims or {}).items()}, None)
+        self._shares = hinted_shares({name: [size] for name, size in (dims or {}).items()})
+        self._given = frozenset(
+            n for n, size in (dims or {}).items() if as_hinted(n, size).dimension is not None
+        )
         return driver.compile_with(
             self._source,
             driver.CompileOptions(

@@ -16,20 +16,13 @@ from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
+from compiler.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
 from compiler.intervals import pieces
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
 from compiler.profile import affordable_hints, size_hints
 from compiler.program_builder import CompiledProgram
-from compiler.ranges import (
-    Shares,
-    SizeRange,
-    as_range,
-    default_range,
-    size_choices,
-    with_hints,
-    within_defaults,
-)
+from compiler.ranges import SizeRange, default_ranges, within_defaults
 from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.runtime.stages import DataCut
 from compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
@@ -38,7 +31,7 @@ from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
 from service.jobs.fitted_ranges import FittedRanges
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from service.jobs.workload_facts import workload_name
 from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_within
 from tuner.graph.planner import Optimised, optimise
@@ -202,30 +195,28 @@ def plan_sizes(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
-    shares: Shares | None = None,
 ) -> tuple[Planned, ...]:
     """`plan_model` for every combination of sizes, in the order in which they are given.
 
     Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
-    have a default range. The hints of ranges say at which sizes to measure, and so do `shares`, by
-    dimension.
+    have a default range, which holds their size hints and the sizes of samples. Hints say at which
+    sizes to measure.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, or there are more
-            combinations than an artifact is for, or the shares are of sizes that nothing has.
+            combinations than an artifact is for, or hints or samples have sizes that no range has.
     """
-    return tuple(_plan_each(request, dims, observer, timings, shares))
+    return tuple(_plan_each(request, dims, observer, timings))
 
 
 def plan_first_sizes(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
-    shares: Shares | None = None,
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
     """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
-    return next(_plan_each(request, dims, observer, timings, shares))
+    return next(_plan_each(request, dims, observer, timings))
 
 
 def _plan_each(
@@ -233,16 +224,19 @@ def _plan_each(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
-    shares: Shares | None = None,
 ) -> Iterator[Planned]:
     dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
-    shares = with_hints(dims, shares)
+    proto = read_model(request.model).proto.graph
+    check_dims(proto, {name: sizes[0] for name, sizes in dims.items()})
+    shares = hinted_shares(dims)
     ranges = {
-        name: as_range(name, size)
+        name: ranged
         for name, sizes in dims.items()
         for size in sizes
-        if isinstance(size, str)
+        if isinstance(size, str) and (ranged := as_hinted(name, size).dimension) is not None
     }
+    # hints alone leave a dimension its default range
+    dims = {n: sizes for n, sizes in dims.items() if n in ranges or isinstance(sizes[0], int)}
     numbers = {name: [n for n in sizes if isinstance(n, int)] for name, sizes in dims.items()}
     count = prod(len(sizes) for sizes in numbers.values())
     if count > COMBINATIONS:
@@ -250,8 +244,6 @@ def _plan_each(
             f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
         )
     one = {name: sizes[0] for name, sizes in numbers.items() if len(sizes) == 1}
-    proto = read_model(request.model).proto.graph
-    check_dims(proto, {name: sizes[0] for name, sizes in dims.items()})
     defaults = model_ports(proto).fixed(dict.fromkeys(dims, 1)).open
     if ranges or defaults:
         several = [n for n, sizes in numbers.items() if n not in ranges and len(sizes) != 1]
@@ -267,10 +259,13 @@ def _plan_each(
                 f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
                 f"give '{absent[0]}' sizes too"
             )
-        empty = cache_lengths(proto)
         sizes: dict[str, int | Dimension] = {**one, **ranges}
         ports = model_ports(proto)
-        yield from _plan_ranges(request, sizes, defaults, empty, ports, observer, timings, shares)
+        sampled = request.given.sizes_within(ports.fixed(one).inputs, ranges, numbers)
+        held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in defaults}
+        hinted = _Hinted(default_ranges(defaults, held), shares, most_frequent(sampled))
+        empty = cache_lengths(proto)
+        yield from _plan_ranges(request, sizes, hinted, empty, ports, observer, timings)
         if not own:
             return
     else:
@@ -282,15 +277,23 @@ def _plan_each(
         yield replace(planned, sizes=tuple((name, chosen[name]) for name in varying))
 
 
+@dataclass(frozen=True, slots=True)
+class _Hinted:
+    """Default ranges of dimensions, the hints that a user states, and those that samples are."""
+
+    defaults: Mapping[str, Dimension]
+    stated: Shares
+    sampled: Shares
+
+
 def _plan_ranges(
     request: ModelRequest,
     dims: Mapping[str, int | Dimension],
-    defaults: tuple[str, ...],
+    hinted: _Hinted,
     empty: Collection[str],
     ports: OpenPorts,
     observer: Observer | None,
     timings: Timings | None,
-    shares: Shares,
 ) -> Iterator[Planned]:
     """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
 
@@ -321,15 +324,14 @@ def _plan_ranges(
         return graph, plan
 
     def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
-        ranges = {**fitted.given, **{name: default_range(name) for name in fitted.left}}
-        return driver.load_graph(request.model, {**numbers, **ranges, **sizes}, timings)
+        ranges = {**numbers, **fitted.given, **fitted.left, **sizes}
+        return driver.load_graph(request.model, ranges, timings)
 
     numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
     given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
-    stated = {**request.given.shares(ports.fixed(numbers).inputs), **shares}
-    hints = size_hints(ports, [*map(default_range, defaults), *given.values()])
-    hints |= first_sizes(stated)
-    fitted = FittedRanges(given, defaults, hints, stated)
+    stated = {**hinted.sampled, **hinted.stated}
+    hints = size_hints(ports, [*hinted.defaults.values(), *given.values()]) | first_sizes(stated)
+    fitted = FittedRanges(given, hinted.defaults, hints, stated)
     while fitted.left or fitted.given:
         before = imports
         try:
@@ -349,11 +351,11 @@ def _plan_ranges(
     implied = tuple(d for n, d in fitted.given.items() if n not in known)
     free = [d for d in graph.dimensions if d.name not in fitted.given]
     open_plan = profiled(
-        OpenPlan(made, graph, graph.dimensions, fitted.left, implied=implied),
+        OpenPlan(made, graph, graph.dimensions, tuple(fitted.left), implied=implied),
         ports,
         free,
         # a dimension that others express has no sizes of its own
-        {name: each for name, each in fitted.shares.items() if name in known or name in shares},
+        {n: each for n, each in fitted.shares.items() if n in known or n in hinted.stated},
     )
     closed = replace(request, dims={**numbers, **fitted.sizes})
     yield replace(planned_for_ranges(closed, target, open_plan), notes=tuple(fitted.notes))
@@ -394,10 +396,10 @@ def profiled(
         plan: for all sizes of its ranges.
         ports: the model's, which say what its dimensions are.
         free: the dimensions whose ranges nobody gave: each has a hint.
-        shares: sizes that a user states, with their shares.
+        shares: sizes that a user states or samples have, with their shares.
 
     Raises:
-        InvalidArgumentError: if the shares are of sizes that nothing has.
+        InvalidArgumentError: if no range has one of them.
     """
     ports = _united(ports, plan.graph)
     types, constants = plan.graph.types, plan.graph.constants

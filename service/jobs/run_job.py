@@ -380,9 +380,7 @@ def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
         if workshop.planning is not None:
             plans = plan_bounded(spec, workshop.planning, stop, timings)
         else:
-            plans = plan_programs(
-                spec.request, spec.sizes, None, timings, spec.shares, workshop.kernels
-            )
+            plans = plan_programs(spec.request, spec.sizes, None, timings, workshop.kernels)
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met

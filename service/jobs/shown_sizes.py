@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from compiler import costs
+from compiler.hinted_ranges import Shares
 from compiler.profile import profile_text, size_hints
-from compiler.ranges import Shares
 from compiler.runtime.ports import OpenPorts, ranges_text
 from compiler.sizes import Dimension
 from service.jobs.planning import Planned
@@ -24,18 +24,13 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 """What a user is told of a model of which one stage is shown."""
 
 
-def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str, int]]:
-    """Sizes of a model's open dimensions: those that are stated here or were in its plan, or else
-    its hints and the largest, or as near to these as a run stays short. One without a name if
-    nothing is open.
-
-    Raises:
-        InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
-    """
+def shown_sizes(planned: Planned) -> list[dict[str, int]]:
+    """Sizes of a model's open dimensions: the hints that are stated, or else those of the profile
+    and the largest, or as near to these as a run stays short. One without a name if nothing is
+    open."""
     found = planned.open
-    ranges = () if found is None else found.ranges
-    if stated or found is None:
-        return stated_sizes(ranges, stated)
+    if found is None:
+        return [{}]
     if found.stated:
         return [dict(each.sizes) for each in found.drawn]
 
@@ -46,9 +41,9 @@ def shown_sizes(planned: Planned, stated: Shares | None = None) -> list[dict[str
         # inputs of which only the shape is read are allocated, too
         return max(run, round(costs.FLOPS_PER_BYTE) * elements(inputs, sizes))
 
-    known = {d.name: d for d in ranges}
+    known = {d.name: d for d in found.ranges}
     first = {name: size for name, size in planned.sizes if name in known}
-    largest = {d.name: end_of(d, last=True) for d in ranges}
+    largest = {d.name: end_of(d, last=True) for d in found.ranges}
     last = affordable(known, largest, first, max(TIMES * cost(first), LONG_RUN), cost)
     return [first] if last == first else [first, last]
 
@@ -59,11 +54,11 @@ def hinted_sizes(
     stated: Shares | None = None,
     given: Collection[str] = (),
 ) -> list[dict[str, int]]:
-    """Sizes of a compiled program's open dimensions: those that are stated, or else its hints; of
-    ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
+    """Sizes of a compiled program's open dimensions: the hints that are stated, or else its own;
+    of ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
 
     Raises:
-        InvalidArgumentError: as `shown_sizes` does.
+        InvalidArgumentError: as `draw_sizes` does.
     """
     free = [d for d in ranges if d.name not in given]
     hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
@@ -74,10 +69,10 @@ def hinted_sizes(
 
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
-    """The sizes that a user states. One without a name if there are none.
+    """The hints that a user states. One without a name if there are none.
 
     Raises:
-        InvalidArgumentError: as `shown_sizes` does.
+        InvalidArgumentError: as `draw_sizes` does.
     """
     return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
 

@@ -15,13 +15,15 @@ from compiler.foreseen import make_foreseen
 from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
 from compiler.frontend.model_file import read_model
 from compiler.graph.ir import Graph
+from compiler.hinted_ranges import as_hinted, hinted_shares
 from compiler.passes.pipeline import Observer
-from compiler.ranges import Shares, as_range, default_range, with_hints
+from compiler.ranges import default_range, default_ranges
 from compiler.runtime.stages import DataCut, DataStage
 from compiler.sizes import OpenSizeError, open_size, typical
 from compiler.staged import RestCut, Stager
 from compiler.target import resolve_target
 from compiler.timings import Timings
+from service.jobs.given_inputs import most_frequent
 from service.jobs.planning import (
     ModelRequest,
     OpenPlan,
@@ -32,6 +34,7 @@ from service.jobs.planning import (
     planned_for_ranges,
     profiled,
 )
+from tuner.drawn_sizes import check_hinted
 from tuner.graph.planner import optimise
 
 
@@ -40,7 +43,6 @@ def plan_programs(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
-    shares: Shares | None = None,
     kernels: driver.KernelCache | None = None,
 ) -> tuple[Planned, ...]:
     """The plans of all programs of a model: `plan_sizes`, or `plan_stages` if it must be cut.
@@ -49,28 +51,27 @@ def plan_programs(
         CompilerError: as those do.
     """
     try:
-        return plan_sizes(request, dims, observer, timings, shares)
+        return plan_sizes(request, dims, observer, timings)
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise
-    return plan_stages(request, dims, timings, shares, kernels)
+    return plan_stages(request, dims, timings, kernels)
 
 
 def plan_first_program(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
-    shares: Shares | None = None,
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
     """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
     that does, for what is wrong up to there."""
     try:
-        return plan_first_sizes(request, dims, shares, observer, timings)
+        return plan_first_sizes(request, dims, observer, timings)
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise
-    return plan_first_stage(request, dims, shares)
+    return plan_first_stage(request, dims)
 
 
 def _must_be_cut(
@@ -79,8 +80,9 @@ def _must_be_cut(
     """Whether a model was refused because the data decide sizes of it: no size says them then."""
     if isinstance(error.__cause__, OpenSizeError):
         names = free_dimensions(read_model(request.model).proto.graph)
-        listed = {name: dims.get(name) or (default_range(name),) for name in names}
-        sizes = {n: typical(open_size(as_range(n, each[0]))) for n, each in listed.items()}
+        given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
+        ranges = {n: given.get(n) or default_range(n) for n in names}
+        sizes = {n: typical(open_size(d)) for n, d in ranges.items()}
         try:
             driver.load_graph(request.model, sizes)
         except CompilerError as found:
@@ -92,7 +94,6 @@ def plan_stages(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     timings: Timings | None = None,
-    shares: Shares | None = None,
     kernels: driver.KernelCache | None = None,
 ) -> tuple[Planned, ...]:
     """A plan for each stage that can be foreseen, in the order of their numbers.
@@ -103,7 +104,7 @@ def plan_stages(
         CompilerError: if the model or the target is wrong or not supported, a dimension has several
             sizes, or what the data decide cannot be foreseen.
     """
-    stager, first = _beginning(request, dims, timings, shares or {}, kernels, build=True)
+    stager, first = _beginning(request, dims, timings, kernels, build=True)
     make_foreseen(stager, first)
     plans: list[Planned] = []
     stages = _numbered(first, plans)
@@ -112,12 +113,10 @@ def plan_stages(
     )
 
 
-def plan_first_stage(
-    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], shares: Shares | None = None
-) -> Planned:
+def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
     """The plan of the first stage alone, for which no code is generated. Raises CompilerError as
     `plan_stages` does, for what is wrong up to there."""
-    stager, first = _beginning(request, dims, None, shares or {}, None, build=False)
+    stager, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []
     make_foreseen(stager, first, behind=False)
     stages = _numbered(first, plans)
@@ -131,7 +130,6 @@ def _beginning(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     timings: Timings | None,
-    shares: Shares,
     kernels: driver.KernelCache | None,
     *,
     build: bool,
@@ -150,13 +148,14 @@ def _beginning(
     ranges = check_dims(source.proto.graph, {name: listed[0] for name, listed in dims.items()})
     given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
     ports = model_ports(source.proto.graph).fixed(given)
-    shares = with_hints(dims, shares)
-    for name in shares:
-        if name not in ports.open:
-            raise InvalidArgumentError(
-                f"sizes are stated of dimension '{name}', which has no range"
-            )
-    shares = {**request.given.shares(ports.inputs), **shares}
+    shares = hinted_shares(dims)
+    check_hinted(shares, ports.open)
+    sampled = request.given.sizes_within(ports.inputs, ranges)
+    # a range that nobody gave reaches as far as hints and samples do
+    held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in ports.open}
+    wide = default_ranges(ports.open, held)
+    widened = {name: d for name, d in wide.items() if d != default_range(name)}
+    shares = {**most_frequent(sampled), **shares}
     request = replace(request, dims=given, target=target)
 
     def compiling() -> Callable[[Graph, bool], Planned]:
@@ -182,7 +181,7 @@ def _beginning(
         return planned
 
     stager = Stager(compiling)
-    return stager, stager.first(source, ports, ranges)
+    return stager, stager.first(source, ports, {**widened, **ranges})
 
 
 def _numbered(cut: DataCut[Planned], plans: list[Planned]) -> DataCut[int]:

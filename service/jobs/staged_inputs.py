@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from compiler.errors import CompilerError, InvalidInputError
-from compiler.ranges import Shares
+from compiler.hinted_ranges import Shares
 from compiler.runtime.packing import Array
 from compiler.runtime.stages import StagedExecutable
 from service.jobs.given_inputs import GivenInputs

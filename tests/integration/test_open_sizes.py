@@ -238,9 +238,9 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
         [onnx.numpy_helper.from_array(w, "w")],
     )
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    tune = ["tune", str(tmp_path / "m.onnx"), "--dim", "rows=1..90", "--trials", "4"]
-    stated = ["--sizes", "rows=7:0.5,64:0.5"]
-    assert cli.run([*tune, *stated, "-o", str(tmp_path / "artifact")]) == 0
+    tune = ["tune", str(tmp_path / "m.onnx"), "--trials", "4", "--dim"]
+    stated = "rows=1..90@7:0.5,64:0.5"
+    assert cli.run([*tune, stated, "-o", str(tmp_path / "artifact")]) == 0
     with contextlib.closing(open_storage(Settings())) as storage:
         records = storage.ledger.list(limit=9)
     assert all(record.record.measurement.certified for record in records)
@@ -248,22 +248,21 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
     measured = sorted([sizes for sizes, _ in each] for each in found)  # 7 of 2..16, 64 of 17..90
     assert measured == [[(("s0", 7),)], [(("s0", 64),)]]
     capsys.readouterr()
-    assert cli.run([*tune, *stated]) == 0
+    assert cli.run([*tune, stated]) == 0
     assert "0 trials" in capsys.readouterr().out, "the same sizes need nothing more"
-    hinted = ["tune", str(tmp_path / "m.onnx"), "--dim", "rows=1..90@7,64", "--trials", "4"]
-    assert cli.run(hinted) == 0
+    assert cli.run([*tune, "rows=1..90@7,64"]) == 0
     shown = capsys.readouterr().out
     assert "0 trials" in shown, "hints have equal shares"
     x = np.random.default_rng(2).standard_normal((53, 24), dtype=np.float32)
     (y,) = compiler.load_artifact(tmp_path / "artifact").run({"x": x})
     assert np.abs(y - x @ w).max() < 1e-4
     for given, message in (
-        ("rows=91:1", "dimension rows is 91, not of 1..90"),
-        ("columns=3:1", "dimension 'columns', which has no range; those that have: 'rows'"),
-        ("rows=7:x", "'7:x' is no size with its share"),
-        ("rows", "expected NAME=SIZE:SHARE"),
+        ("rows=1..90@91:1", "hint 91 is not a size of 1..90"),
+        ("columns=@3:1", "no open dimension 'columns', open are: 'rows'"),
+        ("rows=@7:x", "the share of hint 7 is 'x'"),
+        ("rows@7", "expected NAME=SIZE"),
     ):
-        assert cli.run([*tune, "--sizes", given]) == 1
+        assert cli.run([*tune, given]) == 1
         assert message in capsys.readouterr().err
 
 

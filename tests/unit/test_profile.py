@@ -112,8 +112,42 @@ def test_stated_hints_are_planned_measured_verified_and_shown() -> None:
     (line,) = (line for line in range_lines([planned]) if line.startswith("dynamic"))
     assert line.startswith("dynamic: batch=1 (1..4096), seq=24,96 (1..512);")
     assert "--dim 'batch=" in line
-    with pytest.raises(InvalidArgumentError, match="'seq' has hints and sizes with shares"):
-        plan_first_sizes(request, {"seq": ("1..512@24",)}, {"seq": {32: 1.0}})
+
+
+@pytest.mark.parametrize("seq", ["1..512@24:1,96:3", "@24:1,96:3", "@24,5000:3"])
+def test_hints_alone_keep_the_default_range_that_holds_them(seq: str) -> None:
+    relu = model([helper.make_node("Relu", ["x"], ["y"])], ["batch", "seq", 8])
+    planned = plan_first_sizes(ModelRequest(relu), {"seq": (seq,)})
+    assert planned.open is not None and planned.open.stated
+    largest = 5000 if "5000" in seq else 96
+    assert [(dict(each.sizes)["seq"], each.share) for each in planned.open.drawn] == [
+        (24, 0.25),
+        (largest, 0.75),
+    ]
+    assert dict(planned.sizes) == {"batch": 1, "seq": largest}, "most runs have it"
+    ranges = {d.name: d.range_text for d in planned.open.ranges}
+    own = "1..512" if ".." in seq else f"1..{max(4096, largest)}"
+    assert ranges == {"batch": "1..4096", "seq": own}
+    defaults = ("batch",) if ".." in seq else ("batch", "seq")
+    assert planned.open.defaults == defaults, "who is told of its range"
+
+
+def test_a_hint_that_the_model_cannot_have_is_refused() -> None:
+    table = np.zeros((512, 4), np.float32)
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], start=1, end=2),
+        helper.make_node("Slice", ["table", "zero", "shape", "zero"], ["part"]),
+        helper.make_node("Add", ["x", "part"], ["y"]),
+    ]
+    made = model(nodes, [1, "seq", 4], table=table, zero=np.array([0]))
+    planned = plan_first_sizes(ModelRequest(made), {"seq": ("@24",)})
+    assert planned.open is not None
+    assert [d.range_text for d in planned.open.ranges] == ["1..512"], "the table's"
+    message = r"dimension 'seq': hint 600 is not a size of 1\.\.512, the range that it has"
+    with pytest.raises(InvalidArgumentError, match=message):
+        plan_first_sizes(ModelRequest(made), {"seq": ("@600",)})
+    with pytest.raises(InvalidArgumentError, match="no open dimension 'width', open are: 'seq'"):
+        plan_first_sizes(ModelRequest(made), {"width": ("@24",)})
 
 
 def model(nodes: list[Any], dims: list[Any], **constants: np.ndarray) -> bytes:
@@ -233,7 +267,7 @@ def test_a_model_is_planned_and_measured_at_its_hints() -> None:
     assert planned.open is not None and not planned.open.stated
     assert dict(planned.sizes) == {"batch": 1, "h": 224, "w": 224}
     assert [dict(each.sizes) for each in planned.open.drawn] == [dict(planned.sizes)]
-    ranged = plan_first_sizes(ModelRequest(relu), {"h": ["1..64"]}, {"w": {7: 1.0, 9: 3.0}})
+    ranged = plan_first_sizes(ModelRequest(relu), {"h": ["1..64"], "w": ["@7:1,9:3"]})
     assert ranged.open is not None and ranged.open.stated
     assert dict(ranged.sizes)["w"] == 9 and dict(ranged.sizes)["batch"] == 1
     assert len({dict(each.sizes)["h"] for each in ranged.open.drawn}) > 1

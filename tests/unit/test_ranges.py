@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import pytest
@@ -14,12 +13,10 @@ from compiler.ranges import (
     LARGEST_SIZE,
     as_range,
     default_range,
+    default_ranges,
     narrowed,
     narrower_text,
-    parse_hinted,
     parse_range,
-    size_choices,
-    with_hints,
     within_defaults,
 )
 from compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
@@ -65,50 +62,6 @@ def test_a_range_of_python_has_the_same_sizes(first: int, count: int, step: int)
     assert parse_range("n", meant.range_text) == meant
 
 
-def test_sizes_are_listed_once_with_one_range() -> None:
-    assert size_choices("n", [8, "1..4", 8, " 1..4"]) == (8, "1..4")
-    assert size_choices("n", ["4..4", "4"]) == (4,)
-    assert size_choices("n", ["64..64:32", 3]) == (64, 3)
-    for wrong, message in (
-        (["1..4", "2..8"], "has two ranges"),
-        (["0..0"], "is 0, expected a size from 1"),
-        (["1..10:0"], "a multiple is at least 1, not 0"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=f"dimension 'n'.*{message}"):
-            size_choices("n", wrong)
-
-
-@pytest.mark.parametrize(
-    ("text", "hints"), [("1..512@8,128", (8, 128)), ("32..640:32@64", (64,)), ("1..@7,7", (7,))]
-)
-def test_hints_follow_a_range(text: str, hints: tuple[int, ...]) -> None:
-    found = parse_hinted("n", text)
-    assert found.hints == hints
-    assert found.dimension == as_range("n", text) == parse_range("n", text.partition("@")[0])
-    assert parse_hinted("n", found.text) == found
-    assert size_choices("n", [f" {text}", 3]) == (found.text, 3)
-    assert with_hints({"n": [3, text], "m": [4]}, {"k": {2: 0.5}}) == {
-        "k": {2: 0.5},
-        "n": dict.fromkeys(hints, 1.0),
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1..512@513", "dimension 'n': hint 513 is not a size of 1..512"),
-        ("32..640:32@33", "dimension 'n': hint 33 is not a size of 32..640:32"),
-        ("1..9@1,2,3,4,5,6,7,8,9", "dimension 'n' has 9 hints, expected at most 8"),
-        ("1..9@", "dimension 'n': '1..9@' is no size"),
-        ("7@7", "dimension 'n': '7@7' is no size"),
-        ("1..9@3,", "dimension 'n': '1..9@3,' is no size"),
-    ],
-)
-def test_what_is_no_hint_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        parse_hinted("n", text)
-
-
 def test_one_number_is_no_open_size() -> None:
     assert open_size(as_range("n", 7)) == 7
     assert open_size(as_range("n", range(7, 8))) == 7
@@ -123,6 +76,11 @@ def test_what_is_no_size_is_refused_by_name(given: object) -> None:
 
 def test_the_default_range_begins_at_one() -> None:
     assert default_range("n") == Dimension("n", 1, 4096)
+    assert default_range("n", [7, 16000]) == Dimension("n", 1, 16000), "held"
+    assert default_ranges(["n", "m"], {"m": [5000]}) == {
+        "n": Dimension("n", 1, 4096),
+        "m": Dimension("m", 1, 5000),
+    }
 
 
 def test_an_answer_with_which_the_model_is_invalid_gives_way_to_the_other() -> None:
@@ -134,13 +92,13 @@ def test_an_answer_with_which_the_model_is_invalid_gives_way_to_the_other() -> N
             raise InvalidModelError("padding of 64 reflects n elements")
         return ranges["n"].range_text
 
-    assert within_defaults(["n"], attempt) == "65..4096"
+    assert within_defaults(default_ranges(["n"]), attempt) == "65..4096"
 
     def never(ranges: Mapping[str, Dimension]) -> str:
         raise InvalidModelError("at no size" if open_size(ranges["n"]) <= 64 else "nor at others")
 
     with pytest.raises(InvalidModelError):
-        within_defaults(["n"], never)
+        within_defaults(default_ranges(["n"]), never)
 
 
 def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
@@ -153,7 +111,7 @@ def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
         assert smaller(n * batch, 100_000) == n * batch
         return "done"
 
-    assert within_defaults(["n", "batch"], attempt) == "done"
+    assert within_defaults(default_ranges(["n", "batch"]), attempt) == "done"
     # 512 positions; of 4096 images no more than 24 tokens are below 100,000
     assert tried == [
         {"n": 4096, "batch": 4096},
@@ -168,7 +126,7 @@ def test_a_sum_narrows_all_of_its_ranges() -> None:
         assert smaller(past + new, 1024) == past + new
         return {name: dimension.high for name, dimension in ranges.items()}
 
-    found = within_defaults(["past", "new", "batch"], attempt)
+    found = within_defaults(default_ranges(["past", "new", "batch"]), attempt)
     assert found == {"past": 512, "new": 512, "batch": 4096}
 
 
@@ -185,10 +143,10 @@ def test_what_must_not_be_is_no_range() -> None:
         return ranges["n"].range_text
 
     never_above = True
-    assert within_defaults(["n"], attempt) == "1..32"
+    assert within_defaults(default_ranges(["n"]), attempt) == "1..32"
     never_above = False
     with pytest.raises(AssertionError):
-        within_defaults(["n"], attempt)
+        within_defaults(default_ranges(["n"]), attempt)
 
 
 def test_two_sizes_may_be_those_that_are_never_equal() -> None:
@@ -215,8 +173,14 @@ def test_those_that_may_be_empty_begin_at_0_where_that_is_decided() -> None:
         assert open_size(ranges["past"])
         return text(ranges)
 
-    assert within_defaults(["past", "new"], text, {"past", "more"}) == ["0..4096", "1..4096"]
-    assert within_defaults(["past", "new"], filled, {"past"}) == ["1..4096", "1..4096"]
+    assert within_defaults(default_ranges(["past", "new"]), text, {"past", "more"}) == [
+        "0..4096",
+        "1..4096",
+    ]
+    assert within_defaults(default_ranges(["past", "new"]), filled, {"past"}) == [
+        "1..4096",
+        "1..4096",
+    ]
 
 
 def test_images_are_as_large_as_the_windows_of_a_model() -> None:
@@ -227,7 +191,7 @@ def test_images_are_as_large_as_the_windows_of_a_model() -> None:
             assert height > 0
         return ranges["height"].range_text
 
-    assert within_defaults(["height"], attempt) == "7..4096"
+    assert within_defaults(default_ranges(["height"]), attempt) == "7..4096"
 
 
 def test_images_that_are_halved_and_doubled_are_multiples() -> None:
@@ -240,7 +204,7 @@ def test_images_that_are_halved_and_doubled_are_multiples() -> None:
                 size = size // 2
         return [ranges[name].range_text for name in ("height", "width", "batch")]
 
-    found = within_defaults(["height", "width", "batch"], attempt)
+    found = within_defaults(default_ranges(["height", "width", "batch"]), attempt)
     assert found == ["16..4096:16", "16..4096:16", "1..4096"]
 
 
@@ -260,7 +224,7 @@ def test_sizes_with_one_quotient_are_a_range(turned: bool) -> None:
             raise InvalidModelError("more than a window, or none")
         return ranges["samples"].range_text
 
-    assert within_defaults(["samples"], attempt) == "192..703"
+    assert within_defaults(default_ranges(["samples"]), attempt) == "192..703"
 
 
 def test_multiples_are_of_the_range_that_was_given() -> None:
@@ -284,5 +248,5 @@ def test_what_no_narrower_range_decides_is_raised() -> None:
 
     for attempt in (never, equality):
         with pytest.raises(OpenSizeError):
-            within_defaults(["n"], attempt)
-    assert within_defaults([], lambda ranges: len(ranges)) == 0
+            within_defaults(default_ranges(["n"]), attempt)
+    assert within_defaults(default_ranges([]), lambda ranges: len(ranges)) == 0

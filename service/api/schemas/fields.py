@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from compiler.ranges import parse_hinted
 from compiler.target import known_targets
 
 # Examples for the description of the interface.
@@ -55,21 +54,9 @@ Precision = Literal["float32", "bfloat16", "float16"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
-def _range(text: str) -> str:
-    """A range of sizes as everything writes it; raises ValueError."""
-    return parse_hinted("range", text).text
-
-
-SizeRange = Annotated[
-    str,
-    Field(
-        max_length=256,
-        pattern=r"^[0-9]+\.\.[0-9]*(:[0-9]+)?(@[0-9]+(,[0-9]+)*)?$",
-        examples=["1..512@128"],
-    ),
-    AfterValidator(_range),
-]
-"""`1..512`, `32..640:32` (multiples), `1..` (no bound), `1..512@8,128` (size hints)."""
+SizeRange = Annotated[str, Field(max_length=400, examples=["1..512@32:0.5,128:0.3"])]
+"""`1..512`, `32..640:32` (multiples), `1..` (no bound), `1..512@8,128` (size hints), `@128` (hints
+alone). Who has it in a field reads it with `size_choices`, which names the dimension."""
 
 
 def _name(text: str) -> str:

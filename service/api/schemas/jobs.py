@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from compiler.ranges import MOST_STATED, size_choices
+from compiler.hinted_ranges import size_choices
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
@@ -54,20 +54,10 @@ class JobRequest(RequestBody):
         default_factory=dict,
         max_length=64,
         description="Sizes of the model's named dimensions: one, a range such as 1..512, or a list "
-        "of them that the artifact serves. An open dimension that is left out has 1..4096",
-    )
-    shares: dict[
-        str,
-        Annotated[
-            dict[Size, Annotated[float, Field(gt=0, allow_inf_nan=False)]],
-            Field(min_length=1, max_length=MOST_STATED),
-        ],
-    ] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="Sizes of ranges at which kernels are measured, with the share of runs that "
-        "have each, by dimension; without, some are drawn of each range",
-        examples=[{"sequence": {"32": 0.5, "128": 0.3, "512": 0.2}}],
+        "of them that the artifact serves. Size hints, at which kernels are measured, follow a "
+        "range, each with the share of runs that have it: 1..512@32:0.5,128:0.3. Hints alone, "
+        "@128, keep the default range, which is 1..4096",
+        examples=[{"batch": 1, "sequence": "1..512@32:0.5,128:0.3"}],
     )
     samples: list[Digest] = Field(
         default_factory=list,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from compiler.hinted_ranges import size_choices
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
@@ -65,6 +66,12 @@ class LookupRequest(RequestBody):
     threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
     precision: Precision = Field("float32", description="Of a model's kernels")
+
+    @field_validator("dims")
+    @classmethod
+    def _read(cls, dims: dict[str, int | str]) -> dict[str, int | str]:
+        """Ranges in the form that everything writes; raises ValueError."""
+        return {name: size_choices(name, [size])[0] for name, size in dims.items()}
 
 
 class LookupEntry(View):

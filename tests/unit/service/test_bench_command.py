@@ -30,7 +30,7 @@ def test_bench_times_ranges_at_stated_sizes(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = ("--rounds", "1", "--seconds", "0.01")
-    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9")
+    stated = ("--dim", "batch=1..9@3,9")
     assert run("bench", model, "--against", "onnxruntime", *stated, *quick) == 0
     text = capsys.readouterr().out
     lines = [line.split()[:2] for line in text.splitlines() if "batch=" in line]
@@ -41,12 +41,16 @@ def test_bench_times_ranges_at_stated_sizes(
     capsys.readouterr()
     assert run("bench", folder, *quick) == 0
     assert "batch=4" in capsys.readouterr().out
+    assert run("bench", folder, "--dim", "batch=@5:2,7", *quick) == 0
+    text = capsys.readouterr().out
+    assert "batch=5" in text and "batch=7" in text, "hints alone keep the artifact's range"
     refused = [
         ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
-        ((model, "--dim", "batch=2", "--sizes", "batch=2"), "no range"),
-        ((model, "--dim", "batch=1..9", "--sizes", "batch=10"), "10"),
+        ((folder, "--dim", "batch=@10"), "hint 10 is not a size of 1..9"),
+        ((model, "--dim", "batch=2@2"), "takes no hints"),
+        ((model, "--dim", "batch=1..9@10"), "hint 10 is not a size of 1..9"),
         ((model, "--dim", "batch=1,2"), "one size or one range"),
-        ((model, "--on", "board", "--sizes", "batch=2"), "--sizes"),
+        ((model, "--on", "board", "--dim", "batch=@2"), "expected NAME=SIZE"),
     ]
     for arguments, said in refused:
         assert run("bench", *arguments, *(quick if "--on" not in arguments else ())) == 1
@@ -134,7 +138,7 @@ def test_times_are_given_as_json(
         return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
 
     monkeypatch.setattr("service.jobs.comparison.race", race)
-    stated = ("--dim", "batch=1..9", "--sizes", "batch=3,9", "--against", "onnxruntime", "--json")
+    stated = ("--dim", "batch=1..9@3,9", "--against", "onnxruntime", "--json")
     assert run("bench", model, *stated) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["sizes"], row["engine"].split()[0]) for row in told["times"]] == [

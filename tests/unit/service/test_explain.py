@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import InvalidArgumentError
 from compiler.intervals import pieces
 from compiler.schedule.select import schedule_space
 from service.jobs.explain import explain
@@ -106,7 +105,7 @@ def test_of_a_range_each_size_has_its_kernel() -> None:
 
 
 def test_a_kernel_for_all_sizes_says_of_none() -> None:
-    reports = explain(ranged("1..512"), None, FakeDevice(), stated={"rows": {7: 1.0, 300: 1.0}})
+    reports = explain(ranged("1..512@7,300"), None, FakeDevice())
     assert [report.sizes for report in reports] == [{"rows": 7}, {"rows": 300}]
     kernels = [kernel for report in reports for kernel in report.kernels]
     assert [(k.number, k.serves, k.tuned) for k in kernels] == [(1, {}, False)] * 2
@@ -119,5 +118,4 @@ def test_the_largest_sizes_are_those_that_a_run_stays_short_at() -> None:
     assert 71554 * per_row <= LONG_RUN < 40000000 * per_row
     assert shown_sizes(ranged("3..4")) == [{"rows": 3}, {"rows": 4}]
     assert shown_sizes(plan_model(ModelRequest(product("MatMul")))) == [{}]
-    with pytest.raises(InvalidArgumentError, match=r"rows is 9, not of 3\.\.4"):
-        shown_sizes(ranged("3..4"), {"rows": {9: 1.0}})
+    assert shown_sizes(ranged("3..40@9,7")) == [{"rows": 9}, {"rows": 7}]

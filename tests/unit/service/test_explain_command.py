@@ -54,7 +54,7 @@ def test_explain_shows_ranges_at_several_sizes(
     text = capsys.readouterr().out
     assert "dynamic: batch=1 (1..4096)" in text
     assert "tiny at batch=1: " in text and "tiny at batch=4096: " in text
-    ranged = ("explain", model, "--dim", "batch=1..40", "--sizes", "batch=3,17")
+    ranged = ("explain", model, "--dim", "batch=1..40@3,17")
     assert run(*ranged, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ranges"] == {"batch": "1..40"} and told["end_to_end"]
@@ -65,8 +65,8 @@ def test_explain_shows_ranges_at_several_sizes(
     assert text.count("the untuned default") == 1 and "batch=3" in text and "batch=17" in text
     assert run(*ranged, "--kernel", 2) == 1
     assert "--kernel 2: it does not run at batch=3, batch=17" in capsys.readouterr().err
-    assert run("explain", model, "--dim", "batch=1..40", "--sizes", "batch=41") == 1
-    assert "batch is 41, not of 1..40" in capsys.readouterr().err
+    assert run("explain", model, "--dim", "batch=1..40@41") == 1
+    assert "hint 41 is not a size of 1..40" in capsys.readouterr().err
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "manifest.json").touch()

@@ -51,7 +51,7 @@ def test_a_file_holds_samples_of_all_sizes(tmp_path: Path) -> None:
     found = given_bounded(spec, given(file), Limits(1 << 30, 60.0), CancelToken())
     assert [each["x"].shape[0] for each in found.samples] == [3, 1, 3]
     assert [float(each["x"][0, 0]) for each in found.samples] == [1, 2, 3]
-    assert found.shares({"x": ("batch", 4)}) == {"batch": {1: 1.0, 3: 2.0}}
+    assert found.sizes_within({"x": ("batch", 4)}) == {"batch": {1: 1, 3: 2}}
     assert given_bounded(spec, GivenFiles(), None, CancelToken()).samples == ()
 
 

@@ -67,8 +67,8 @@ def test_a_model_and_its_artifact(
     kernels = [step for step in told["steps"] if step["kind"] == "kernel"]
     assert kernels[0]["name"].endswith("-> 3x4") and told["seconds"] > 0
     refused = [
-        ((folder, "--sizes", "rows=3"), "'rows', which has no range"),
-        ((folder, "--dim", "batch=3", "--sizes", "batch=3"), "'batch', which has no range"),
+        ((folder, "--dim", "rows=@3"), "'rows', which has no range"),
+        ((folder, "--dim", "batch=3@3"), "takes no hints"),
         ((folder, "--dim", "batch=1..4"), "keeps its ranges"),
         ((folder, "--dim", "batch=9"), "9"),
         ((folder, "--on", "board"), "--on"),
@@ -92,8 +92,8 @@ def test_ranges_have_a_table_for_each_size(
     assert run("compile", model, "--dim", "batch=1..40", "-o", folder) == 0
     capsys.readouterr()
     for what in (model, folder):
-        given = ("--dim", "batch=1..40") if what is model else ()
-        assert run("profile", what, *given, "--sizes", "batch=3,17", "--json") == 0
+        ranged = "1..40" if what is model else ""
+        assert run("profile", what, "--dim", f"batch={ranged}@3,17", "--json") == 0
         told = json.loads(capsys.readouterr().out)["at_sizes"]
         assert [each["sizes"] for each in told] == [{"batch": 3}, {"batch": 17}]
         assert all(each["seconds"] > 0 for each in told)

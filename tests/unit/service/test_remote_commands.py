@@ -102,13 +102,12 @@ def test_every_option_of_submit_reaches_the_job(
         "strategy": "random",
         "unconstrained": True,
         "dims": {"batch": [2, 4]},
-        "shares": {},  # of ranges, which `pad` does not go with: tests of ranged jobs state them
         "pad": True,
         "weight_limit": 1_000_000,
         "precision": "bfloat16",
     }
     # and another option than these would have to be among them
-    others = {"dims", "shares", "pad", "weight_limit", "precision"}
+    others = {"dims", "pad", "weight_limit", "precision"}
     assert {field.name for field in fields(JobBudget)} | others == set(job.options)
 
 

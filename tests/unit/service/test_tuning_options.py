@@ -41,7 +41,6 @@ OF_THE_MODEL = {
         "precision",
         "dims",
         "pad",
-        "shares",
         "samples",
         "values",
         "weight_limit",
@@ -74,8 +73,7 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
     assert {field.name for field in fields(JobBudget)} == set(CHOSEN)
     job = JobRequest(
         model="0" * 64,
-        dims={"n": 3, "m": [4, 5]},
-        shares={"n": {32: 0.5, 7: 1.0}},
+        dims={"n": "1..64@32:0.50,7", "m": [4, 5], "k": "@9"},
         pad=True,
         weight_limit=1 << 20,
         precision="bfloat16",
@@ -83,10 +81,18 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
     )
     spec = JobSpec.of_options(ModelRequest(b""), job.options())
     assert _reached(spec.budget) == pytest.approx(CHOSEN)
-    assert spec.sizes == {"n": (3,), "m": (4, 5)}
-    assert spec.shares == {"n": {32: 0.5, 7: 1.0}}
+    assert spec.sizes == {"n": ("1..64@32:0.5,7",), "m": (4, 5), "k": ("@9",)}
     assert (spec.pad, spec.weight_limit_bytes) == (True, 1 << 20)
     assert spec.precision == spec.request.precision == "bfloat16"
+
+
+def test_a_job_that_was_stored_with_shares_keeps_its_hints() -> None:
+    stored = {"dims": {"n": [8, "1..64"]}, "shares": {"n": {"32": 0.5, "7": 1.0}, "m": {"3": 1.0}}}
+    spec = JobSpec.of_options(ModelRequest(b""), stored)
+    assert spec.sizes == {"n": (8, "1..64@32:0.5,7:1.0"), "m": ("@3:1.0",)}
+    assert JobSpec.of_options(ModelRequest(b""), {"dims": {"n": 3}, "shares": {}}).sizes == {
+        "n": (3,)
+    }
 
 
 def test_an_option_that_nobody_knows_fails_the_job() -> None:
@@ -96,7 +102,7 @@ def test_an_option_that_nobody_knows_fails_the_job() -> None:
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
     for command in (tune, submit):
-        options = set(CHOSEN) | {"dim", "sizes", "pad", "weight_limit", "precision"}
+        options = set(CHOSEN) | {"dim", "pad", "weight_limit", "precision"}
         options |= {"samples", "value"}
         assert options <= set(inspect.signature(command).parameters)
 
@@ -118,6 +124,16 @@ def test_shares(text: str, share: float) -> None:
 
 def test_hints_go_behind_the_sizes_of_a_dimension() -> None:
     assert parse_sizes(["n=4,4..64:4@8,32", "m=3"]) == {"n": (4, "4..64:4@8,32"), "m": (3,)}
+    shared = parse_sizes(["n=4,4..64:4@8:0.5,32", "m=@3:2,5"])
+    assert shared == {"n": (4, "4..64:4@8:0.5,32"), "m": ("@3:2,5",)}
+    for text, message in (
+        ("n=@3:0", r"--dim 'n=@3:0': dimension 'n': the share of hint 3 is '0'"),
+        ("n=7@7", "dimension 'n' has the one size 7, which takes no hints"),
+        ("n=4,@8", "hints alone beside sizes"),
+        ("=@8", "expected NAME=SIZE"),
+    ):
+        with pytest.raises(UserError, match=message):
+            parse_sizes([text])
 
 
 @pytest.mark.parametrize("text", ["", "%", "half", "100%", "1", "-1%", "nan"])
