@@ -261,7 +261,8 @@ def _plan_each(
             )
         sizes: dict[str, int | Dimension] = {**one, **ranges}
         ports = model_ports(proto)
-        sampled = request.given.sizes_within(ports.fixed(one).inputs, ranges, numbers)
+        fixed = {name: size for name, size in one.items() if name not in ranges}
+        sampled = request.given.sizes_within(ports.fixed(fixed).inputs, ranges, numbers)
         held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in defaults}
         hinted = _Hinted(default_ranges(defaults, held), shares, most_frequent(sampled))
         empty = cache_lengths(proto)

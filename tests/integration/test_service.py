@@ -176,6 +176,18 @@ def check_a_range(
         (y,) = loaded.run({"x": x})
         expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
         assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
+    # samples beyond the default range widen it
+    np.savez(folder / "s.npz", x=np.ones((5000, 32), np.float32))
+    samples = [service.upload_samples(folder / "s.npz").digest]
+    job = service.submit(JobRequest(model=digest, trials=1, samples=samples))
+    for _ in service.events(job.id):
+        pass
+    job = service.job(job.id)
+    assert (job.state, job.error) == ("succeeded", None)
+    service.artifact(job.id, folder / "wide.tar")
+    unpack(folder / "wide.tar", folder / "wide")
+    (y,) = load_artifact(folder / "wide").run({"x": np.ones((5000, 32), np.float32)})
+    assert y.shape == (5000, 10)
     refused = JobRequest(model=digest, dims={"batch": "@5000"}, target="no-such-target")
     with pytest.raises(ClientError, match="no-such-target"):
         service.submit(refused)

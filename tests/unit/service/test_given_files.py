@@ -132,6 +132,20 @@ def test_what_cannot_be_given_is_refused_when_the_job_is_made(client: TestClient
     assert refused(samples=[other] * 65)[0] == 422
 
 
+def test_samples_beyond_the_default_range_widen_it_for_a_job(
+    client: TestClient, storage: Storage
+) -> None:
+    digest = uploaded(client, npz(x=rows(5000)))
+    job = submit(client, samples=[digest], dims={})
+    assert storage.jobs.get(job["id"]).options["samples"] == [digest]
+    submit(client, samples=[digest], dims={"batch": "@3:2,7"})
+    body = {"model": upload(client), "samples": [digest], "dims": {"batch": "1..4096@3"}}
+    status, slug, said = problem(client.post("/v1/jobs", json=body))
+    assert (status, slug) == (422, "compiler-error")
+    assert "sample 1 has size 5000 in dimension 'batch', which the range" in said
+    assert "'batch=1..4096' does not hold" in said
+
+
 def test_uploads_of_samples_are_checked(
     client: TestClient, settings: Settings, storage: Storage, owner: str
 ) -> None:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
+from compiler.runtime.artifact import load_artifact
 from compiler.runtime.program import Port
 from service.cli.common import UserError
 from service.cli.given import given_inputs
@@ -82,6 +83,32 @@ def test_sizes_of_samples_are_hints_and_their_values_are_verified(
     fixed = plan_first_sizes(ModelRequest(model, given=given), {"frames": [7]})
     found = _draw(fixed, INPUT_SEED)
     assert found["x"].shape == (1, 7) and abs(found["x"]).max() < 10 and found["sr"] == 16000
+
+
+def test_samples_widen_the_range_that_nobody_gave(model: Path) -> None:
+    given = GivenInputs(
+        tuple({"x": np.zeros((1, n), np.float32), "sr": np.array(1)} for n in (7, 16000, 5, 7))
+    )
+    request = ModelRequest(model, given=given)
+    planned = plan_first_sizes(request, {})
+    assert planned.open is not None
+    assert {d.name: d.range_text for d in planned.open.ranges} == {
+        "batch": "1..4096",
+        "frames": "1..16000",
+    }
+    assert planned.open.hinted["frames"] == (5, 7, 16000)
+    hinted = plan_first_sizes(request, {"frames": ["@9"]}).open
+    assert hinted is not None and hinted.hinted["frames"] == (9,), "a hint comes before samples"
+    assert [d.range_text for d in hinted.ranges if d.name == "frames"] == ["1..16000"]
+    message = (
+        r"sample 2 has size 16000 in dimension 'frames', which the range "
+        r"--dim 'frames=1\.\.4096' does not hold: widen the range, or leave the sample out"
+    )
+    for stated in ("1..4096", "1..4096@9"):
+        with pytest.raises(InvalidArgumentError, match=message):
+            plan_first_sizes(request, {"frames": [stated]})
+    beside = plan_first_sizes(request, {"batch": [1, "1..8"], "frames": [16000, "1..64"]}).open
+    assert beside is not None and beside.hinted["frames"] == (5, 7), "it has its own program"
 
 
 def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -> None:
@@ -165,6 +192,22 @@ def test_commands_take_samples(
     assert "frames=24" in capsys.readouterr().out
     assert run("explain", model, *given) == 0
     assert "frames=9,24" in capsys.readouterr().out
+    long = tmp_path / "long.npz"
+    np.savez(long, x=np.ones((1, 5000), np.float32))
+    heard = ("--samples", long, "--value", "sr=16000")
+    assert run("tune", model, *heard, "--trials", "0", "-o", tmp_path / "long") == 0
+    assert "frames=5000 (1..5000)" in capsys.readouterr().out
+    (y,) = load_artifact(tmp_path / "long").run(
+        {"x": np.ones((2, 5000), np.float32), "sr": np.array(16000)}
+    )
+    assert y.shape == (2, 5000) and (y == 3).all()
+    assert run("bench", model, *heard, *turns) == 0
+    assert "x 1x5000, sr scalar" in capsys.readouterr().out
+    for command in ("tune", "bench", "explain", "profile"):
+        assert run(command, model, *heard, "--dim", "frames=1..4096") == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "sample 1 has size 5000 in dimension 'frames', which the range" in said, command
+        assert "'frames=1..4096' does not hold" in said
     assert run("bench", tmp_path / "a", *given) == 1
     assert "--onnx says which model the samples are for" in capsys.readouterr().err
     assert run("profile", tmp_path / "a", *given) == 1

@@ -251,10 +251,10 @@ def test_the_command_that_repeats_a_job_is_safe_to_paste(
     browser: TestClient, storage: Storage
 ) -> None:
     model = storage.models.add(onnx_bytes(), "-x $(reboot).onnx")
-    options = {"trials": 7, "seed": 0, "dims": {"batch;ls": ["1..8@2,4", 3]}, "pad": True}
+    options = {"trials": 7, "seed": 0, "dims": {"batch;ls": ["1..8@2:0.5,4", 3]}, "pad": True}
     job = storage.jobs.create(model.digest, "host; reboot", options=options).id
     text = opened(browser, f"/dashboard/jobs/{job}").text
     assert (
         "tilewright submit './-x $(reboot).onnx' --target 'host; reboot' --threads 1 "
-        "--numerics fast --trials 7 --dim 'batch;ls=3,1..8@2,4' --pad --server http://testserver"
+        "--numerics fast --trials 7 --dim 'batch;ls=3,1..8@2:0.5,4' --pad --server http://testserver"
     ) in text

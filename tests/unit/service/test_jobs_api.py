@@ -170,10 +170,40 @@ def test_all_that_is_wrong_with_a_body_is_listed_up_to_a_limit(client: TestClien
     assert len(errors) == MOST_FIELD_ERRORS
 
 
-def test_a_hint_that_its_range_lacks_is_named(client: TestClient) -> None:
-    answer = client.post("/v1/jobs", json={"model": "0" * 64, "dims": {"batch": "1..8@9"}})
-    assert answer.status_code == 422
-    assert "hint 9 is not a size of 1..8" in answer.text
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("1..8@9", "dimension 'batch': hint 9 is not a size of 1..8; give a hint within"),
+        ("1..8@3:0", "dimension 'batch': the share of hint 3 is '0', expected a number above 0"),
+        ("@3:nan", "dimension 'batch': the share of hint 3 is 'nan'"),
+        ([4, "@3"], "dimension 'batch' has hints alone beside sizes: give the hints a range"),
+        ("7..7@7", "dimension 'batch' has the one size 7, which takes no hints"),
+        ("seven", "dimension 'batch': 'seven' is no size; write 7, 1..512"),
+    ],
+)
+def test_a_wrong_hint_is_named_with_its_dimension(
+    client: TestClient, given: Any, said: str
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [("/v1/jobs", {"model": "0" * 64})]
+    if isinstance(given, str):
+        asked.append(("/v1/schedules/lookup", {"model": "0" * 64}))
+    for path, body in asked:
+        answer = client.post(path, json={**body, "dims": {"batch": given}})
+        assert answer.status_code == 422, path
+        assert said in answer.json()["detail"], path
+
+
+def test_hints_are_kept_in_one_form(client: TestClient, storage: Storage) -> None:
+    for given, kept in (("1..8@2:0.50,4", "1..8@2:0.5,4"), ([" @5000:3,7:1"], ["@5000:3,7"])):
+        job = submit(client, dims={"batch": given})
+        assert storage.jobs.get(job["id"]).options["dims"] == {"batch": kept}
+    body = {"model": upload(client), "dims": {"batch": "1..8"}, "shares": {"batch": {"3": 1}}}
+    status, slug, said = problem(client.post("/v1/jobs", json=body))
+    assert (status, slug) == (422, "invalid-request") and "shares" in said
+    found = client.post(
+        "/v1/schedules/lookup", json={"model": upload(client), "dims": {"batch": "@7"}}
+    )
+    assert found.status_code == 200 and found.json()["schedules"]
 
 
 def test_an_operator_that_is_not_implemented_is_named(client: TestClient) -> None:
