@@ -16,13 +16,14 @@ def test_sizes_are_listed_once_with_one_range() -> None:
     assert size_choices("n", ["4..4", "4"]) == (4,)
     assert size_choices("n", ["64..64:32", 3]) == (64, 3)
     assert size_choices("n", ["@7:1,9:2.50"]) == ("@7,9:2.5",)
-    for wrong, message in (
+    refused: tuple[tuple[list[int | str], str], ...] = (
         (["1..4", "2..8"], "has two ranges"),
         (["@4", "2..8"], "has two ranges"),
         ([3, "@4,8"], r"hints alone beside sizes: give the hints a range, such as 1\.\.512@4,8"),
         (["0..0"], "is 0, expected a size from 1"),
         (["1..10:0"], "a multiple is at least 1, not 0"),
-    ):
+    )
+    for wrong, message in refused:
         with pytest.raises(InvalidArgumentError, match=f"dimension 'n'.*{message}"):
             size_choices("n", wrong)
 
