@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from service.jobs.drawn_choices import check_draws
 from service.jobs.job_spec import JobSpec
 from service.jobs.planned_ports import open_ports
 from service.jobs.stage_planning import plan_first_program
@@ -40,4 +41,5 @@ def check_job(spec: JobSpec) -> None:
     """
     first = plan_first_program(spec.request, spec.sizes)
     spec.check_deliverable(first)
+    check_draws([first])
     open_ports([first], pad=spec.pad)

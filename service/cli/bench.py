@@ -82,8 +82,12 @@ def bench(
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
+    from compiler.errors import InvalidInputError
     from compiler.hinted_ranges import hinted_shares
     from compiler.runtime.sized import SizedExecutable
+    from service.jobs.drawn_choices import with_inputs
+    from service.jobs.planning import ModelRequest
+    from service.jobs.stage_planning import plan_first_program
 
     if on is not None:
         if against is not None:
@@ -114,7 +118,14 @@ def bench(
         if not feeds and isinstance(executable, SizedExecutable):
             feeds = _feeds_at_hints(executable, model, ranges, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
-        rows, error = _race(executable, feeds, peer, _Turns(threads, rounds or 5, seconds or 0.5))
+        try:
+            turns = _Turns(threads, rounds or 5, seconds or 0.5)
+            rows, error = _race(executable, feeds, peer, turns)
+        except InvalidInputError as failed:
+            if source is None:
+                raise
+            request = ModelRequest(source, given=given)
+            raise with_inputs(failed, [plan_first_program(request, dims)]) from failed
         if as_json:
             say_json({"times": rows, "largest_error": error, "served": known_facts(known)})
             return

@@ -176,6 +176,7 @@ def _of_model(
     given: GivenInputs,
 ) -> list[ModelProfile]:
     from compiler.program_builder import build_program
+    from service.jobs.drawn_choices import valid_draws
     from service.jobs.loadables import of_compiled
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
@@ -212,7 +213,8 @@ def _of_model(
                 fixed = plan.at(sizes) if sizes else plan
                 program = compiled.program.at(sizes) if sizes else compiled.program
                 at_sizes = replace(compiled, program=program)
-                fastest = device.profile(of_compiled(at_sizes), threads, SAMPLES)
+                with valid_draws([planned]):
+                    fastest = device.profile(of_compiled(at_sizes), threads, SAMPLES)
                 names = [workload_name(step.workload) for step in fixed.kernels]
                 steps = tuple(steps_of(program, fastest, names))
                 name = plan.graph.name

@@ -29,6 +29,7 @@ from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
 from service.jobs.device import Device
+from service.jobs.drawn_choices import valid_draws
 from service.jobs.fallback import deliver_verified
 from service.jobs.graph_choice import (
     SHARE,
@@ -200,29 +201,37 @@ def run_job(
     """
     # however the job ends, they end with it
     with ReferenceCache(timings=workshop.beside, stop=stop or token) as references:
-        outcome = _run(
-            spec,
-            device,
-            workshop,
-            watcher,
-            references,
-            job_id=job_id,
-            token=token,
-            output=output,
-            deliver_cancelled=deliver_cancelled,
-            sharing=sharing,
-            stop=stop or token,
-        )
+        began = monotonic()
+        watcher.phase("importing")
+        plans = _plan(spec, workshop, stop or token)
+        with valid_draws(plans):
+            outcome = _run(
+                plans,
+                spec,
+                device,
+                workshop,
+                watcher,
+                references,
+                began=began,
+                job_id=job_id,
+                token=token,
+                output=output,
+                deliver_cancelled=deliver_cancelled,
+                sharing=sharing,
+                stop=stop or token,
+            )
     return replace(outcome, phases=phase_seconds(workshop.timings, workshop.beside))
 
 
 def _run(
+    plans: tuple[Planned, ...],
     spec: JobSpec,
     device: Device,
     workshop: Workshop,
     watcher: JobWatcher,
     references: ReferenceCache,
     *,
+    began: float,
     job_id: str,
     token: CancelToken,
     output: Path | None,
@@ -231,10 +240,6 @@ def _run(
     stop: Stop,
 ) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
-    began = monotonic()
-    watcher.phase("importing")
-    plans = _plan(spec, workshop, stop)
-
     watcher.phase("planning")
     carry_over(plans, storage, workshop.builder)
     with timings.stage("compare plans"), sharing.alone(_choice_of(plans)):

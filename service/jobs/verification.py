@@ -169,14 +169,18 @@ def verify_program(
     return found
 
 
-def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
-    """The inputs that a device draws from the same seed."""
+def input_ports(planned: Planned) -> list[Port]:
+    """The inputs of a plan's programs."""
     types, made = planned.graph.types, planned.plan.graph
-    ports = [
+    return [
         Port(v, types[v].dtype, types[v].shape, integers=drawn_integers(made, v))
         for v in planned.graph.inputs
     ]
-    return planned.request.given.draw(ports, seed)
+
+
+def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
+    """The inputs that a device draws from the same seed."""
+    return planned.request.given.draw(input_ports(planned), seed)
 
 
 def _first_draw(planned: Planned) -> list[np.ndarray]:
