@@ -33,6 +33,7 @@ def make_all(makers: Mapping[str, Maker], arguments: Sequence[str] | None = None
     for name in options.names:
         folder = options.folder / name
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failed.txt").unlink(missing_ok=True)  # of an earlier run
         try:
             runs = makers[name](folder / "model.onnx")
         except Exception:  # noqa: BLE001 - of any library, and the next model may go well

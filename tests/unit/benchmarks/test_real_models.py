@@ -147,6 +147,19 @@ def test_an_exporter_that_fails_leaves_its_error(tmp_path: Path) -> None:
     assert failed == {"bad": "the exporter fails: ValueError: no such operator"}
 
 
+def test_an_exporter_that_goes_well_leaves_no_error_of_an_earlier_run(tmp_path: Path) -> None:
+    def mended(path: Path) -> list[dict[str, np.ndarray]]:
+        path.write_bytes(b"model")
+        return [{"x": np.ones(2)}]
+
+    (tmp_path / "mended").mkdir()
+    (tmp_path / "mended" / "failed.txt").write_text("ValueError: no such operator")
+    make_all({"mended": mended}, [str(tmp_path)])
+    models = [Exported("mended", "classic", "MIT", 2026)]
+    assert not real_fetch.export(models, {"classic": []}, tmp_path, {}, 60.0)
+    assert not (tmp_path / "mended" / "failed.txt").exists()
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [
