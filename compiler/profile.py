@@ -41,6 +41,9 @@ LARGEST_SOLUTION = 4096
 
 _BATCH = re.compile(r"batch", re.IGNORECASE)
 _BATCH_OF_LEADING = re.compile(r"(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
+_OF_TORCH = re.compile(r"s\d+")
+"""A name that torch.export gives to a size; inputs of one size need not share it."""
+
 _LENGTH = re.compile(
     r"seq|len|time|frame|step|token|phoneme|node|edge|point|height|width|row|box|num_",
     re.IGNORECASE,
@@ -173,7 +176,8 @@ def _batches(ports: OpenPorts) -> frozenset[str]:
     The name `batch` decides wherever it is. Another leading dimension is nowhere else but in the
     states of recurrent networks, and its name may say so, such as `N`. Otherwise every input of two
     or more dimensions must lead with it, or with one that has no name: a dimension that leads a
-    part of the inputs may be the nodes of a graph. A name such as `frames` is a length wherever it
+    part of the inputs may be the nodes of a graph. Names that torch.export made up are no names if
+    all these inputs lead with one. A name such as `frames` is a length wherever it
     is.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
@@ -182,6 +186,8 @@ def _batches(ports: OpenPorts) -> frozenset[str]:
     elsewhere = {dim for dims in shaped if dims not in states for dim in dims[1:]}
     said = {name for name in ports.open if _BATCH.search(name)}
     leading = {dims[0] for dims in shaped if isinstance(dims[0], str) and not said & {*dims}}
+    if all(_OF_TORCH.fullmatch(str(dims[0])) for dims in shaped if dims not in states):
+        unnamed |= leading
     named = (leading | said) - unnamed
     by_place = {
         name

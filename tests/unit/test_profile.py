@@ -47,6 +47,8 @@ def hints(**inputs: Dims) -> dict[str, int]:
         ({"x": ("nodes", 7), "edges": (2, "edges")}, {"nodes": 128, "edges": 128}),
         ({"x": ("rows", 7), "y": ("others", 7)}, {"rows": 128, "others": 128}),
         ({"phonemes": ("p",)}, {"p": 128}),
+        # names that torch.export made up need not be shared
+        ({"ids": ("s48", "s41"), "mask": ("s5", "s41")}, {"s48": 1, "s41": 128, "s5": 1}),
         ({"x": ("frames", 80)}, {"frames": 128}),
         # a square: not a batch, since it is a column, too
         ({"x": ("n", "n")}, {"n": 128}),
