@@ -20,8 +20,9 @@ Vaswani et al., "Attention Is All You Need" (2017); also called scaled_dot_produ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,11 +47,17 @@ def attention(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """A value added to scores of `rank` dimensions; `factor` multiplies the sum afterwards."""
+    """A value added to scores of `rank` dimensions; `factor` multiplies the sum afterwards.
+
+    With `fill`, a `where` that takes it instead of the scores: `value` is its condition, which
+    `seen` scores fulfil, or which all others do.
+    """
 
     value: str
     factor: float
     rank: int
+    fill: float | None = None
+    seen: bool = True
 
 
 @dataclass(slots=True)
@@ -220,31 +227,57 @@ def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
 
 
 def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
-    """Read `where(seen, x, c)`, with a c that hides, as `x + where(seen, 0, c)`.
-
-    A finite c becomes FILL: a large score would not be lost in one such as -1e9.
-    """
+    """Read `where(seen, x, c)`, with a c that hides, as a mask."""
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])
     if found.softcap:
         return None
-    for value, fill, ends in (
-        (chosen, other, lambda low: (0.0, low)),
-        (other, chosen, lambda low: (low, 0.0)),
-    ):
+    for value, fill, first in ((chosen, other, True), (other, chosen, False)):
         low = rewriter.scalar(fill)
         if low is None or low > HIDDEN or rewriter.shape(value) != shape:
             continue
-        known = rewriter.array(seen)
-        numbers = [np.array(end, np.float32) for end in ends(FILL if np.isfinite(low) else low)]
-        if known is not None:
-            mask = rewriter.constant(np.where(known, *numbers), f"{seen}.mask")
-        else:
-            constants = [rewriter.constant(array, f"{seen}.end") for array in numbers]
-            mask = rewriter.emit("where", [seen, *constants])
-        found.masks.append(_Mask(mask, found.scale, len(shape)))
+        found.masks.append(_Mask(seen, found.scale, len(shape), low, first))
         return value
     return None
+
+
+def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
+    """`where(seen, x, c)` as `x + where(seen, 0, low)`."""
+    known = rewriter.array(mask.value)
+    numbers = [np.array(end, np.float32) for end in _ends(mask, 0.0, low)]
+    if known is not None:
+        value = rewriter.constant(np.where(known, *numbers), f"{mask.value}.mask")
+    else:
+        constants = [rewriter.constant(array, f"{mask.value}.end") for array in numbers]
+        value = rewriter.emit("where", [mask.value, *constants])
+    return replace(mask, value=value, fill=None)
+
+
+def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
+    """Whether a mask is known to hide no key: else it may hide all that the past has, and a query
+    weighs those of the future as the model does."""
+    known = rewriter.array(mask.value)
+    return mask.fill is None and known is not None and bool((known > HIDDEN).all())
+
+
+def _lowest(fill: float, added: bool) -> float:
+    """What stands for a number that a model fills in: FILL, since a large score would not be lost
+    in one such as -1e9. If the model adds masks, too, one that every score is lost in stays: both
+    must weigh alike where they hide all keys of a query."""
+    return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
+
+
+def _least(low: float) -> float:
+    """The least multiple of a number that hides: finite if the number is."""
+    return float(np.finfo(np.float32).min) if np.isfinite(low) else low
+
+
+T = TypeVar("T")
+
+
+def _ends(mask: _Mask, seen: T, hidden: T) -> tuple[T, T]:
+    """What a mask's condition chooses from."""
+    return (seen, hidden) if mask.seen else (hidden, seen)
 
 
 def _emit(
@@ -269,21 +302,38 @@ def _emit(
         attrs["softcap"] = found.softcap
     past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
     total: str | None = None
-    for mask in found.masks:
+    added = any(mask.fill is None for mask in found.masks)
+    for given in reversed(found.masks):  # in the order of the model
+        low = 0.0 if given.fill is None else _lowest(given.fill, added)
+        mask = given if given.fill is None else _added(rewriter, given, low)
         known = rewriter.array(mask.value)
         if known is not None and not known.any():
             continue
-        if mask.factor > 0 and (
-            _hides_the_future(known, past)
-            or hides_the_future(rewriter, mask.value, past, HIDDEN / mask.factor)
+        if (
+            mask.factor > 0
+            and all(each is given or _shows_all(rewriter, each) for each in found.masks)
+            and (
+                _hides_the_future(known, past)
+                or hides_the_future(rewriter, mask.value, past, HIDDEN / mask.factor)
+            )
         ):
             if rewriter.shape(query)[-2] != 1:  # a single query is the last and sees all keys
                 attrs |= {"causal": 1, "past": past}
             continue
-        given = _mask_in_heads(rewriter, mask, heads)
-        if given is None:
+        filling = total is not None and given.fill is not None
+        term = (_in_scores if filling else _mask_in_heads)(
+            rewriter, given if filling else mask, heads
+        )
+        if term is None:
             return None
-        total = given if total is None else rewriter.emit("add", [total, given])
+        if total is None:
+            total = term
+        elif filling:
+            number = np.array(max(low * mask.factor, _least(low)), np.float32)
+            filled = rewriter.constant(number, f"{term}.low")
+            total = rewriter.emit("where", [term, *_ends(given, total, filled)])
+        else:
+            total = rewriter.emit("add", [total, term])
     if total is not None:
         operands.append(total)
     result = rewriter.emit("attention", operands, attrs)
@@ -312,17 +362,21 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
     return rewriter.emit("reshape", [value], {"shape": shape})
 
 
-def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """The mask times its factor, so that it broadcasts to (batch, heads, queries, keys).
+def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
+    """The mask's value, so that it broadcasts to (batch, heads, queries, keys).
 
     None if the first of its three dimensions counts neither 1 nor batch times heads.
     """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
-        if shape[0] != prod(heads):
-            return None
-        value = _in_heads(rewriter, value, heads)
-    if mask.factor == 1.0:
+        return _in_heads(rewriter, value, heads) if shape[0] == prod(heads) else None
+    return value
+
+
+def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
+    """The same, times its factor."""
+    value = _in_scores(rewriter, mask, heads)
+    if value is None or mask.factor == 1.0:
         return value
     factor = rewriter.constant(np.array(mask.factor, np.float32), f"{value}.factor")
     return rewriter.emit("mul", [value, factor])

@@ -168,6 +168,35 @@ def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> 
     assert len(node.inputs) == 4
 
 
+@pytest.mark.parametrize("first", ["where", "add"])
+@pytest.mark.parametrize("second", ["where", "add"])
+def test_keys_that_two_masks_hide_weigh_as_in_the_model(first: str, second: str) -> None:
+    """GPT-Neo as torch.export writes it: a window of keys, and a mask beside it."""
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    scores = g("mul", g("matmul", q, k), g.constant("much", 30.0))
+    seen = np.array([[1, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
+    for kind, shown in ((first, seen), (second, ~seen[:, ::-1])):
+        if kind == "where":
+            condition = g.constant("seen", shown[None, None])
+            scores = g("where", condition, scores, g.constant("low", LEAST))
+        else:
+            low = np.where(shown, 0, LEAST).astype(np.float32)
+            scores = g("add", scores, g.constant("mask", low[None, None]))
+    node = found(g.graph(plain(g, scores, v)))
+    assert len(node.inputs) == 4
+
+
+@pytest.mark.parametrize("kind", ["add", "where"])
+def test_keys_of_the_future_weigh_too_if_all_of_the_past_are_hidden(kind: str) -> None:
+    """GPT-2 as exported for years: the first tokens of a row may be padding."""
+    for low, causal in ((LEAST, 0), (-3.0, 1)):
+        g, scores, v = hidden(kind, 5, 5, LEAST)
+        added = g.constant("added", np.array([low, 0, low, 0, 0], np.float32))
+        node = found(g.graph(plain(g, g("add", scores, added), v)))
+        assert node.attr("causal") == causal and len(node.inputs) == 4
+
+
 @pytest.mark.parametrize("kind", ["mask", "nan", "never"])
 def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
     """As ONNX's Attention and PyTorch write it; the operator does the same."""
