@@ -46,14 +46,21 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     chosen: list[tuple[int, int, int]] = []
     for batch in range(batches):
         for group in range(classes):
-            row, mine = scores[batch, group], corners[batch]
-            kept: list[int] = []
-            for box in np.argsort(-row, kind="stable"):
-                if len(kept) >= min(limit, room) or not row[box] > least:
+            row = scores[batch, group]
+            order = np.argsort(-row, kind="stable")
+            order = order[row[order] > least]
+            mine = np.ascontiguousarray(corners[batch][order].T)
+            left = np.ones(len(order), bool)
+            kept = 0
+            for place, box in enumerate(order):
+                if kept >= min(limit, room):
                     break
-                if not (_overlaps(mine[box], mine[kept]) > most).any():
-                    kept.append(int(box))
-            chosen += [(batch, group, box) for box in kept]
+                if left[place]:
+                    kept += 1
+                    left[place + 1 :] &= ~(
+                        _overlaps(mine[:, place, None], mine[:, place + 1 :]) > most
+                    )
+                    chosen.append((batch, group, int(box)))
     found = np.full((batches * classes * room, 3), -1, np.int64)
     found[: len(chosen)] = np.array(chosen, np.int64).reshape(-1, 3)
     return found
@@ -71,16 +78,17 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """What a box shares with each other one, of what they cover together; 0 where nothing."""
+    """What a box shares with each other one, of what they cover together; 0 where nothing. Corners
+    come first."""
     low, high = np.maximum(box, others), np.minimum(box, others)
-    tall, wide = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
+    tall, wide = high[1] - low[0], high[3] - low[2]
     shared = np.where((tall > 0) & (wide > 0), tall * wide, 0)
     covered = _area(box) + _area(others) - shared
     return np.where((shared > 0) & (covered > 0), shared / covered, -np.inf)
 
 
 def _area(boxes: np.ndarray) -> np.ndarray:
-    sizes: np.ndarray = (boxes[..., 1] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 2])
+    sizes: np.ndarray = (boxes[1] - boxes[0]) * (boxes[3] - boxes[2])
     return sizes
 
 

@@ -12,6 +12,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
+from compiler.ops import suppression
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.interpret import run_graph
 from compiler.passes.common_subexpressions import common_subexpressions
@@ -159,3 +160,23 @@ def test_equal_trims_stay_outputs_of_their_own() -> None:
     assert [node.op for node in merged.nodes] == ["trim", "trim"]
     found = run_graph(merged, {"x": np.ones(5, np.float32), "n": np.array(3)})
     assert [array.shape for array in found] == [(3,), (3,)]
+
+
+def test_boxes_that_are_suppressed_are_compared_with_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference of a detector would take seconds for each of its ranges."""
+    compared: list[int] = []
+    overlaps = suppression._overlaps
+
+    def counting(box: np.ndarray, others: np.ndarray) -> np.ndarray:
+        compared.append(others.shape[-1])
+        return overlaps(box, others)
+
+    monkeypatch.setattr(suppression, "_overlaps", counting)
+    boxes = np.tile(np.array([0, 0, 1, 1], np.float32), (1, 50, 1))
+    limits = [np.array([50]), np.array([0.5], np.float32), np.array([0.2], np.float32)]
+    arrays = [boxes, scores(1, 1, 50), *limits]
+    found = ops.get("non_max_suppression").reference(arrays, (("centred", 0), ("room", 50)))
+    assert (found[:, 0] >= 0).sum() == 1
+    assert len(compared) == 1
