@@ -25,6 +25,11 @@ LEAST_BUFFER_BYTES = 1 << 20
 """Least size of a buffer, so that it serves weights of several sizes."""
 
 
+SPARE_SHARE = 8
+"""A mapping has room for this part of the file more: the programs of a model with many stages would
+map the whole file each."""
+
+
 class WeightFile(PackedWeights):
     """Weights in a file. One thread writes them, another hashes them.
 
@@ -51,6 +56,7 @@ class WeightFile(PackedWeights):
         self._used: Bytes | None = None
         """The buffer that was packed into last; None: it is the model's own array."""
         self._synced: Future[None] | None = None
+        self._mapped: Bytes = aligned_empty(0)
 
     @property
     def room(self) -> int:
@@ -62,6 +68,7 @@ class WeightFile(PackedWeights):
     def finish(self) -> dict[str, Any]:
         """Wait until all is written; returns the file's size and checksum. The flush goes on."""
         self._settle()
+        os.ftruncate(self._file.fileno(), self._end)
         self._synced = self._writer.submit(os.fsync, self._file.fileno())
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
@@ -101,7 +108,11 @@ class WeightFile(PackedWeights):
         self._settle()
         if not size:
             return aligned_empty(0)
-        return np.memmap(self._path, np.uint8, "r", offset, (size,))
+        if self._mapped.nbytes < self._end:
+            room = self._end + max(self._end // SPARE_SHARE, LEAST_BUFFER_BYTES)
+            os.ftruncate(self._file.fileno(), room)  # a hole, which the next weights fill
+            self._mapped = np.memmap(self._path, np.uint8, "r", 0, (room,))
+        return self._mapped[offset : offset + size]
 
     def _write(self, form: Bytes, padding: bytes) -> None:
         self._file.write(form.data)

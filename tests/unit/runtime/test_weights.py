@@ -104,3 +104,14 @@ def test_a_file_holds_the_bytes_of_a_block(tmp_path: Path, monkeypatch: pytest.M
 
 def test_nothing_is_a_view_of_nothing(make: Make) -> None:
     assert make().built().nbytes == 0
+
+
+def test_what_was_built_before_is_in_the_memory_of_what_is_built_now(make: Make) -> None:
+    """Each stage of a detector is a program, and its few weights follow those of the others."""
+    weights = make()
+    weights.add(spec((64, 48)), draw((64, 48)))
+    first = weights.built()
+    for seed in range(1, 40):
+        weights.add(spec((7,)), draw((7,), seed))
+        np.testing.assert_array_equal(weights.built()[-64:].view(np.float32)[:7], draw((7,), seed))
+    assert np.shares_memory(first, weights.built())
