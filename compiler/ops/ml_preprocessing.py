@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import floor, isnan
+from math import floor, isnan, prod
 
 import numpy as np
 
 from compiler.dtypes import DType
 from compiler.loops.semantics import to_memory
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import filled
 from compiler.ops.constants import text_places
 from compiler.ops.ml_scores import DOMAIN, as_floats, floats
 from compiler.ops.onnx_node import OnnxNode
@@ -81,8 +82,8 @@ def _onnx_imputer(node: OnnxNode) -> str:
         missing = node.emit("is_nan", [x])
     else:
         missing = node.emit("equal", [x, node.constant(to_memory(np.array(replaced), dtype))])
-    filled = to_memory(values if values.size > 1 else values.reshape(()), dtype)
-    return node.emit("where", [missing, node.constant(filled, dtype), x])
+    other = to_memory(values if values.size > 1 else values.reshape(()), dtype)
+    return node.emit("where", [missing, node.constant(other, dtype), x])
 
 
 def _onnx_binarizer(node: OnnxNode) -> str:
@@ -92,7 +93,7 @@ def _onnx_binarizer(node: OnnxNode) -> str:
     if not dtype.is_float:  # an integer is above a number exactly if it is above its floor
         limits = np.iinfo(dtype.numpy)
         if not limits.min <= threshold < float(limits.max):
-            return node.constant(np.full(node.shape(x), threshold < limits.min, dtype.numpy))
+            return filled(node, threshold < limits.min, node.shape(x), dtype)
         threshold = floor(threshold)
     above = node.emit("greater", [x, node.scalar(threshold, dtype)])
     return cast_to(node, above, dtype)
@@ -105,7 +106,7 @@ def _onnx_array_feature_extractor(node: OnnxNode) -> str:
     if not shape:
         raise node.invalid("the input is a scalar")
     known = node.builder.known(indices)
-    count = int(np.prod(node.shape(indices)))
+    count = prod(node.shape(indices))
     if known is not None and known.size and not 0 <= known.min() <= known.max() < shape[-1]:
         raise node.invalid(f"an index is out of range for {shape[-1]} features")
     places = cast_to(node, node.reshape(indices, (count,)), DType.INT64)

@@ -15,13 +15,13 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import filled
 from compiler.ops.loops import looped
 from compiler.ops.ml_scores import (
     DOMAIN,
     best_label,
     both_scores,
     class_labels,
-    floats,
     post_transform,
     rows_of,
     with_texts,
@@ -208,7 +208,7 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
     square = node.emit("reduce_sum", [node.emit("mul", [turned, turned])], axes=(2,), keepdims=1)
     diagonal = node.emit("mul", [square, node.constant(np.eye(count, dtype=np.float32))])
     form = node.emit("sub", [diagonal, node.emit("mul", [likely, turned])])
-    begin = node.constant(np.full((rows, count), 1 / count, np.float32))
+    begin = filled(node, 1 / count, (rows, count), DType.FLOAT32)
     if count == 1 or not rows:
         return begin
     return _coupled(node, form, begin)
@@ -220,7 +220,7 @@ def _coupled(node: OnnxNode, form: str, begin: str) -> str:
     `form` is Q (rows, classes, classes), `begin` p (rows, classes). Each row stops by itself.
     """
     (rows, count), outside = node.shape(begin), node
-    going = floats(node, np.ones((rows, 1)), DType.FLOAT32)
+    going = filled(node, 1, (rows, 1), DType.FLOAT32)
 
     def step(enclosure: object, _number: str, states: Sequence[str]) -> Sequence[str]:
         from compiler.ops.enclosed import Enclosure

@@ -30,11 +30,9 @@ UNDECIDED = {
     "an image's extents go into its places": "DeformConv GridSample RoiAlign",
     "tables of where each maximum or norm comes from": "LpPool MaxPool",
     "positions known at import that are written, or nothing left": (
-        "ArrayFeatureExtractor GatherND ScatterElements Slice TopK"
+        "GatherND ScatterElements Slice TopK"
     ),
-    "machine learning and masks made of constants": (
-        "Binarizer Dropout IsInf NGramRepeatBlock SVMClassifier"
-    ),
+    "masks made of constants": "Dropout IsInf NGramRepeatBlock",
     "whether a cache has room": "GroupQueryAttention",
     "antialiasing, aspect ratios and crops": "Resize",
 }
