@@ -219,7 +219,7 @@ class ProcessBuilder(CachingBuilder):
 
     def _new_pool(self) -> ProcessPool:
         # Not by fork, because this process has threads.
-        return ProcessPool(
+        return _Pool(
             max_workers=self._workers,
             context=_Context(),
             initializer=_prepare,
@@ -286,6 +286,20 @@ class _Process(SpawnProcess):
 
 class _Context(SpawnContext):
     Process = _Process
+
+
+class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
+    """A pool that ends its processes before it takes their locks away.
+
+    Pebble does it the other way round: a process that starts meanwhile finds no lock, and writes a
+    traceback.
+    """
+
+    def _stop_pool(self) -> None:
+        if self._pool_manager_loop is not None:
+            self._pool_manager_loop.join()  # it starts processes in place of those that ended
+        self._pool_manager.worker_manager.force_stop_workers()
+        super()._stop_pool()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from pebble import ProcessFuture, ProcessPool
+from pebble.pool.process import WorkerManager
 
 from compiler.schedule.schedule import Schedule
 from compiler.timings import StageTime, Timings
@@ -134,6 +135,22 @@ def test_what_is_not_built_when_the_builder_closes_is_given_up() -> None:
     later = pool.submit(FakeTask(), _schedules("later"))  # type: ignore[arg-type]
     assert [built.status for built in later.results()] == [Status.CANCELLED]
     assert [built.status for built in first.results()] == [Status.OK]
+
+
+def test_processes_end_before_their_locks_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that still starts would find none, and write a traceback."""
+    left: list[int] = []
+    close = WorkerManager.close_channels
+
+    def closing(manager: WorkerManager) -> None:
+        left.append(len(manager.workers))
+        close(manager)
+
+    monkeypatch.setattr(WorkerManager, "close_channels", closing)
+    builder = ProcessBuilder(workers=2, compile_candidate=pretend)
+    builder.start()
+    builder.close()
+    assert left == [0]
 
 
 def test_a_broken_pool_costs_no_candidate(builder: ProcessBuilder) -> None:
