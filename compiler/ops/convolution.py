@@ -93,7 +93,8 @@ def _tap_by_tap(
     sums = result.reshape(batch, group, filters // group, *result.shape[2:])
     for tap, places, elements in reads(lines(window, x.shape[2:])):
         at: list[tuple[Any, ...]] = [(..., *index) for index in (elements, places, tap)]
-        image, part, factor = grouped[at[0]], sums[at[1]], weights[at[2]]
+        image, part = grouped[at[0]], sums[at[1]]
+        factor = np.ascontiguousarray(weights[at[2]])  # or a product copies it for each image
         points = image.reshape(batch, group, channels, -1)
         product = factor * points if channels == 1 else factor @ points
         part += product.reshape(part.shape)
