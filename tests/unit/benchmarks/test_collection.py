@@ -45,6 +45,12 @@ def test_a_command_has_limits_of_memory_and_time() -> None:
     assert late.exit_code is None and late.seconds < 20
 
 
+def test_modules_are_compiled_once_for_all_processes() -> None:
+    code = "import sys; print(sys.dont_write_bytecode)"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    assert run([sys.executable, "-c", code], environment, 1.0, 60.0).printed == "False\n"
+
+
 def test_what_is_not_as_asked_is_said() -> None:
     assert GOOD.faults(20.0) == []
     bad = Row("g/m", "c", exit_code=1, wall_seconds=36.0, peak_bytes=5 << 30, traceback=True)
