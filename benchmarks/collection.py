@@ -202,12 +202,7 @@ class Done:
 def run(
     command: Sequence[str], environment: Mapping[str, str], memory_gb: float, seconds: float
 ) -> Done:
-    """Run a command in a session of its own, of which nothing is left when it ends.
-
-    Python keeps what it compiles of a module, as where Tilewright is installed: each process takes
-    seconds to compile them all.
-    """
-    environment = {k: v for k, v in environment.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    """Run a command in a session of its own, of which nothing is left when it ends."""
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
         began, before = time.monotonic(), _waited_seconds()
         process = subprocess.Popen(
