@@ -20,6 +20,7 @@ from service.jobs.comparison import onnxruntime_run
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_first_sizes
+from service.jobs.stage_planning import plan_first_program
 from service.jobs.verification import _draw
 from service.quantize.errors import QuantizeError
 from tests.unit.service.command_line import data_folder, run
@@ -109,6 +110,33 @@ def test_samples_widen_the_range_that_nobody_gave(model: Path) -> None:
             plan_first_sizes(request, {"frames": [stated]})
     beside = plan_first_sizes(request, {"batch": [1, "1..8"], "frames": [16000, "1..64"]}).open
     assert beside is not None and beside.hinted["frames"] == (5, 7), "it has its own program"
+
+
+def test_a_model_that_is_cut_has_a_range_that_holds_hints_and_samples() -> None:
+    """The data decide how many rows NonZero has."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Shape", ["places"], ["count"], start=1),
+        helper.make_node("ConstantOfShape", ["count"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m"])
+    graph = helper.make_graph(nodes, "cut", [x], [y])
+    opsets = [helper.make_opsetid("", 17)]
+    cut = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    given = GivenInputs(({"x": np.ones((6000, 4), np.float32)},))
+    for request, dims, text, hints in (
+        (ModelRequest(cut), {}, "1..4096", (1,)),
+        (ModelRequest(cut), {"n": ["@5000:3,7"]}, "1..5000", (5000, 7)),
+        (ModelRequest(cut), {"n": ["1..64@5"]}, "1..64", (5,)),
+        (ModelRequest(cut, given=given), {}, "1..6000", (6000,)),
+    ):
+        planned = plan_first_program(request, dims)
+        assert planned.stages is not None and planned.open is not None
+        assert [d.range_text for d in planned.open.ranges] == [text]
+        assert planned.open.hinted["n"] == hints
+    with pytest.raises(InvalidArgumentError, match="sample 1 has size 6000 in dimension 'n'"):
+        plan_first_program(ModelRequest(cut, given=given), {"n": ["1..64"]})
 
 
 def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -> None:
