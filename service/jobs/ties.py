@@ -41,6 +41,10 @@ SUM_MOVED_BY = 2.5e-6
 what the sums of a step may be off, which a subtraction behind them may make a large share. And of
 all that bodies read, in which nobody moves anything."""
 
+TERMS_MOVED_BY = 2.0**-25
+"""The same as a share of the sum of the magnitudes of their terms: where thousands of terms cancel,
+little of a sum is left, beside the roundings of the partial sums."""
+
 NEAR_TIE = 2.0**-20
 """How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
 before it."""
@@ -117,9 +121,10 @@ def beside(
     apart = np.zeros(start.shape)
     watched = segment.replace(outputs=[before, name])
     by = SUM_MOVED_BY if has_bodies(segment) else MOVED_BY
+    terms: dict[str, np.ndarray] = {}
     for number in range(MOVES):
         moved_by = {v: _moved(a, segment.types[v].dtype, by, draw) for v, a in given.items()}
-        mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number), narrow)
+        mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number), narrow, terms)
         try:
             moved, found = run_graph(watched, moved_by, float64=True, chosen=mover)
         except CompilerError:
@@ -189,8 +194,15 @@ class _Mover:
     element at random."""
 
     def __init__(
-        self, graph: Graph, draw: NormalPool, sign: float | None, narrow: DType | None = None
+        self,
+        graph: Graph,
+        draw: NormalPool,
+        sign: float | None,
+        narrow: DType | None,
+        terms: dict[str, np.ndarray],
     ) -> None:
+        """`terms` keeps the sums of magnitudes, which a rounding hardly moves, by result."""
+        self._terms = terms
         self._graph = graph
         self._draw = draw
         self._sign = sign
@@ -213,6 +225,11 @@ class _Mover:
         if operator.kind in SUMS:
             sizes = np.where(np.isfinite(result), np.abs(result), 0.0)
             by = max(share, SUM_MOVED_BY) * by_channel(sizes)
+        if operator.kind is OpKind.CONTRACTION and all(a.dtype.kind == "f" for a in operands):
+            if node.output not in self._terms:
+                magnitudes = [np.abs(each) for each in operands]
+                self._terms[node.output] = operator.reference(magnitudes, node.attrs)
+            by = np.maximum(by, TERMS_MOVED_BY * self._terms[node.output])
         moved: np.ndarray = result + by * self._draw(result.shape)
         return moved
 

@@ -253,6 +253,28 @@ def test_an_ill_conditioned_step_is_off_by_what_a_rounding_of_its_operands_does(
         certify(graph, inputs, Played(graph, inputs, (), changes), {"y": "y"})
 
 
+@pytest.mark.parametrize(("share", "right"), [(2.0**-24, True), (40 * 2.0**-24, False)])
+def test_a_sum_of_which_cancellation_leaves_little_is_off_by_its_partial_sums(
+    share: float, right: bool
+) -> None:
+    """The head of a detector: most of its boxes are empty, so that a channel has one element."""
+    m = Maker()
+    x = m.input("x", 16, 4096)
+    weights = m.random.standard_normal((4096, 2)).astype(np.float32) / 100
+    weights[-1] -= weights.sum(axis=0) - 0.002
+    m("matmul", x, m.constant("w", weights), name="y")
+    values = np.zeros((16, 4096), np.float32)
+    values[0] = 0.5
+    graph, inputs = m.graph("y"), {"x": values}
+    terms = float(0.5 * np.abs(weights[:, 0]).sum())
+    played = Played(graph, inputs, (), {"y": at(0, share * terms)})
+    if right:
+        assert certify(graph, inputs, played, {"y": "y"}).excused >= 1
+        return
+    with pytest.raises(WrongProgramError, match="value 'y'"):
+        certify(graph, inputs, played, {"y": "y"})
+
+
 def test_a_program_that_changes_when_it_is_watched_is_wrong() -> None:
     graph, inputs = quantised()
     with pytest.raises(WrongProgramError, match="when its values are copied"):
