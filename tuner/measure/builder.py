@@ -208,7 +208,9 @@ class ProcessBuilder(CachingBuilder):
                 given_up.cancel()
                 return self._pool, given_up
             if not self._pool.active:
+                # its other processes would go on, or miss what they share with it as they start
                 self._pool.stop()
+                self._pool.join()
                 self._pool = self._new_pool()
             future = self._pool.schedule(
                 timed_compile,

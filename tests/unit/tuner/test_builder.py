@@ -164,6 +164,21 @@ def test_a_broken_pool_costs_no_candidate(builder: ProcessBuilder) -> None:
     assert builder._pool is not broken
 
 
+def test_a_broken_pool_leaves_no_process_behind() -> None:
+    """One that still starts would look for semaphores that are gone, and print a traceback."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessBuilder(workers=2, compile_candidate=pretend)
+    try:
+        pool.start()
+        started = set(multiprocessing.active_children()) - before
+        pool._pool._pool_manager.handle_broken_pool(BrokenProcessPool("All workers expired"))
+        (built,) = pool.submit(FakeTask(), _schedules("one")).results()  # type: ignore[arg-type]
+        assert built.status is Status.OK
+        assert not started & set(multiprocessing.active_children())
+    finally:
+        pool.close()
+
+
 def test_a_candidate_that_breaks_every_pool_is_refused(
     builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
