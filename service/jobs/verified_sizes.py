@@ -13,7 +13,9 @@ from math import isqrt
 from random import Random
 
 from compiler import costs
+from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
+from compiler.ops.attributes import integer
 from compiler.sizes import Dimension, at, open_size, typical
 from service.jobs.planning import Planned
 
@@ -54,9 +56,11 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
 
+    compared = sum(_comparisons(graph) for graph in found.graph.walk())
+
     def operations(sizes: Mapping[str, int]) -> int:
         computed = sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
-        return max(computed, elements(made, sizes))
+        return max(computed + at(compared, sizes), elements(made, sizes))
 
     sizes_of = dict(planned.sizes)
     first = {name: sizes_of[name] for name in known}
@@ -79,6 +83,16 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
             sizes=tuple(sorted(sizes.items())),
         )
         for sizes in vectors
+    )
+
+
+def _comparisons(graph: Graph) -> int:
+    """The pairs of boxes that suppressions compare, which are no kernel's operations; an open
+    size."""
+    return sum(
+        integer(node.attrs, "room") * graph.types[node.inputs[1]].elements
+        for node in graph.nodes
+        if node.op == "non_max_suppression"
     )
 
 

@@ -125,3 +125,19 @@ def test_ends_whose_values_take_too_much_are_nearer(operator: str) -> None:
     first = one.graph.types["x"].elements
     assert len(counts) > 2 and max(counts) <= max(FEW, MOST * 2 * first)
     assert max(prod(each.values()) for each in shown_sizes(one)) * 8 <= LONG_RUN
+
+
+def test_boxes_that_are_compared_with_each_other_cost_their_pairs() -> None:
+    """The end of a detector: it has hardly a kernel, and its suppression is quadratic."""
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["found"])
+    infos = [
+        helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, "n", 4]),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 1, "n"]),
+    ]
+    found = [helper.make_tensor_value_info("found", TensorProto.INT64, ["m", 3])]
+    most = numpy_helper.from_array(np.array([1 << 20]), "most")
+    graph = helper.make_graph([node], "boxes", infos, found, [most])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (one, *_) = plan_sizes(ModelRequest(bytes(made.SerializeToString())), {"n": ["1..100000"]})
+    ranges = [n for each in at_verified_sizes(one) for name, n in each.sizes if name == "n"]
+    assert FEW / 10 < max(ranges) ** 2 <= FEW
