@@ -132,13 +132,11 @@ class _Switches:
 
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
-    """The model with more outputs, float32 values within it."""
+    """The model with more outputs, values within it; the import infers their types."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     there = {info.name for info in result.graph.output}
     result.graph.output.extend(
-        helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
-        for value in dict.fromkeys(values)
-        if value not in there
+        onnx.ValueInfoProto(name=value) for value in dict.fromkeys(values) if value not in there
     )
     return result

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from compiler import driver
 from compiler.target import resolve_target
@@ -23,7 +24,7 @@ from service.quantize.methods import (
 from service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
 from service.quantize.samples import Samples
 from service.quantize.switched import flags, switched_model, with_outputs
-from tests.unit.quantize.small import drawn, network, perceptron, saved
+from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
 
 TARGET = resolve_target("cascadelake")
 
@@ -168,6 +169,25 @@ def test_layers_are_compared_with_their_noise(static: Made) -> None:
     assert len(found) == len(static.layers)
     assert all(20 < decibels < 60 for decibels in found)
     assert found[0] == found[1], "the Conv and the Relu that went into it make one value"
+
+
+def test_a_layer_of_whole_numbers_is_compared(tmp_path: Path) -> None:
+    """Classifiers look up their labels: onnxruntime quantises the ArgMax in front."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"], "scores"),
+        helper.make_node("ArgMax", ["scores"], ["place"], "place", axis=1),
+        helper.make_node("Cast", ["place"], ["y"], "cast", to=TensorProto.FLOAT),
+    ]
+    made = Made(
+        model(nodes, [("x", [4, 8])], [("y", [4, 1])], [weights("w", 8, 5)]),
+        StaticInt8(),
+        tmp_path,
+    )
+    assert "place" in {layer.value for layer in made.layers}
+    near = layer_fidelity(
+        made.model, made.quantised, made.layers, made.samples.held_out, CompiledFor({}, 1)
+    )
+    assert len(near) == len(made.layers) and None not in near
 
 
 def test_models_share_the_kernels_that_they_have_in_common() -> None:
