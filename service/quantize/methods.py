@@ -231,6 +231,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
             wrapped.replace_gemm_with_matmul()
             model = wrapped.model
     _name_nodes(model.graph)
+    _flatten_biases(model.graph)
     return model
 
 
@@ -337,6 +338,20 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
     written["data"] = {n: each for n, each in written["data"].items() if n not in values}
     ranges.write_text(json.dumps(written))
     return frozenset(node.name for node in graph.node if values & {*node.input, *node.output})
+
+
+def _flatten_biases(graph: onnx.GraphProto) -> None:
+    """Give each Gemm a bias of one dimension where it has one row: with scales for each channel,
+    onnxruntime takes no other."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        bias = constants.get(node.input[2]) if node.op_type == "Gemm" and node.input[2:] else None
+        if bias is not None and len(bias.dims) == 2 and bias.dims[0] == 1:
+            flat = onnx.TensorProto()
+            flat.CopyFrom(bias)
+            flat.dims[:] = [bias.dims[1]]
+            flat.name = node.input[2] = f"{node.name}.bias"
+            graph.initializer.append(flat)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

@@ -190,6 +190,22 @@ def test_a_layer_of_whole_numbers_is_compared(tmp_path: Path) -> None:
     assert len(near) == len(made.layers) and None not in near
 
 
+def test_a_bias_of_one_row(tmp_path: Path) -> None:
+    """scikit-learn's have one; onnxruntime makes one node of a MatMul and the Add behind."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
+        helper.make_node("Add", ["product", "b"], ["y"], "bias"),
+    ]
+    parameters = [weights("w", 8, 5), weights("b", 1, 5)]
+    proto = model(nodes, [("x", [4, 8])], [("y", [4, 5])], parameters)
+    made = Made(proto, StaticInt8(), tmp_path)
+    (sample, *_) = made.samples.held_out
+    wanted, found = (
+        CompiledFor({}, 1).compile(one).run(sample)[0] for one in (made.model, made.quantised)
+    )
+    np.testing.assert_allclose(found, wanted, atol=0.1)
+
+
 def test_models_share_the_kernels_that_they_have_in_common() -> None:
     sizes = CompiledFor({}, 1)
     sizes.compile(network())
