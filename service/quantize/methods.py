@@ -221,6 +221,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
         raise NothingToQuantizeError(f"'{path}' has operators of {domains} alone, and none of ONNX")
     written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
     with _quiet(f"'{path}' cannot be prepared for quantising"):
+        _list_opsets_once(model)
         if opset < LEAST_OPSET:
             model = onnx.version_converter.convert_version(model, LEAST_OPSET)
         onnx.save(model, written)
@@ -338,6 +339,14 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
     written["data"] = {n: each for n, each in written["data"].items() if n not in values}
     ranges.write_text(json.dumps(written))
     return frozenset(node.name for node in graph.node if values & {*node.input, *node.output})
+
+
+def _list_opsets_once(model: onnx.ModelProto) -> None:
+    """Some exporters list a domain twice, which onnxruntime's tools refuse."""
+    listed = {"" if o.domain == "ai.onnx" else o.domain: o for o in model.opset_import}
+    kept = [onnx.helper.make_opsetid(one.domain, one.version) for one in listed.values()]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> None:

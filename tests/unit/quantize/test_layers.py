@@ -190,6 +190,15 @@ def test_a_layer_of_whole_numbers_is_compared(tmp_path: Path) -> None:
     assert len(near) == len(made.layers) and None not in near
 
 
+def test_a_domain_that_is_listed_twice(tmp_path: Path) -> None:
+    """skl2onnx does so."""
+    proto = network()
+    proto.opset_import.append(proto.opset_import[0])
+    made = Made(proto, StaticInt8(), tmp_path)
+    domains = [opset.domain for opset in made.quantised.opset_import]
+    assert domains.count("") == 1
+
+
 def test_a_bias_of_one_row(tmp_path: Path) -> None:
     """scikit-learn's have one; onnxruntime makes one node of a MatMul and the Add behind."""
     nodes = [
