@@ -236,6 +236,10 @@ def _certificate(result: Mapping[str, Any]) -> str:
     if result.get("largest_error") is not None:
         whole = "" if steps else "as a whole: "
         parts.append(f"{whole}largest error {result['largest_error']:.1e} of the largest output")
+    sizes = result.get("verified_sizes") or {"count": 1, "cut_short": False}
+    if sizes["count"] > 1 or sizes["cut_short"]:
+        more = ", and no time for others" if sizes["cut_short"] else ""
+        parts.append(f"at {sizes['count']} size{'s' * (sizes['count'] > 1)}{more}")
     if result.get("unverified"):
         parts.append(f"not these values: {', '.join(result['unverified'])}")
     return "; ".join(parts)

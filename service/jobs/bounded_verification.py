@@ -22,8 +22,7 @@ from service.jobs.interrupts import JobCancelled
 from service.jobs.loadables import LoadableOf
 from service.jobs.observation import with_program
 from service.jobs.planning import Planned
-from service.jobs.verification import Verification, verify_program, worst
-from service.jobs.verified_sizes import at_verified_sizes
+from service.jobs.verification import Verification, at_each_size, verify_program
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -60,10 +59,11 @@ class BoundedVerifier:
             CompilerError: as that does.
             JobCancelled: if the job was stopped meanwhile.
         """
-        sizes = [each for one in self.planned for each in at_verified_sizes(one)]
         child = BoundedChild(self.bound.limits)
         try:
-            self.found = worst([_verify(p, made, self.device, self.bound, child) for p in sizes])
+            self.found = at_each_size(
+                self.planned, lambda each: _verify(each, made, self.device, self.bound, child)
+            )
         finally:
             child.stop()
             child.close()

@@ -147,6 +147,9 @@ class JobOutcome:
             "by_steps": None if checked is None else _plain(checked.by_steps),
             "unverified": [] if checked is None else list(checked.unverified),
             "not_verified": "" if checked is None else checked.not_run,
+            "verified_sizes": None
+            if checked is None
+            else {"count": checked.sizes, "cut_short": checked.cut_short},
             "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
             "records": self.confirmed.to_json(),
             "workloads": None if self.settled is None else self.settled.workloads,

@@ -14,10 +14,11 @@ explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from types import TracebackType
 
 import numpy as np
@@ -36,7 +37,7 @@ from service.jobs.loadables import LoadableOf, of_artifact
 from service.jobs.observation import Observation
 from service.jobs.planning import Planned
 from service.jobs.ties import jumps
-from service.jobs.verified_sizes import at_verified_sizes, costs_little
+from service.jobs.verified_sizes import at_hints, at_other_sizes, costs_little
 from tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
@@ -44,6 +45,10 @@ ATTEMPTS = 3
 
 MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
+
+MORE_SECONDS = 10.0
+"""How long sizes beside the hints are verified, unless the hints took longer: then as long as they.
+A detector has hundreds of programs, whose sizes the data decide."""
 
 HALF_OVERFLOW = 65520.0
 """From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
@@ -58,11 +63,15 @@ class Verification:
             None if it was not run.
         not_run: why it was not run; "" if it was.
         by_steps: the certificate by steps; None where the model is verified as a whole.
+        sizes: at how many sizes of its ranges it was verified.
+        cut_short: whether there was no time for others.
     """
 
     error: float | None
     not_run: str = ""
     by_steps: Certificate | None = None
+    sizes: int = 1
+    cut_short: bool = False
 
     @property
     def unverified(self) -> tuple[str, ...]:
@@ -81,27 +90,60 @@ def worst(found: Sequence[Verification]) -> Verification:
     reason = next((one.not_run for one in found if one.not_run), "")
     steps = [one.by_steps for one in found if one.by_steps is not None]
     by_steps = together(steps) if steps else None
-    return Verification(max(errors, default=None), reason, by_steps)
+    return Verification(
+        max(errors, default=None),
+        reason,
+        by_steps,
+        sum(one.sizes for one in found),
+        any(one.cut_short for one in found),
+    )
+
+
+def at_each_size(
+    planned: Sequence[Planned],
+    verify: Callable[[Planned], Verification],
+    clock: Callable[[], float] = monotonic,
+) -> Verification:
+    """What `verify` finds at the hints of all plans, and then at other sizes while there is time.
+
+    Each plan has its next size before another one has two more.
+    """
+    began = clock()
+    found = [verify(each) for one in planned for each in at_hints(one)]
+    now = clock()
+    ends = now + max(MORE_SECONDS, now - began)
+    left = [at_other_sizes(one) for one in planned]
+    while left:
+        going = []
+        for sizes in left:
+            if clock() >= ends:
+                return replace(worst(found), cut_short=True)
+            each = next(sizes, None)
+            if each is not None:
+                found.append(verify(each))
+                going.append(sizes)
+        left = going
+    return worst(found)
 
 
 class Verifier:
     """Verifies what one model was compiled to on a device, at one or several sizes, and at some of
     those of a range.
 
-    `found` has the result. A context: a thread computes the references on the first draw, while the
-    caller compiles.
+    `found` has the result. A context: a thread computes the references of the hints on the first
+    draw, while the caller compiles.
     """
 
     found: Verification
 
     def __init__(self, planned: Sequence[Planned], device: Device) -> None:
-        self._planned = [each for one in planned for each in at_verified_sizes(one)]
+        self._planned = planned
         self._device = device
         self._pool = ThreadPoolExecutor(1, "tilewright-reference")
         self._expected: list[Future[list[np.ndarray]] | None] = []
 
     def __enter__(self) -> Verifier:
-        for each in self._planned:
+        for each in (hint for one in self._planned for hint in at_hints(one)):
             ahead = self._device.runs(each.target)
             self._expected.append(self._pool.submit(_first_draw, each) if ahead else None)
         return self
@@ -120,9 +162,10 @@ class Verifier:
         Raises:
             CompilerError: see `verify_program`.
         """
-        pairs = zip(self._planned, self._expected, strict=True)
-        self.found = worst(
-            [verify_program(p, made, self._device, expected) for p, expected in pairs]
+        expected = iter(self._expected)  # of the hints, which come first
+        self.found = at_each_size(
+            self._planned,
+            lambda each: verify_program(each, made, self._device, next(expected, None)),
         )
 
 

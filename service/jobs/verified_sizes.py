@@ -7,7 +7,7 @@ are taken nearer to those. What is only moved or measured, as by Shape, costs it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from random import Random
@@ -17,7 +17,7 @@ from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer
 from compiler.sizes import Dimension, at, open_size, typical
-from service.jobs.planning import Planned
+from service.jobs.planning import OpenPlan, Planned
 
 DRAWN = 2
 """Size vectors beside the ends and the hints."""
@@ -47,42 +47,75 @@ def costs_little(planned: Planned) -> bool:
     return elements(made, {}) <= STEPS_ELEMENTS and computed <= STEPS_OPERATIONS
 
 
-def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
-    """A plan of numbers alone for each size vector; one that has no ranges is the only one."""
+def at_hints(planned: Planned) -> tuple[Planned, ...]:
+    """A plan of numbers alone for each size hint; one that has no ranges is the only one."""
     found = planned.open
     if found is None:
         return (planned,)
+    return tuple(_at(planned, found, sizes) for sizes in _hints(planned, found))
+
+
+def at_other_sizes(planned: Planned) -> Iterator[Planned]:
+    """The same for both ends of the ranges, and for drawn sizes, as they are asked for."""
+    found = planned.open
+    if found is None:
+        return
     known = {d.name: d for d in found.ranges}
+    draw = Random(0)
+    ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
+    drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
+    for sizes in _different(planned, found, (*ends, *drawn), _hints(planned, found)):
+        yield _at(planned, found, sizes)
 
+
+def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
+    """The plans at the hints, then those at the other sizes."""
+    return (*at_hints(planned), *at_other_sizes(planned))
+
+
+def _hints(planned: Planned, found: OpenPlan) -> list[dict[str, int]]:
+    """The sizes of the plan, then those that a user states."""
+    sizes_of = dict(planned.sizes)
+    first = {d.name: sizes_of[d.name] for d in found.ranges}
+    if not found.stated:
+        return [first]
+    stated = [dict(each.sizes) for each in found.drawn]
+    return [first, *_different(planned, found, stated, [first])]
+
+
+def _different(
+    planned: Planned,
+    found: OpenPlan,
+    wanted: Iterable[dict[str, int]],
+    seen: Sequence[dict[str, int]],
+) -> Iterator[dict[str, int]]:
+    """The wanted sizes, nearer to the first of those that were seen where they cost too much, each
+    once."""
+    known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
-
     compared = sum(_comparisons(graph) for graph in found.graph.walk())
 
     def operations(sizes: Mapping[str, int]) -> int:
         computed = sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
         return max(computed + at(compared, sizes), elements(made, sizes))
 
-    sizes_of = dict(planned.sizes)
-    first = {name: sizes_of[name] for name in known}
+    known_sizes = [*seen]
+    first = known_sizes[0]
     more = MOST if elements(made, first) < MANY else 1
     most = max(more * operations(first), FEW)
-    draw = Random(0)
-    ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
-    drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
-    vectors = [first]
-    hints = [dict(each.sizes) for each in found.drawn] if found.stated else []
-    for wanted in (*hints, *ends, *drawn):
-        near = affordable(known, wanted, first, most, operations)
-        if near not in vectors:
-            vectors.append(near)
-    return tuple(
-        replace(
-            planned,
-            graph=found.graph.at(sizes),
-            plan=found.plan.at(sizes),
-            sizes=tuple(sorted(sizes.items())),
-        )
-        for sizes in vectors
+    for sizes in wanted:
+        near = affordable(known, sizes, first, most, operations)
+        if near not in known_sizes:
+            known_sizes.append(near)
+            yield near
+
+
+def _at(planned: Planned, found: OpenPlan, sizes: Mapping[str, int]) -> Planned:
+    return replace(
+        planned,
+        graph=found.graph.at(sizes),
+        plan=found.plan.at(sizes),
+        sizes=tuple(sorted(sizes.items())),
     )
 
 

@@ -78,14 +78,6 @@ THREADS = number(1, 256)
 ID = ((DIGEST,), ("", DIGEST[1:], DIGEST + "0", DIGEST.replace("0", "G")))
 
 
-def shares() -> tuple[Taken, Refused]:
-    """By dimension, up to eight sizes, each with a share of all runs."""
-    most = {"n": {str(size): 1.0 for size in range(1, 9)}}
-    wrong = ({}, {"0": 1.0}, {"1": 0.0}, {"1": nan}, {"1": inf}, {"one": 1.0}, [1])
-    beyond = {"n": {str(size): 1.0 for size in range(1, 10)}}
-    return ({}, {"n": {"1": 1e-9}}, most), (*({"n": each} for each in wrong), beyond)
-
-
 def values() -> tuple[Taken, Refused]:
     """Numbers that some integer or float holds, by input, of at most 64."""
     most = {f"i{n}": 1.5 for n in range(64)}
@@ -107,7 +99,6 @@ BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
             "trials": number(0, 10_000_000),
             "seconds": positive(MONTH),
             "dims": sizes(1 << 40, [], [0], [1] * 65),
-            "shares": shares(),
             "samples": many(DIGEST, 64, *ID[1]),
             "values": values(),
             "weight_limit": number(1, 1 << 62),

@@ -141,3 +141,20 @@ def test_that_many_plans_are_by_rule_is_said_once() -> None:
     assert result_lines({"plans": plans}) == [
         "plan: by rule; no job has compared it with others yet"
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "cut_short", "said"),
+    [
+        (1, False, ""),
+        (5, False, "; at 5 sizes"),
+        (1, True, "; at 1 size, and no time for others"),
+    ],
+)
+def test_a_certificate_says_how_many_sizes_it_covers(
+    count: int, cut_short: bool, said: str
+) -> None:
+    sizes = {"count": count, "cut_short": cut_short}
+    result = {"verified": True, "largest_error": 1e-6, "verified_sizes": sizes}
+    whole = "verified: as a whole: largest error 1.0e-06 of the largest output"
+    assert result_lines(result)[-1] == whole + said

@@ -118,7 +118,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
                 steps = [alone.by_steps] * 2 if alone.by_steps is not None else []
                 assert steps, "checked by steps"
                 both = together(steps)
-                assert verifier.found == replace(alone, by_steps=both)
+                assert verifier.found == replace(alone, by_steps=both, sizes=2)
             else:
                 with pytest.raises(CompilerError, match=WRONG):
                     checked(verifier)(read_artifact(tmp_path / "a"))

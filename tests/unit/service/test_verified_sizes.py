@@ -21,7 +21,7 @@ from service.jobs.loadables import of_artifact
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_sizes
 from service.jobs.shown_sizes import LONG_RUN, shown_sizes
-from service.jobs.verification import Verifier
+from service.jobs.verification import Verification, Verifier, at_each_size
 from service.jobs.verified_sizes import FEW, MOST, at_verified_sizes
 
 WIDTH = 4
@@ -141,3 +141,33 @@ def test_boxes_that_are_compared_with_each_other_cost_their_pairs() -> None:
     (one, *_) = plan_sizes(ModelRequest(bytes(made.SerializeToString())), {"n": ["1..100000"]})
     ranges = [n for each in at_verified_sizes(one) for name, n in each.sizes if name == "n"]
     assert FEW / 10 < max(ranges) ** 2 <= FEW
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        # every size of both plans, the hints first and the others in turns
+        (0.1, ["a1", "b1", "a2", "b2", "a3", "b3", "a4", "b4", "a5", "b5"]),
+        # the hints take 8 s, and the others 10 s
+        (4.0, ["a1", "b1", "a2", "b2", "a3"]),
+        # the hints took longer, and the others may as well
+        (30.0, ["a1", "b1", "a2", "b2"]),
+    ],
+)
+def test_sizes_beside_the_hints_are_verified_while_there_is_time(
+    seconds: float, expected: list[str]
+) -> None:
+    now, seen = 0.0, []
+    plans = {"a": planned("1..4096"), "b": planned("2..4096")}
+
+    def verify(each: Planned) -> Verification:
+        nonlocal now
+        now += seconds
+        name = next(n for n, one in plans.items() if each.open is one.open)
+        seen.append(f"{name}{1 + sum(before[0] == name for before in seen)}")
+        return Verification(1e-7)
+
+    found = at_each_size([*plans.values()], verify, clock=lambda: now)
+    assert seen == expected
+    assert (found.sizes, found.cut_short) == (len(expected), len(expected) < 10)
+    assert found.complete
