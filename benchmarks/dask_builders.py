@@ -22,7 +22,7 @@ from benchmarks.report import Origin, markdown_table
 from compiler.graph.text import parse_graph
 from compiler.target import resolve_target
 from compiler.workload import make_workload
-from service.jobs.planning import task_of
+from service.jobs.model_tasks import task_of
 from tuner.measure.builder import Built, ProcessBuilder
 from tuner.measure.dask_builder import DaskBuilder
 from tuner.measure.measurement import Status

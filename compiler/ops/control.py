@@ -52,6 +52,10 @@ MANY_STEPS = 1_000_000
 ENDLESS_STEPS = 100_000
 """The interpreter takes no more steps of a loop that nothing bounds."""
 
+NOT_ENDED = "a loop has not ended"
+"""How the error begins with which it gives up: what a user may do depends on who drew the inputs
+(`service.jobs.drawn_choices`)."""
+
 ENDLESS = (1 << 63) - 1
 """The number of steps of a loop that nothing bounds."""
 
@@ -209,7 +213,7 @@ def _run_loop(
     rows: list[list[np.ndarray]] = []
     while going and step < limit:
         if form.most is None and step >= ENDLESS_STEPS:
-            raise InvalidInputError(f"a loop has not ended after {ENDLESS_STEPS} steps")
+            raise InvalidInputError(f"{NOT_ENDED} after {ENDLESS_STEPS} steps")
         made = run(form.body, [np.array(step, np.int64), *states, *captured])
         states = made[form.decides :][: form.states]
         rows.append([made[row] for row in form.rows])

@@ -77,7 +77,7 @@ def explain(
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
     from service.cli.view import settled_line, timings_table
-    from service.jobs.drawn_choices import valid_draws
+    from service.jobs.drawn_choices import check_draws, named_inputs
     from service.jobs.explain import explain as explain_model
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
@@ -118,7 +118,8 @@ def explain(
                     raise UserError(
                         f"--kernel {number}: the kernels of this model are 1 to {known}"
                     )
-            with valid_draws([planned]):
+            check_draws([planned])
+            with named_inputs([planned]):
                 reports = explain_model(planned, settled.schedules, device, recorder)
     finally:
         storage.close()

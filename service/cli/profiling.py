@@ -176,7 +176,7 @@ def _of_model(
     given: GivenInputs,
 ) -> list[ModelProfile]:
     from compiler.program_builder import build_program
-    from service.jobs.drawn_choices import valid_draws
+    from service.jobs.drawn_choices import check_draws, named_inputs
     from service.jobs.loadables import of_compiled
     from service.jobs.no_regret import settle_known
     from service.jobs.planning import ModelRequest
@@ -209,16 +209,17 @@ def _of_model(
             every = shown_sizes(planned)
             compiled = build_program(plan, settled.schedules, target, threads, planned.numerics)
             where = device.name if device.facts is None else device.facts.model
-            for sizes in every:
-                fixed = plan.at(sizes) if sizes else plan
-                program = compiled.program.at(sizes) if sizes else compiled.program
-                at_sizes = replace(compiled, program=program)
-                with valid_draws([planned]):
+            check_draws([planned])
+            with named_inputs([planned]):
+                for sizes in every:
+                    fixed = plan.at(sizes) if sizes else plan
+                    program = compiled.program.at(sizes) if sizes else compiled.program
+                    at_sizes = replace(compiled, program=program)
                     fastest = device.profile(of_compiled(at_sizes), threads, SAMPLES)
-                names = [workload_name(step.workload) for step in fixed.kernels]
-                steps = tuple(steps_of(program, fastest, names))
-                name = plan.graph.name
-                found.append(ModelProfile(name, target.name, where, threads, steps, sizes))
+                    names = [workload_name(step.workload) for step in fixed.kernels]
+                    steps = tuple(steps_of(program, fastest, names))
+                    name = plan.graph.name
+                    found.append(ModelProfile(name, target.name, where, threads, steps, sizes))
     finally:
         storage.close()
     return found

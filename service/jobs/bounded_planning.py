@@ -15,6 +15,7 @@ from compiler.process import bounded
 from compiler.process.bounded import Limits, NoAnswer, Reason, Stop
 from compiler.runtime.memory import total_bytes
 from compiler.timings import StageTime, Timings
+from service.jobs.drawn_choices import check_draws
 from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
 from service.jobs.planning import Planned
@@ -69,6 +70,7 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
     """What the child does. The model itself does not come back."""
     timings = Timings()
     plans = plan_programs(spec.request, spec.sizes, None, timings)
+    check_draws(plans)  # it computes what the model says
     return tuple(map(without_model, plans)), timings.stages
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from compiler.build import CODEGEN_VERSION
 from db.storage import Storage
-from service.jobs.planning import Planned, task_of
+from service.jobs.model_tasks import task_of
+from service.jobs.planning import Planned
 from service.version import version
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import RecordKey

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from compiler.errors import InvalidInputError
 from compiler.graph.ir import Graph, Node
+from compiler.ops.control import NOT_ENDED
 from compiler.ops.interpret import run_graph
 from compiler.passes.dead_code import dead_code
 from service.jobs.planning import Planned
@@ -20,13 +21,12 @@ FEW = 1 << 20
 
 
 @contextmanager
-def valid_draws(plans: Sequence[Planned]) -> Iterator[None]:
-    """For what runs a model on drawn inputs: `check_draws`, and `with_inputs` for its errors.
+def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
+    """For what runs a model on drawn inputs: `with_inputs` for its errors.
 
     Raises:
         InvalidInputError: if the model fails for the inputs, naming those to give.
     """
-    check_draws(plans)
     try:
         yield
     except InvalidInputError as error:
@@ -74,7 +74,7 @@ def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
 
 def _deciding(node: Node, message: str) -> Collection[str]:
     """The operands of a node that decide whether it ends the run with this error."""
-    if node.op == "loop" and "a loop has not ended" in message:
+    if node.op == "loop" and NOT_ENDED in message:
         return node.inputs
     for body in node.bodies:
         if any(text in message for text in _refusals(body)):

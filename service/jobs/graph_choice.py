@@ -26,7 +26,8 @@ from service.jobs.known_plan import (
     planner_of,
 )
 from service.jobs.loadables import of_compiled
-from service.jobs.planning import ModelRequest, Planned, task_of, tasks_of
+from service.jobs.model_tasks import task_of, tasks_of
+from service.jobs.planning import ModelRequest, Planned
 from service.jobs.second_opinion import race_again
 from service.version import version
 from tuner.cancel import CancelToken

@@ -18,8 +18,9 @@ from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.search import strategies
 
 FIXED_SECONDS = 5.0
-"""What importing and planning may take beside a budget. The phases after the last trial take as
-much: a command ends within 1.25 times its budget and 10 s."""
+"""What importing and planning may take beside a budget. Half of the 10 s that a command may take
+beside 1.25 times its budget: the other half is for the phases after the last trial, which nothing
+bounds."""
 
 
 @dataclass(frozen=True, slots=True)

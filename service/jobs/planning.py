@@ -1,8 +1,7 @@
-"""From a model to tuning tasks: import, optimise, plan."""
+"""From a model to its plans: import, optimise, plan."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -32,11 +31,8 @@ from compiler.timings import Timings
 from compiler.workload import Workload
 from service.jobs.fitted_ranges import FittedRanges
 from service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
-from service.jobs.workload_facts import workload_name
-from tuner.drawn_sizes import DrawnSizes, draw_sizes, points_within
+from tuner.drawn_sizes import DrawnSizes, draw_sizes
 from tuner.graph.planner import Optimised, optimise
-from tuner.measure.points import SizePoint
-from tuner.tasks import Task, make_task
 
 SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""
@@ -449,60 +445,4 @@ def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) ->
         target,
         tuple(sorted(sizes.items())),
         open=plan,
-    )
-
-
-def tasks_of(*planned: Planned) -> list[Task]:
-    """The tuning tasks of one model at one or several sizes, in the order of their first use."""
-    counts: Counter[Workload] = Counter()
-    for each in planned:
-        counts.update(dict(each.workloads))
-    first = planned[0]
-    ranged = {
-        piece.workload: (each.open, step, piece)
-        for each in planned
-        if each.open is not None
-        for step in reversed(each.open.plan.kernels)  # of several, the first says what sizes are
-        for piece in pieces(step.workload)
-        if step.workload.dimensions
-    }
-    tasks = []
-    for workload, count in counts.items():
-        points: tuple[SizePoint, ...] = ()
-        scale, stated = 1.0, False
-        if workload in ranged:
-            of_range, step, piece = ranged[workload]
-            stated = of_range.stated
-            points, scale = points_within(
-                piece,
-                step.workload,
-                of_range.measured,
-                step.sizes,
-                first.threads,
-                stated=bool(of_range.hints),
-            )
-            if not points:  # nobody runs these sizes
-                continue
-        task = task_of(workload, first.target, first.threads, first.numerics, count, points)
-        tasks.append(replace(task, stated=stated and bool(workload.dimensions), scale=scale))
-    return tasks
-
-
-def task_of(
-    workload: Workload,
-    target: Target,
-    threads: int,
-    numerics: str,
-    count: int = 1,
-    points: tuple[SizePoint, ...] = (),
-) -> Task:
-    """The tuning task of a workload that a model runs so often."""
-    return make_task(
-        workload,
-        target,
-        name=workload_name(workload),
-        count=count,
-        threads=threads,
-        numerics=numerics,
-        points=points,
     )

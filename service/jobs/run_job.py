@@ -29,7 +29,7 @@ from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.delivery import check_tools, deliver
 from service.jobs.device import Device
-from service.jobs.drawn_choices import valid_draws
+from service.jobs.drawn_choices import check_draws, named_inputs
 from service.jobs.fallback import deliver_verified
 from service.jobs.graph_choice import (
     SHARE,
@@ -41,10 +41,11 @@ from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.known_plan import keep_plan, model_digest
 from service.jobs.latency import Latency, latencies
 from service.jobs.loadables import LoadableOf
+from service.jobs.model_tasks import tasks_of
 from service.jobs.no_regret import Settled, settle
 from service.jobs.phases import phase_seconds
 from service.jobs.planned_ports import open_ports
-from service.jobs.planning import Planned, tasks_of
+from service.jobs.planning import Planned
 from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.shown_sizes import range_lines
 from service.jobs.stage_planning import plan_programs
@@ -207,7 +208,7 @@ def run_job(
         began = monotonic()
         watcher.phase("importing")
         plans = _plan(spec, workshop, stop or token)
-        with valid_draws(plans):
+        with named_inputs(plans):
             outcome = _run(
                 plans,
                 spec,
@@ -389,6 +390,7 @@ def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
             plans = plan_bounded(spec, workshop.planning, stop, timings)
         else:
             plans = plan_programs(spec.request, spec.sizes, None, timings, workshop.kernels)
+            check_draws(plans)
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
     # has, and a limit that cannot be met

@@ -63,7 +63,8 @@ class Verification:
             None if it was not run.
         not_run: why it was not run; "" if it was.
         by_steps: the certificate by steps; None where the model is verified as a whole.
-        sizes: at how many sizes of its ranges it was verified.
+        sizes: how many programs of fixed sizes were verified: of each program of a model at its
+            hints, and at other sizes of its ranges.
         cut_short: whether there was no time for others.
     """
 

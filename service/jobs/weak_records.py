@@ -23,7 +23,7 @@ from db.stores.workers import Health
 from service.jobs.confirmation import SecondMeasurements
 from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
-from service.jobs.planning import task_of
+from service.jobs.model_tasks import task_of
 from tuner.cancel import CancelToken
 from tuner.measure.builder import Builder
 from tuner.measure.references import ReferenceCache

@@ -15,7 +15,8 @@ from compiler.target import host_target
 from db.storage import Storage
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, plan_sizes, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, plan_sizes
 from service.jobs.run_job import JobWatcher, Workshop, run_job
 from service.settings import Settings
 from service.storage import open_storage

@@ -25,7 +25,7 @@ from service.jobs import bounded_planning, run_job, tuner_process
 from service.jobs.bounded_planning import plan_bounded, planning_limits
 from service.jobs.interrupts import JobCancelled
 from service.jobs.job_spec import JobSpec
-from service.jobs.planning import tasks_of
+from service.jobs.model_tasks import tasks_of
 from service.jobs.stage_planning import plan_programs
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings

@@ -11,7 +11,8 @@ from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from db.storage import Storage
 from service.jobs.carry_over import carry_over
-from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, Planned, plan_model
 from tests.unit.service.test_confirmation import TARGET, model
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import Measurement, Status, TuningRecord

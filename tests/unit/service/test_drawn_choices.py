@@ -12,13 +12,17 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import InvalidInputError
+from compiler.errors import CompilerError, InvalidInputError
+from compiler.process.bounded import Limits
 from service.jobs import drawn_choices
-from service.jobs.drawn_choices import check_draws, deciding_inputs, valid_draws
+from service.jobs.bounded_planning import plan_bounded
+from service.jobs.drawn_choices import check_draws, deciding_inputs, named_inputs
 from service.jobs.given_inputs import GivenInputs
+from service.jobs.job_spec import JobSpec
 from service.jobs.planning import ModelRequest, Planned, plan_first_sizes
 from tests.unit.service.api_calls import problem, upload
 from tests.unit.service.command_line import data_folder, run
+from tuner.cancel import CancelToken
 
 __all__ = ["data_folder"]  # a fixture
 
@@ -84,6 +88,13 @@ def test_the_inputs_that_select_a_branch_are_named_before_it_runs() -> None:
     check_draws([planned(selecting(), GivenInputs((sample,)))])
 
 
+def test_the_child_that_plans_for_a_job_refuses_them() -> None:
+    """What the model says is computed there, within limits."""
+    spec = JobSpec(selecting(), sizes={"n": ("1..8@4",)})
+    with pytest.raises(CompilerError, match=NAMED):
+        plan_bounded(spec, Limits(4 << 30, 60.0), CancelToken())
+
+
 def test_a_value_that_was_given_is_not_asked_for() -> None:
     with pytest.raises(InvalidInputError) as refused:
         check_draws([planned(selecting(), GivenInputs((), {"sr": 8000}))])
@@ -103,9 +114,9 @@ def test_what_fails_only_in_a_run_is_named_too(monkeypatch: pytest.MonkeyPatch) 
     message = "If 'y': the branch that is chosen contradicts itself: MatMul 'y/else_branch/else'"
     (own,) = {m for m in _refusals(found) if m.startswith(message)}
     named = re.escape(f"{own}; that follows from 'x', which nobody gave")
-    with pytest.raises(InvalidInputError, match=named), valid_draws([found]):
+    with pytest.raises(InvalidInputError, match=named), named_inputs([found]):
         raise InvalidInputError(own)
-    with pytest.raises(InvalidInputError, match=r"^no such input$"), valid_draws([found]):
+    with pytest.raises(InvalidInputError, match=r"^no such input$"), named_inputs([found]):
         raise InvalidInputError("no such input")
 
 

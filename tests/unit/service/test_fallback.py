@@ -17,8 +17,9 @@ from db.storage import Storage
 from service.jobs import fallback
 from service.jobs.certificate import WrongProgramError
 from service.jobs.fallback import deliver_verified
+from service.jobs.model_tasks import tasks_of
 from service.jobs.no_regret import Served, Settled, settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
+from service.jobs.planning import ModelRequest, Planned, plan_model
 from service.jobs.verification import Verification
 from service.wording import verdict_text
 from tests.unit.service.devices import FakeDevice

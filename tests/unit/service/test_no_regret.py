@@ -31,8 +31,9 @@ from service.jobs.device import Device, DeviceError
 from service.jobs.known_model import KnownModel
 from service.jobs.known_plan import keep_plan
 from service.jobs.local_device import LocalDevice
+from service.jobs.model_tasks import tasks_of
 from service.jobs.no_regret import Served, Verdict, settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes, tasks_of
+from service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes
 from service.jobs.tuning import build_artifact
 from service.jobs.verification import verify_artifact
 from service.wording import verdict_text

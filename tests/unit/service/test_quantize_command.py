@@ -13,7 +13,8 @@ from PIL import Image
 
 from compiler.build import CODEGEN_VERSION
 from service import cli
-from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.tuning import save_texts
 from service.settings import Settings
 from service.storage import open_storage

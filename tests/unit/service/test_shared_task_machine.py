@@ -28,7 +28,8 @@ from db.storage import Storage
 from service.jobs.hold import Hold
 from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.job_spec import JobBudget
-from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.shared_tasks import SharedTasks
 from service.settings import Settings
 from service.storage import open_storage

@@ -21,7 +21,8 @@ from service.jobs.hold import Hold
 from service.jobs.interrupts import Interrupted
 from service.jobs.job_spec import JobBudget
 from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.shared_tasks import SharedTasks
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings

@@ -21,7 +21,8 @@ from db.stores.leases import NewRequest, RequestState
 from db.stores.record_ledger import RecordLedger
 from db.stores.sweeps import TERM_SECONDS, SweepStore
 from service.jobs import weak_records
-from service.jobs.planning import ModelRequest, plan_model, tasks_of
+from service.jobs.model_tasks import tasks_of
+from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.tuner_process import TunerProcess
 from service.jobs.weak_records import (
     AGAIN,
