@@ -50,6 +50,7 @@ class BoundedVerifier:
     planned: Sequence[Planned]
     device: Device
     bound: VerificationBound
+    more_seconds: float
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
@@ -62,7 +63,9 @@ class BoundedVerifier:
         child = BoundedChild(self.bound.limits)
         try:
             self.found = at_each_size(
-                self.planned, lambda each: _verify(each, made, self.device, self.bound, child)
+                self.planned,
+                lambda each: _verify(each, made, self.device, self.bound, child),
+                self.more_seconds,
             )
         finally:
             child.stop()

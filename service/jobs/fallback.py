@@ -36,10 +36,12 @@ def deliver_verified(
     bound: VerificationBound | None = None,
     *,
     job_id: str,
+    more_seconds: float,
 ) -> tuple[Settled, Verification]:
     """Deliver a program that a device holds right; what is served at last, and the verification.
 
-    `bound` is within what a child verifies it; without, this process does. The records that fell
+    `bound` is within what a child verifies it; without, this process does. After the hints it is
+    verified at other sizes for `more_seconds`. The records that fell
     back are not used by the job any more.
 
     Raises:
@@ -49,7 +51,7 @@ def deliver_verified(
     """
     fallen: list[tuple[Settled, str]] = []
     while True:
-        with _verifier(settled.planned, device, bound) as verifier:
+        with _verifier(settled.planned, device, bound, more_seconds) as verifier:
             try:
                 deliver(settled, verifier.verify)
             except WrongProgramError as error:
@@ -69,11 +71,14 @@ def deliver_verified(
 
 
 def _verifier(
-    planned: Sequence[Planned], device: Device, bound: VerificationBound | None
+    planned: Sequence[Planned],
+    device: Device,
+    bound: VerificationBound | None,
+    more_seconds: float,
 ) -> AbstractContextManager[Verifier | BoundedVerifier]:
     if bound is None:
-        return Verifier(planned, device)
-    return nullcontext(BoundedVerifier(planned, device, bound))
+        return Verifier(planned, device, more_seconds)
+    return nullcontext(BoundedVerifier(planned, device, bound, more_seconds))
 
 
 def _is_untuned(settled: Settled) -> bool:

@@ -17,10 +17,12 @@ from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.search import strategies
 
-FIXED_SECONDS = 5.0
-"""What importing and planning may take beside a budget. Half of the 10 s that a command may take
-beside 1.25 times its budget: the other half is for the phases after the last trial, which nothing
-bounds."""
+FIXED_SECONDS = 9.0
+"""What the phases before the first trial and those after the last one may take beside a budget. A
+command may take 10 s beside 1.25 times its budget, and a process takes one to start."""
+
+MORE_SECONDS = (2.0, 10.0)
+"""How long a program for ranges is verified at sizes beside its hints: at least, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,21 @@ class JobBudget:
     def after(self, spent: float) -> JobBudget:
         """What is left once the phases before the first trial took `spent` seconds.
 
-        A user waits for a job and not for its trials: what those phases take beyond
-        FIXED_SECONDS, they take from the trials, of which half the time is left at least.
+        A user waits for a job and not for its trials. Whoever plans a model for long races and
+        verifies it as long: what both take beyond FIXED_SECONDS, they take from the trials, of
+        which half the time is left at least.
         """
-        if self.seconds is None or spent <= FIXED_SECONDS:
+        if self.seconds is None or 2 * spent <= FIXED_SECONDS:
             return self
-        return replace(self, seconds=max(self.seconds - (spent - FIXED_SECONDS), self.seconds / 2))
+        left = self.seconds - (2 * spent - FIXED_SECONDS)
+        return replace(self, seconds=max(left, self.seconds / 2))
+
+    @property
+    def more_seconds(self) -> float:
+        """How long the program is verified at sizes beside its hints: a tenth of the budget, within
+        MORE_SECONDS."""
+        least, most = MORE_SECONDS
+        return most if self.seconds is None else min(max(self.seconds / 10, least), most)
 
     def options(self) -> TuneOptions:
         """What the tune loop is given.

@@ -363,7 +363,15 @@ def _run(
         None if workshop.verification is None else VerificationBound(workshop.verification, stop)
     )
     delivery = partial(deliver_to, output)
-    right, found = deliver_verified(settled, device, storage, delivery, bound, job_id=job_id)
+    right, found = deliver_verified(
+        settled,
+        device,
+        storage,
+        delivery,
+        bound,
+        job_id=job_id,
+        more_seconds=spec.budget.more_seconds,
+    )
     if right is not settled:
         timed = latencies(right, device, workshop.kernels, limit)
     return replace(

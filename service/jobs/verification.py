@@ -14,7 +14,7 @@ explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,9 +46,8 @@ ATTEMPTS = 3
 MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
 
-MORE_SECONDS = 10.0
-"""How long sizes beside the hints are verified, unless the hints took longer: then as long as they.
-A detector has hundreds of programs, whose sizes the data decide."""
+SHORTEST_SECONDS = 1e-3
+"""The time of a verification below which its share of a time says nothing."""
 
 HALF_OVERFLOW = 65520.0
 """From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
@@ -103,17 +102,27 @@ def worst(found: Sequence[Verification]) -> Verification:
 def at_each_size(
     planned: Sequence[Planned],
     verify: Callable[[Planned], Verification],
+    more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """What `verify` finds at the hints of all plans, and then at other sizes while there is time.
+    """What `verify` finds at the hints of all plans, and then for some seconds at other sizes.
 
-    Each plan has its next size before another one has two more.
+    A detector has hundreds of programs, whose sizes the data decide: each has its next size before
+    another one has two more. A size that would take longer than what is left, by what the hints of
+    its plan took, is taken nearer to them.
     """
-    began = clock()
-    found = [verify(each) for one in planned for each in at_hints(one)]
-    now = clock()
-    ends = now + max(MORE_SECONDS, now - began)
-    left = [at_other_sizes(one) for one in planned]
+
+    def share(took: float) -> float:
+        return max(ends - clock(), 0.0) / max(took, SHORTEST_SECONDS)
+
+    found: list[Verification] = []
+    left: list[Iterator[Planned]] = []
+    for one in planned:
+        began, hints = clock(), at_hints(one)
+        found += [verify(each) for each in hints]
+        took = (clock() - began) / len(hints)
+        left.append(at_other_sizes(one, partial(share, took)))
+    ends = clock() + more_seconds
     while left:
         going = []
         for sizes in left:
@@ -137,9 +146,10 @@ class Verifier:
 
     found: Verification
 
-    def __init__(self, planned: Sequence[Planned], device: Device) -> None:
+    def __init__(self, planned: Sequence[Planned], device: Device, more_seconds: float) -> None:
         self._planned = planned
         self._device = device
+        self._more_seconds = more_seconds
         self._pool = ThreadPoolExecutor(1, "tilewright-reference")
         self._expected: list[Future[list[np.ndarray]] | None] = []
 
@@ -167,6 +177,7 @@ class Verifier:
         self.found = at_each_size(
             self._planned,
             lambda each: verify_program(each, made, self._device, next(expected, None)),
+            self._more_seconds,
         )
 
 

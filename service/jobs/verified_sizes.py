@@ -55,8 +55,14 @@ def at_hints(planned: Planned) -> tuple[Planned, ...]:
     return tuple(_at(planned, found, sizes) for sizes in _hints(planned, found))
 
 
-def at_other_sizes(planned: Planned) -> Iterator[Planned]:
-    """The same for both ends of the ranges, and for drawn sizes, as they are asked for."""
+def at_other_sizes(
+    planned: Planned, share: Callable[[], float] = lambda: MOST
+) -> Iterator[Planned]:
+    """The same for both ends of the ranges, and for drawn sizes, as they are asked for.
+
+    `share` says, whenever one is asked for, how many times the operations at the hints it may take:
+    MOST at most.
+    """
     found = planned.open
     if found is None:
         return
@@ -64,7 +70,7 @@ def at_other_sizes(planned: Planned) -> Iterator[Planned]:
     draw = Random(0)
     ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
     drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
-    for sizes in _different(planned, found, (*ends, *drawn), _hints(planned, found)):
+    for sizes in _different(planned, found, (*ends, *drawn), _hints(planned, found), share):
         yield _at(planned, found, sizes)
 
 
@@ -88,6 +94,7 @@ def _different(
     found: OpenPlan,
     wanted: Iterable[dict[str, int]],
     seen: Sequence[dict[str, int]],
+    share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
     """The wanted sizes, nearer to the first of those that were seen where they cost too much, each
     once."""
@@ -102,8 +109,8 @@ def _different(
     known_sizes = [*seen]
     first = known_sizes[0]
     more = MOST if elements(made, first) < MANY else 1
-    most = max(more * operations(first), FEW)
     for sizes in wanted:
+        most = max(int(min(more, share()) * operations(first)), FEW)
         near = affordable(known, sizes, first, most, operations)
         if near not in known_sizes:
             known_sizes.append(near)

@@ -88,7 +88,8 @@ def _verified(
     planned: Planned, limits: Limits = LIMITS, token: CancelToken | None = None
 ) -> Verification:
     compiled = build_program(planned.plan, None, planned.target, 1)
-    verifier = BoundedVerifier((planned,), HERE, VerificationBound(limits, token or CancelToken()))
+    bound = VerificationBound(limits, token or CancelToken())
+    verifier = BoundedVerifier((planned,), HERE, bound, 10.0)
     verifier.verify(lambda _: of_compiled(compiled))
     return verifier.found
 

@@ -85,7 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Settled, Verific
         class Fake:
             found = Verification(1e-6)
 
-            def __init__(self, planned: Any, device: Any) -> None:
+            def __init__(self, planned: Any, device: Any, more_seconds: float) -> None:
                 pass
 
             def __enter__(self) -> Fake:
@@ -98,7 +98,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Settled, Verific
                 judge.verify()
 
         monkeypatch.setattr(fallback, "Verifier", Fake)
-        return deliver_verified(settled, device, storage, judge.deliver, job_id="j")
+        return deliver_verified(
+            settled, device, storage, judge.deliver, job_id="j", more_seconds=10.0
+        )
 
     return run
 

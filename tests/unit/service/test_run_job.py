@@ -143,7 +143,7 @@ def test_the_tuners_machine_need_not_run_anything(
     assert report["end_to_end"]["outcome"] == "faster"
 
 
-@pytest.mark.parametrize(("planned", "left"), [(2.0, 12.0), (8.0, 9.0), (60.0, 6.0)])
+@pytest.mark.parametrize(("planned", "left"), [(4.5, 12.0), (6.0, 9.0), (60.0, 6.0)])
 def test_long_planning_is_paid_by_the_trials(
     storage: Storage,
     builder: ProcessBuilder,
@@ -151,7 +151,8 @@ def test_long_planning_is_paid_by_the_trials(
     planned: float,
     left: float,
 ) -> None:
-    """5 s are free, and half of the budget is for trials whatever planning takes."""
+    """9 s are free for planning and for as long after the trials; half of the budget is for trials
+    whatever planning takes."""
     given: list[float | None] = []
     tune = run_jobs.tune_tasks
 
@@ -166,6 +167,30 @@ def test_long_planning_is_paid_by_the_trials(
     wanted = replace(spec(resolve_target("x86-64-v3")), budget=JobBudget(1, 12.0))
     run(wanted, device(), storage, builder)
     assert given == [left]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more"), [(1.0, 2.0), (20.0, 2.0), (60.0, 6.0), (600.0, 10.0), (None, 10.0)]
+)
+def test_sizes_beside_the_hints_are_verified_for_a_tenth_of_the_budget(
+    storage: Storage,
+    builder: ProcessBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    seconds: float | None,
+    more: float,
+) -> None:
+    given: list[float] = []
+    deliver = run_jobs.deliver_verified
+
+    def deliver_verified(*arguments: Any, more_seconds: float, **rest: Any) -> Any:
+        given.append(more_seconds)
+        return deliver(*arguments, more_seconds=more_seconds, **rest)
+
+    monkeypatch.setattr(run_jobs, "deliver_verified", deliver_verified)
+    wanted = replace(spec(resolve_target("x86-64-v3")), budget=JobBudget(1, seconds))
+    run(wanted, device(), storage, builder, output=tmp_path / "a")
+    assert given == [more]
 
 
 def test_several_sizes_and_padding_go_the_same_way(

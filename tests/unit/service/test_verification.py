@@ -84,14 +84,14 @@ def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> 
     given = plan_model(ModelRequest(plain()))
     wrong = replace(given, graph=_with_weight_moved(given).graph)
     builder = driver.ProgramBuilder(None, given.target)
-    with Verifier([given], HERE) as verifier:
+    with Verifier([given], HERE, 10.0) as verifier:
         artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=checked(verifier))
     assert verifier.found.complete
     manifest = tmp_path / "a" / "manifest.json"
     before = manifest.stat()
     for place in ("a", "b"):
         with (
-            Verifier([wrong], HERE) as verifier,
+            Verifier([wrong], HERE, 10.0) as verifier,
             pytest.raises(CompilerError, match=WRONG),
         ):
             artifacts.save_artifact(
@@ -109,7 +109,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
 ) -> None:
     given = planned if choosing else plan_model(ModelRequest(plain()))
     for model in (given, _with_weight_moved(given)):
-        with Verifier([model, model], HERE) as verifier:
+        with Verifier([model, model], HERE, 10.0) as verifier:
             builder = driver.ProgramBuilder(None, given.target)
             artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
             if model is given:
@@ -233,7 +233,7 @@ def _with_weight_moved(planned: Planned) -> Planned:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_reference_is_computed_ahead_where_it_is_wanted(planned: Planned, runs: bool) -> None:
-    with Verifier([planned], FakeDevice(runnable=runs)) as verifier:
+    with Verifier([planned], FakeDevice(runnable=runs), 10.0) as verifier:
         assert [each is not None for each in verifier._expected] == [runs]
 
 

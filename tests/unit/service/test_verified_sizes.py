@@ -101,12 +101,12 @@ def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     builder = driver.ProgramBuilder(None, right.target)
     artifacts.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
     artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
-    with Verifier([right], here) as verifier:
+    with Verifier([right], here, 10.0) as verifier:
         verifier.verify(partial(of_artifact, artifact))
     assert verifier.found.complete
     wrong = replace(right, open=replace(right.open, graph=other.open.graph))
     with (
-        Verifier([wrong], here) as verifier,
+        Verifier([wrong], here, 10.0) as verifier,
         pytest.raises(CompilerError, match="value 'y' of the compiled model"),
     ):
         verifier.verify(partial(of_artifact, artifact))
@@ -148,10 +148,10 @@ def test_boxes_that_are_compared_with_each_other_cost_their_pairs() -> None:
     [
         # every size of both plans, the hints first and the others in turns
         (0.1, ["a1", "b1", "a2", "b2", "a3", "b3", "a4", "b4", "a5", "b5"]),
-        # the hints take 8 s, and the others 10 s
+        # 10 s for the others, of which one would take 4 s, so that no third one of b fits
         (4.0, ["a1", "b1", "a2", "b2", "a3"]),
-        # the hints took longer, and the others may as well
-        (30.0, ["a1", "b1", "a2", "b2"]),
+        # sizes that take longer than 10 s would, by what the hints took, are taken nearer to them
+        (30.0, ["a1", "b1", "a2"]),
     ],
 )
 def test_sizes_beside_the_hints_are_verified_while_there_is_time(
@@ -167,7 +167,7 @@ def test_sizes_beside_the_hints_are_verified_while_there_is_time(
         seen.append(f"{name}{1 + sum(before[0] == name for before in seen)}")
         return Verification(1e-7)
 
-    found = at_each_size([*plans.values()], verify, clock=lambda: now)
+    found = at_each_size([*plans.values()], verify, 10.0, clock=lambda: now)
     assert seen == expected
     assert (found.sizes, found.cut_short) == (len(expected), len(expected) < 10)
     assert found.complete
