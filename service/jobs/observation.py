@@ -7,8 +7,9 @@ the same memory. The copies come back in groups of bounded size, a run of the pr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -129,6 +130,7 @@ class Observation:
         self.written = {each.value: each for each in found or ()}
         self._groups = _groups(tuple(self.written.values()))
         self._group_of = {e.value: k for k, group in enumerate(self._groups) for e in group}
+        self._ports = _groups(loadable.program.outputs)
         self._kept: OrderedDict[int, Mapping[str, np.ndarray]] = OrderedDict()
         self._outputs: dict[str, np.ndarray] = {}
 
@@ -149,8 +151,8 @@ class Observation:
     def output(self, port: str) -> np.ndarray:
         """An output of the program without any copies. Raises what `value` does."""
         if port not in self._outputs:
-            checked = self._device.check(self._loadable, *self._run, {}, [port])
-            self._outputs[port] = checked.fetched[port]
+            (names,) = (each for each in self._port_groups() if port in each)
+            self._outputs |= self._device.check(self._loadable, *self._run, {}, names).fetched
         return self._outputs[port]
 
     def same_as_plain(self) -> bool:
@@ -158,14 +160,18 @@ class Observation:
 
         Slices and outputs in place of inputs are parts of the plain program alone.
         """
-        ports = [port.name for port in self._loadable.program.outputs]
         group = self._groups[0] if self._groups else ()
         watched, _ = _watched(self._loadable, group)
-        return all(
-            _bits(self.output(port))
-            == _bits(self._device.check(watched, *self._run, {}, [port]).fetched[port])
-            for port in ports
-        )
+        for names in self._port_groups():
+            found = self._device.check(watched, *self._run, {}, names).fetched
+            if any(_bits(self.output(name)) != _bits(found[name]) for name in names):
+                return False
+        return True
+
+    def _port_groups(self) -> Iterator[list[str]]:
+        """The names of the outputs, as many at a time as one run may bring: a stage of a detector
+        has hundreds."""
+        return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:
         watched, names = _watched(self._loadable, group)
@@ -198,9 +204,12 @@ def _bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def _groups(values: Sequence[Written]) -> tuple[tuple[Written, ...], ...]:
+Brought = TypeVar("Brought", Written, Port)
+
+
+def _groups(values: Sequence[Brought]) -> tuple[tuple[Brought, ...], ...]:
     """Values in order, in groups that one fetch may bring; one that is larger is by itself."""
-    groups: list[list[Written]] = []
+    groups: list[list[Brought]] = []
     room = 0
     for each in values:
         if not groups or each.bytes > room:

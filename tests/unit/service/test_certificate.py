@@ -404,6 +404,27 @@ def test_values_come_in_groups_and_large_ones_in_segments(
     assert small.same_as_plain()
 
 
+def test_outputs_come_many_at_a_time() -> None:
+    """One by one, a stage of a detector with hundreds of them would run for minutes."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8])
+    names = [f"y{k}" for k in range(20)]
+    nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [8]) for n in names]
+    made = helper.make_model(helper.make_graph(nodes, "many", [x], outputs))
+    one = plan_model(ModelRequest(made.SerializeToString()))
+    runs: list[int] = []
+
+    class Counting(LocalDevice):
+        def check(self, *arguments: Any) -> Checked:
+            runs.append(len(arguments[-1]))
+            return super().check(*arguments)
+
+    compiled = build_program(one.plan, None, one.target, 1)
+    seen = Observation(one.plan, of_compiled(compiled), Counting(), 1, INPUT_SEED)
+    assert seen.same_as_plain()
+    assert runs == [20, 20]
+
+
 def test_a_program_of_another_plan_shows_nothing(planned: Planned) -> None:
     """The whole model would be one step, whose ties excuse anything."""
     program = build_program(planned.plan, None, planned.target, 1).program
