@@ -95,7 +95,7 @@ def _verify(
         asked = loadable if same else with_program(loadable, program)
         return device.check(asked, threads, seed, expected, fetch)
 
-    given = (without_model(planned), loadable.program, device.name)
+    given = (without_model(planned), loadable.program, device.name, device.fetch_bytes)
     found = child.ask(verified, given, bound.stop, check)
     if not isinstance(found, NoAnswer):
         return found
@@ -122,10 +122,12 @@ def _verify(
             assert_never(found.reason)
 
 
-def verified(planned: Planned, program: Program, name: str, ask: Ask) -> Verification:
+def verified(
+    planned: Planned, program: Program, name: str, fetch_bytes: int, ask: Ask
+) -> Verification:
     """What the child does."""
     loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never)
-    device = cast(Device, _AskedDevice(name, ask))  # which is asked for nothing else
+    device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # which is asked for nothing else
     return verify_program(planned, lambda _: loadable, device)
 
 
@@ -138,6 +140,7 @@ class _AskedDevice:
     """The device as the child sees it: it only checks."""
 
     name: str
+    fetch_bytes: int
     ask: Ask
 
     def runs(self, target: Target) -> bool:

@@ -93,6 +93,10 @@ class Device(Protocol):
     def trusted(self) -> bool:
         """Whether it is ours: what it measures needs no second opinion."""
 
+    @property
+    def fetch_bytes(self) -> int:
+        """Outputs that one `check` may bring back, in bytes."""
+
     def beside(self, first: Witness) -> Device:
         """What gives a second opinion: another machine than this worker, if there is one."""
 

@@ -165,6 +165,10 @@ class LeasedDevice:
     def trusted(self) -> bool:
         return False
 
+    @property
+    def fetch_bytes(self) -> int:
+        return FETCH_BYTES
+
     def beside(self, first: Witness) -> LeasedDevice:
         """The same for other living workers of the target, the idle ones first; for those of this
         device if there is no other.

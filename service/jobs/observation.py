@@ -43,7 +43,6 @@ from compiler.runtime.program import (
     Refuse,
 )
 from service.jobs.device import Device, Loadable
-from tuner.measure.run_result import FETCH_BYTES
 
 KEPT_GROUPS = 4
 """Groups that stay in memory: a comparison looks at few values before its own."""
@@ -128,9 +127,9 @@ class Observation:
         found = written(plan, loadable.program)
         self.is_of_plan = found is not None
         self.written = {each.value: each for each in found or ()}
-        self._groups = _groups(tuple(self.written.values()))
+        self._groups = _groups(tuple(self.written.values()), device.fetch_bytes)
         self._group_of = {e.value: k for k, group in enumerate(self._groups) for e in group}
-        self._ports = _groups(loadable.program.outputs)
+        self._ports = _groups(loadable.program.outputs, device.fetch_bytes)
         self._kept: OrderedDict[int, Mapping[str, np.ndarray]] = OrderedDict()
         self._outputs: dict[str, np.ndarray] = {}
 
@@ -161,7 +160,7 @@ class Observation:
         Slices and outputs in place of inputs are parts of the plain program alone.
         """
         group = self._groups[0] if self._groups else ()
-        watched, _ = _watched(self._loadable, group)
+        watched, _ = _watched(self._loadable, group, self._device.fetch_bytes)
         for names in self._port_groups():
             found = self._device.check(watched, *self._run, {}, names).fetched
             if any(_bits(self.output(name)) != _bits(found[name]) for name in names):
@@ -174,9 +173,9 @@ class Observation:
         return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:
-        watched, names = _watched(self._loadable, group)
+        watched, names = _watched(self._loadable, group, self._device.fetch_bytes)
         fetched: dict[str, np.ndarray] = {}
-        if sum(each.bytes for each in group) <= FETCH_BYTES:
+        if sum(each.bytes for each in group) <= self._device.fetch_bytes:
             runs = [[name for each in group for name in names[each.value]]]
         else:  # one large value
             runs = [[name] for each in group for name in names[each.value]]
@@ -207,21 +206,21 @@ def _bits(array: np.ndarray) -> bytes:
 Brought = TypeVar("Brought", Written, Port)
 
 
-def _groups(values: Sequence[Brought]) -> tuple[tuple[Brought, ...], ...]:
+def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], ...]:
     """Values in order, in groups that one fetch may bring; one that is larger is by itself."""
     groups: list[list[Brought]] = []
     room = 0
     for each in values:
         if not groups or each.bytes > room:
             groups.append([])
-            room = FETCH_BYTES
+            room = most
         groups[-1].append(each)
         room -= each.bytes
     return tuple(map(tuple, groups))
 
 
 def _watched(
-    loadable: Loadable, group: Sequence[Written]
+    loadable: Loadable, group: Sequence[Written], most: int
 ) -> tuple[Loadable, Mapping[str, tuple[str, ...]]]:
     """The program with a copy of each value, and the names of the outputs with its bytes."""
     program = loadable.program
@@ -231,8 +230,8 @@ def _watched(
     names = {}
     for each in group:
         parts = []
-        for start in range(0, each.bytes, FETCH_BYTES):
-            name, size = f"observed {len(ports)}", min(FETCH_BYTES, each.bytes - start)
+        for start in range(0, each.bytes, most):
+            name, size = f"observed {len(ports)}", min(most, each.bytes - start)
             while name in taken:
                 name += "'"
             there = BufferRef(BufferSpace.OUTPUT, len(ports))

@@ -45,6 +45,7 @@ class FakeDevice:
     name: str = "the fake"
     worker: str = "fake"
     owner: str = ""
+    fetch_bytes: int = 1 << 20
     other: FakeDevice | None = None
 
     @property

@@ -21,7 +21,6 @@ from compiler.placement import Placement
 from compiler.plan import KernelStep
 from compiler.program_builder import build_program
 from compiler.runtime.program import BufferRef, BufferSpace, Program
-from service.jobs import observation
 from service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from service.jobs.device import Checked
 from service.jobs.loadables import at_sizes, of_compiled
@@ -379,13 +378,13 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
     assert len(named) >= 6 and sum(named) >= 0.7 * len(named)
 
 
-def test_values_come_in_groups_and_large_ones_in_segments(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_come_in_groups_and_large_ones_in_segments(planned: Planned) -> None:
     whole = watched(planned)
     fetched: list[int] = []
 
     class Counting(LocalDevice):
+        fetch_bytes = 1024
+
         def check(
             self, loadable: Any, threads: int, seed: int, expected: Any, fetch: Any = ()
         ) -> Checked:
@@ -393,7 +392,6 @@ def test_values_come_in_groups_and_large_ones_in_segments(
             fetched.append(sum(array.nbytes for array in found.fetched.values()))
             return found
 
-    monkeypatch.setattr(observation, "FETCH_BYTES", 1024)
     compiled = build_program(planned.plan, None, planned.target, 1)
     small = Observation(planned.plan, of_compiled(compiled), Counting(), 1, INPUT_SEED)
     assert small.written.keys() == whole.written.keys()
