@@ -173,7 +173,7 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     lines += [peer_text(each) for each in result.get("peers") or ()]
     if result.get("not_verified"):
         lines.append(f"not verified: {result['not_verified']}")
-    elif result.get("largest_error") is not None or result.get("unverified"):
+    elif result.get("verified") or result.get("unverified"):
         lines.append(f"verified: {_certificate(result)}")
     # a worker chooses its name, and says what its device is
     return [one_sentence(line) for line in lines]
@@ -236,6 +236,8 @@ def _certificate(result: Mapping[str, Any]) -> str:
     if result.get("largest_error") is not None:
         whole = "" if steps else "as a whole: "
         parts.append(f"{whole}largest error {result['largest_error']:.1e} of the largest output")
+    elif steps is not None:
+        parts.append("choices that fell the other way give the whole model's outputs other extents")
     sizes = result.get("verified_sizes") or {"count": 1, "cut_short": False}
     if sizes["count"] > 1 or sizes["cut_short"]:
         more = ", and no time for others" if sizes["cut_short"] else ""

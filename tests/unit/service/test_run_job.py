@@ -25,6 +25,7 @@ from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.no_regret import Served
 from service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
 from service.jobs.tracker import Tracker
+from service.jobs.verification import Verification
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tuner.cancel import CancelToken
@@ -292,6 +293,10 @@ def test_a_device_that_cannot_run_the_model_is_named(
     assert report["verified"] is False and "board 'b' has 100 bytes" in report["not_verified"]
     assert report["end_to_end"]["outcome"] == "not_run"
     assert (tmp_path / "a").exists()
+    # a detector that keeps another box has outputs of other extents
+    apart = replace(outcome, verification=Verification(float("inf"))).report()
+    assert apart["verified"] and apart["largest_error"] is None
+    json.dumps(apart, allow_nan=False)
 
 
 def test_an_artifact_that_crashes_on_the_device_is_not_delivered(
