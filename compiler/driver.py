@@ -40,15 +40,12 @@ from compiler.options import (
 )
 from compiler.partition import plan_graph
 from compiler.passes.byte_tables import byte_tables
-from compiler.passes.dead_code import dead_code
 from compiler.passes.growing_caches import growing_caches
 from compiler.passes.layouts import assign_layouts
-from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
 from compiler.passes.quantised_pairs import quantised_pairs
 from compiler.passes.quantised_products import quantised_products
-from compiler.passes.widen import multiplied_type, widen
 from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
 from compiler.ranges import (
@@ -164,8 +161,8 @@ def optimise(
     """Run the graph passes that suit the target, or that `choice` includes, and that it does not
     leave out.
 
-    `observer` sees the graph after each. The last one makes values narrow, where `precision` asks
-    for it. A model that multiplies in a 16-bit float keeps that one: it is widened first.
+    `observer` sees the graph after each. The first one computes 16-bit floats in float32. The last
+    one makes values narrow, where `precision` asks for it, or the model multiplies in such a type.
 
     Raises:
         CompilerError: if `numerics` is none of NUMERICS, `precision` none of PRECISIONS, or a
@@ -174,22 +171,7 @@ def optimise(
     check_numerics(numerics)
     check_precision(precision)
     without = choice.without | (unsuited_passes(target) - choice.including)
-    stored = DType(precision)
-    own = multiplied_type(graph)
-    if own is not None:
-        stored = own
-        with timed(timings, "pass widen"):
-            graph = widen(graph, own)
-        if observer is not None:
-            observer(widen.__name__, graph)
-    graph = run_passes(graph, observer, timings, without, target.factor)
-    if stored is DType.FLOAT32:
-        return graph
-    with timed(timings, "pass narrow"):
-        graph = dead_code(narrow(graph, stored))
-    if observer is not None:
-        observer(narrow.__name__, graph)
-    return graph
+    return run_passes(graph, observer, timings, without, target.factor, DType(precision))
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:

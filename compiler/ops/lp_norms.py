@@ -9,6 +9,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.pooling import window_attrs
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Window
+from compiler.ops.wide_rules import in_wide_type
 
 
 def _power(node: OnnxNode, x: str, p: int) -> str:
@@ -79,7 +80,7 @@ def _onnx_lp_normalization(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("LpPool", _onnx_lp_pool),
-    OnnxRule("GlobalLpPool", _onnx_global_lp_pool),
-    OnnxRule("LpNormalization", _onnx_lp_normalization),
+    OnnxRule("LpPool", in_wide_type(_onnx_lp_pool)),
+    OnnxRule("GlobalLpPool", in_wide_type(_onnx_global_lp_pool)),
+    OnnxRule("LpNormalization", in_wide_type(_onnx_lp_normalization)),
 )

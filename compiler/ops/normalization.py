@@ -14,10 +14,12 @@ from compiler.loops import maths
 from compiler.loops.expr import Combiner, Const, Expr, Reduce, constant
 from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.attributes import axis_of, integer, number
+from compiler.ops.cast import cast_to
 from compiler.ops.elementwise import floats_only
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+from compiler.ops.wide_rules import in_wide_type, stash_type
 from compiler.sizes import is_open, same_extents
 
 
@@ -126,9 +128,8 @@ def _layer_norm_expression(
     return result
 
 
-def _onnx_layer_norm(node: OnnxNode) -> str:
-    if any(node.outputs[1:]):
-        raise node.unsupported("the outputs Mean and InvStdDev")
+def _onnx_layer_norm(node: OnnxNode) -> list[str]:
+    """The normalised rows, their means and the inverses of their deviations."""
     operands = [node.input(0), node.input(1)]
     bias = node.optional(2)
     if bias is not None:
@@ -137,7 +138,40 @@ def _onnx_layer_norm(node: OnnxNode) -> str:
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     epsilon = node.number("epsilon", 1e-5)
-    return node.emit("layer_norm", operands, axis=axis % rank, epsilon=epsilon)
+    made = [node.emit("layer_norm", operands, axis=axis % rank, epsilon=epsilon)]
+    if any(node.outputs[1:]):
+        axes = tuple(range(axis % rank, rank))
+        mean, variance = _moments(node, operands[0], axes)
+        deviation = node.emit("sqrt", [_shifted(node, variance, epsilon)])
+        inverse = node.emit("reciprocal", [deviation])
+        made += [cast_to(node, value, stash_type(node)) for value in (mean, inverse)]
+    return made[: max(len(node.outputs), 1)]
+
+
+def _moments(node: OnnxNode, x: str, axes: tuple[int, ...]) -> tuple[str, str]:
+    """Mean and variance, from the deviations: mean(x**2) - mean(x)**2 would be nothing but its
+    own rounding where the mean is far from zero."""
+    mean = node.emit("reduce_mean", [x], axes=axes, keepdims=1)
+    centred = node.emit("sub", [x, mean])
+    square = node.emit("mul", [centred, centred])
+    return mean, node.emit("reduce_mean", [square], axes=axes, keepdims=1)
+
+
+def _shifted(node: OnnxNode, value: str, by: float) -> str:
+    return node.emit("add", [value, node.scalar(by, node.type(value).dtype)])
+
+
+def _onnx_mean_variance(node: OnnxNode) -> str:
+    """(x - mean) / (deviation + 1e-9)"""
+    x = node.input(0)
+    rank = len(node.shape(x))
+    axes = node.ints("axes", (0, 2, 3)) or ()
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    mean, variance = _moments(node, x, tuple(sorted({axis % rank for axis in axes})))
+    deviation = _shifted(node, node.emit("sqrt", [variance]), 1e-9)
+    return node.emit("div", [node.emit("sub", [x, mean]), deviation])
 
 
 def _onnx_instance_norm(node: OnnxNode) -> str:
@@ -177,14 +211,14 @@ def _onnx_group_norm(node: OnnxNode) -> str:
 def _onnx_rms_norm(node: OnnxNode) -> str:
     """x / sqrt(mean(x**2) + epsilon) * scale."""
     x, scale = node.input(0), node.input(1)
-    rank, dtype = len(node.shape(x)), node.type(x).dtype
+    rank = len(node.shape(x))
     axis = node.integer("axis", -1)
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     axes = tuple(range(axis % rank, rank))
     square = node.emit("mul", [x, x])
     mean = node.emit("reduce_mean", [square], axes=axes, keepdims=1)
-    shifted = node.emit("add", [mean, node.scalar(node.number("epsilon", 1e-5), dtype)])
+    shifted = _shifted(node, mean, node.number("epsilon", 1e-5))
     return node.emit("mul", [node.emit("div", [x, node.emit("sqrt", [shifted])]), scale])
 
 
@@ -278,8 +312,8 @@ OPERATORS = (
         _layer_norm_reference,
         _layer_norm_expression,
         (
-            OnnxRule("LayerNormalization", _onnx_layer_norm),
-            OnnxRule("InstanceNormalization", _onnx_instance_norm),
+            OnnxRule("LayerNormalization", in_wide_type(_onnx_layer_norm)),
+            OnnxRule("InstanceNormalization", in_wide_type(_onnx_instance_norm)),
         ),
     ),
     Operator(
@@ -293,6 +327,7 @@ OPERATORS = (
 )
 
 RULES = (
-    OnnxRule("GroupNormalization", _onnx_group_norm),
-    OnnxRule("RMSNormalization", _onnx_rms_norm),
+    OnnxRule("GroupNormalization", in_wide_type(_onnx_group_norm)),
+    OnnxRule("MeanVarianceNormalization", in_wide_type(_onnx_mean_variance)),
+    OnnxRule("RMSNormalization", in_wide_type(_onnx_rms_norm)),
 )

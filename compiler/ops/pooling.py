@@ -9,7 +9,6 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
@@ -31,6 +30,7 @@ from compiler.ops.shapes import (
     same_dtype,
     show,
 )
+from compiler.ops.wide_rules import in_wide_type
 from compiler.ops.windows import reduce_windows
 from compiler.sizes import same_extents
 
@@ -239,10 +239,7 @@ def _onnx_average(node: OnnxNode) -> str:
     whole = counted == attrs["pads"]
     if whole or (not is_computed(counts) and (counts == prod(window.kernel)).all()):
         return node.emit("average_pool", [x], count_include_pad=1, **attrs)
-    dtype = node.type(x).dtype
-    if dtype is DType.BFLOAT16:
-        raise node.unsupported("padding in bfloat16")
-    reciprocals = table(node, 1.0 / np.maximum(counts, 1), dtype)
+    reciprocals = table(node, 1.0 / np.maximum(counts, 1), node.type(x).dtype)
     return node.emit("average_pool", [x, reciprocals], count_include_pad=include, **attrs)
 
 
@@ -261,6 +258,6 @@ OPERATORS = (
         _infer_average,
         _average_reference,
         _average_expression,
-        (OnnxRule("AveragePool", _onnx_average),),
+        (OnnxRule("AveragePool", in_wide_type(_onnx_average)),),
     ),
 )

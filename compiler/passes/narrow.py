@@ -14,8 +14,9 @@ kernel to another between the first product and the last. All arithmetic stays i
 kernel's registers: sums of products, normalisations, softmax, what is added and multiplied element
 by element. Elements that are only moved are moved as they are stored. The inputs and outputs of the
 graph stay float32, and so do values whose rounding would be seen as a jump: those that are rounded,
-compared or converted to integers, and what native functions and bodies of control flow read; and
-what is made with a number that the narrow type does not hold, such as a mask's -1e9.
+compared or converted to integers, and what native functions and bodies of control flow read; what
+is made with a number that the narrow type does not hold, such as a mask's -1e9; and sums and their
+squares (`wide_sums`), unless they are factors.
 Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
 """
 
@@ -34,6 +35,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.registry import OpKind
 from compiler.passes.fusion import Group, fuse
+from compiler.passes.wide_sums import wide_sums
 
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
 """Products, and how many of their operands are factors."""
@@ -96,12 +98,23 @@ class _Narrowing:
             for value in group.inputs:
                 readers.setdefault(value, []).append(group)
         before, after = self._between(makers, readers)
+        factors = {
+            value
+            for value in makers
+            if any(self._multiplies(group, value) for group in readers.get(value, []))
+        }
+        seen_as = set(factors)  # also those under another shape
+        for group in reversed(self._groups):
+            if group.is_view and group.output in seen_as:
+                seen_as.update(group.inputs)
+        sums = wide_sums(self._source, self._groups) - seen_as
         chosen = {
             value
             for value in makers
             if self._may_be_narrow(value, makers[value], readers.get(value, []))
             and value in after
-            and (value in before or any(self._multiplies(g, value) for g in readers[value]))
+            and (value in before or value in factors)
+            and value not in sums
         }
         while True:
             # Views and concatenations have one type: all of their values are narrow, or none.

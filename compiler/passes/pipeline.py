@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph
+from compiler.ops.products import HALVES
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.block_products import block_products
@@ -25,6 +27,7 @@ from compiler.passes.gelu import gelu
 from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.merge_matmuls import merge_matmuls
+from compiler.passes.narrow import narrow
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
@@ -33,6 +36,7 @@ from compiler.passes.quantised_products import quantised_products
 from compiler.passes.requantised import requantised
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
+from compiler.passes.widen import multiplied_type, widen
 from compiler.timings import Timings, timed
 
 Pass = Callable[[Graph], Graph]
@@ -77,12 +81,29 @@ def optimise(
     timings: Timings | None = None,
     without: Collection[str] = (),
     factor: ByteFactor = unsigned,
+    stored: DType = DType.FLOAT32,
 ) -> Graph:
     """Run the passes that are not in `without` until nothing changes, then the same on bodies.
 
-    `factor` gives the type in which stored bytes are multiplied.
+    `factor` gives the type in which stored bytes are multiplied. `stored` is the type that `narrow`
+    stores values in; a graph that multiplies in a 16-bit float keeps that one. The bodies' values
+    stay in their own types.
+
+    Raises:
+        InvalidModelError: if a weight is infinite in that type.
     """
-    passes = [step for step in PASSES if step.__name__ not in without]
+
+    def step(made: Pass, graph: Graph, name: str) -> Graph:
+        with timed(timings, f"pass {name}"):
+            graph = made(graph)
+        if observer is not None:
+            observer(name, graph)
+        return graph
+
+    own = multiplied_type(graph)
+    if any(kind.dtype in HALVES for kind in graph.types.values()):
+        graph = step(partial(widen, own=own), graph, widen.__name__)
+    passes = [each for each in PASSES if each.__name__ not in without]
     of_bytes: dict[Pass, Pass] = {
         byte_products: partial(byte_products, factor=factor),
         quantised_products: partial(quantised_products, factor=factor),
@@ -91,11 +112,12 @@ def optimise(
     }
     for _ in range(ROUNDS):
         before = graph
-        for step in passes:
-            with timed(timings, f"pass {step.__name__}"):
-                graph = of_bytes.get(step, step)(graph)
-            if observer is not None:
-                observer(step.__name__, graph)
+        for each in passes:
+            graph = step(of_bytes.get(each, each), graph, each.__name__)
         if graph.nodes == before.nodes:
             break
-    return optimise_bodies(graph, lambda body: optimise(body, None, timings, without, factor))
+    graph = optimise_bodies(graph, lambda body: optimise(body, None, timings, without, factor))
+    narrow_type = own or stored
+    if narrow_type is DType.FLOAT32:
+        return graph
+    return step(lambda graph: dead_code(narrow(graph, narrow_type)), graph, narrow.__name__)

@@ -1,4 +1,4 @@
-"""A model of 16-bit floats as one of float32, whose values `narrow` stores in 16 bits again.
+"""Arithmetic of 16-bit floats as that of float32; only what is stored has 16 bits.
 
 Before:                                     After:
     input %0: float16                           input %0: float16
@@ -10,9 +10,13 @@ Before:                                     After:
                                                 output %5
 
 `w` and `b` are float32 now, and exactly what they were. Operators are recognised, folded and fused
-as those of a float32 model, and each kernel rounds once, where it ends, instead of after every
-operator. So results are nearer to those of exact arithmetic, and not bit for bit those of a program
-that rounds each time. Graphs that multiply in other floats, too, stay as they are.
+as those of a float32 model. Sums, norms and what follows in a kernel are float32 and rounded once,
+where the model's outputs are, or where `narrow` stores values in 16 bits again. So results are
+nearer to those of exact arithmetic, and not bit for bit those of a program that rounds after each
+operator. `narrow` follows where all products have one 16-bit type; that decides how values are
+stored, never how they are added up. Values of a type in which no products are formed are converted
+where they are computed with: moves and choices among them stay in 16 bits, and conversions from
+other types round, as the model states.
 """
 
 from __future__ import annotations
@@ -30,50 +34,79 @@ from compiler.loops.semantics import from_memory
 from compiler.ops.products import HALVES
 from compiler.ops.registry import OpKind
 
+_CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
+"""What gives elements, perhaps with another sign, or a zero: exact in any type."""
+
+_MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
+"""Kinds of operators that give elements of their operands."""
+
+_STEPS = 16
+"""How many nodes may lie between a 16-bit value and the product of blocks that takes it."""
+
 
 def multiplied_type(graph: Graph) -> DType | None:
     """The 16-bit float that a graph multiplies in; None if it is another type, or several."""
     types = {
-        graph.types[value].dtype
+        kind
         for node in graph.nodes
         if ops.get(node.op).kind in (OpKind.CONTRACTION, OpKind.ATTENTION)
-        for value in node.inputs
+        for kind in _factors(graph, node)
     }
     (only,) = types if len(types) == 1 else (None,)
     return only if only in HALVES else None
 
 
-def widen(graph: Graph, dtype: DType) -> Graph:
-    """Compute in float32 what a graph computes in `dtype`; its inputs and outputs stay."""
-    return _Widening(graph, dtype).graph()
+def _factors(graph: Graph, node: Node) -> set[DType]:
+    """The types of a product's operands. Weights in blocks make every product one of float32: it
+    counts as one of the type that its rows have in the model."""
+    if node.op != "block_matmul":
+        return {graph.types[value].dtype for value in node.inputs}
+    value = node.inputs[0]
+    for _ in range(_STEPS):
+        producer = graph.producer(value)
+        if graph.types[value].dtype in HALVES or producer is None or not producer.inputs:
+            break
+        value = producer.inputs[0]
+    found = graph.types[value].dtype
+    return {found if found in HALVES else DType.FLOAT32}
+
+
+def widen(graph: Graph, own: DType | None) -> Graph:
+    """Compute in float32 what a graph computes in 16-bit floats; its inputs and outputs stay.
+
+    `own` is the type that `narrow` stores values in afterwards, if any.
+    """
+    if not any(kind.dtype in HALVES for kind in graph.types.values()):
+        return graph
+    return _Widening(graph, own).graph()
 
 
 class _Widening:
-    def __init__(self, graph: Graph, dtype: DType) -> None:
+    def __init__(self, graph: Graph, own: DType | None) -> None:
         self._source = graph
-        self._dtype = dtype
+        self._own = own
         self._types: dict[str, TensorType] = dict(graph.types)
         self._constants = dict(graph.constants)
         self._nodes: list[Node] = []
+        self._stored = {value for value in graph.inputs if self._is_narrow(value)}
+        """The 16-bit values that the new graph has, too, and that are no constants."""
         self._names: dict[str, str] = {}
         """The float32 value that stands for a 16-bit one."""
+        self._rounded: dict[str, str] = {}
+        """The 16-bit value made of such a float32 one."""
 
     def graph(self) -> Graph:
         """The graph with the same inputs and outputs."""
         source = self._source
         for value in source.inputs:
-            if self._is_narrow(value):
-                self._names[value] = self._converted(value, DType.FLOAT32)
-        for value, array in source.constants.items():
-            if self._is_narrow(value):
-                name = self._names[value] = self._new(value, DType.FLOAT32)
-                self._constants[name] = from_memory(array, self._dtype).astype(np.float32)
+            if source.types[value].dtype is self._own:
+                self._wide(value)
         for node in source.nodes:
             self._rewrite(node)
         for value in dict.fromkeys(source.outputs):
             # Inputs and constants that are returned are what they were.
-            producer = source.producer(value)
-            if self._is_narrow(value) and producer is not None and not self._is_opaque(producer):
+            narrow = self._is_narrow(value) and value not in source.constants
+            if narrow and value not in self._stored:
                 self._convert(self._names[value], value)
         kept = {v for node in self._nodes for v in (*node.inputs, *node.outputs)}
         kept |= {*source.inputs, *source.outputs}
@@ -85,36 +118,63 @@ class _Widening:
 
     def _rewrite(self, node: Node) -> None:
         narrow = any(self._is_narrow(v) for v in (*node.inputs, node.output))
-        if not narrow or self._is_opaque(node):
+        if not narrow or self._stays(node):
             inputs = tuple(self._as_before(value) for value in node.inputs)
             self._nodes.append(replace(node, inputs=inputs))
             if self._is_narrow(node.output):
-                self._names[node.output] = self._converted(node.output, DType.FLOAT32)
+                self._stored.add(node.output)
+                if self._source.types[node.output].dtype is self._own:
+                    self._wide(node.output)
             return
-        inputs = tuple(self._names.get(value, value) for value in node.inputs)
+        inputs = tuple(self._wide(v) if self._is_narrow(v) else v for v in node.inputs)
         output, attrs = node.output, node.attrs
         if self._is_narrow(output):
             output = self._new(output, DType.FLOAT32)
             self._names[node.output] = output
-            if node.op == "cast":
-                attrs = (("to", DType.FLOAT32.value),)
+            # of a conversion, and of a sequence of numbers
+            to = {k: DType.FLOAT32.value for k, _ in attrs if k in ("to", "dtype")}
+            attrs = tuple((key, to.get(key, value)) for key, value in attrs)
         name = node.name if node.name == output else output
         self._nodes.append(Node(name, node.op, inputs, (output,), attrs))
 
-    def _is_opaque(self, node: Node) -> bool:
-        """Whether a node reads or gives bits: those of 16-bit floats."""
-        kind = ops.get(node.op).kind
-        return kind in (OpKind.NATIVE, OpKind.CONTROL) or node.op in ("bitcast", "field")
+    def _stays(self, node: Node) -> bool:
+        """Whether a node reads and gives 16-bit floats as before."""
+        if _is_opaque(node):
+            return True
+        output = self._source.types[node.output].dtype
+        if output is self._own or output not in HALVES:
+            return False
+        if node.op == "cast":
+            return True
+        if node.op not in _CHOICES and ops.get(node.op).kind not in _MOVING:
+            return False
+        narrow = [v for v in node.inputs if self._is_narrow(v)]
+        there = [v in self._stored or v in self._source.constants for v in narrow]
+        # Pieces that are stored make all of them stored, as those of a cache.
+        pieces = ops.get(node.op).kind is OpKind.PIECES
+        return all(there) or (pieces and any(v in self._stored for v in narrow))
 
     def _as_before(self, value: str) -> str:
         """The 16-bit value, made of the float32 one where the graph no longer has it."""
-        producer = self._source.producer(value)
-        if not self._is_narrow(value) or producer is None or self._is_opaque(producer):
+        if not self._is_narrow(value) or value in self._stored or value in self._source.constants:
             return value
-        return self._converted(self._names[value], self._dtype)
+        if value not in self._rounded:
+            wide = self._names[value]
+            self._rounded[value] = self._converted(wide, self._source.types[value].dtype)
+        return self._rounded[value]
+
+    def _wide(self, value: str) -> str:
+        """The float32 value of a 16-bit one."""
+        if value not in self._names and value in self._source.constants:
+            array, dtype = self._source.constants[value], self._source.types[value].dtype
+            name = self._names[value] = self._new(value, DType.FLOAT32)
+            self._constants[name] = from_memory(array, dtype).astype(np.float32)
+        elif value not in self._names:
+            self._names[value] = self._converted(value, DType.FLOAT32)
+        return self._names[value]
 
     def _is_narrow(self, value: str) -> bool:
-        return self._source.types[value].dtype is self._dtype
+        return self._source.types[value].dtype in HALVES
 
     def _new(self, value: str, dtype: DType) -> str:
         name = in_type(value, dtype, self._types)
@@ -129,3 +189,9 @@ class _Widening:
     def _convert(self, value: str, name: str) -> None:
         to = self._types[name].dtype.value
         self._nodes.append(Node(name, "cast", (value,), (name,), (("to", to),)))
+
+
+def _is_opaque(node: Node) -> bool:
+    """Whether a node reads or gives bits: those of 16-bit floats."""
+    kind = ops.get(node.op).kind
+    return kind in (OpKind.NATIVE, OpKind.CONTROL) or node.op in ("bitcast", "field")

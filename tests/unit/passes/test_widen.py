@@ -95,17 +95,69 @@ def test_such_models_run_in_their_own_type(dtype: DType) -> None:
         assert error <= tolerance_for(dtype)
 
 
-def test_graphs_of_several_types_or_without_products_stay() -> None:
+def test_products_of_several_types_or_none_decide_how_values_are_stored_only() -> None:
     g = Maker()
     x, y = g.input("x", 4, 4, dtype=DType.FLOAT16), g.input("y", 4, 4)
     first, second = g("matmul", x, x), g("matmul", y, y)
-    assert multiplied_type(g.graph(first, second)) is None
+    several = g.graph(first, second)
+    assert multiplied_type(several) is None
     assert multiplied_type(g.graph(first)) is None
     alone = Maker()
     x = alone.input("x", 4, 4, dtype=DType.FLOAT16)
-    graph = alone.graph(alone("exp", x))
-    assert multiplied_type(graph) is None
-    assert optimise(graph, resolve_target("host")) == graph
+    sums = alone.graph(alone("reduce_sum", alone("mul", x, x), axes=(1,), keepdims=0))
+    assert multiplied_type(sums) is None
+    for graph in (several, sums):
+        after = optimise(graph, resolve_target("host"))
+        verify_graph(after)
+        for node in after.nodes:
+            if node.op != "cast":
+                assert {after.types[v].dtype for v in (*node.inputs, node.output)} == {
+                    DType.FLOAT32
+                }
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_moves_and_choices_alone_stay_in_16_bits(dtype: DType) -> None:
+    g = HalfMaker(dtype)
+    x = g.input("x", 4, 8, dtype=dtype)
+    turned = g("transpose", g("relu", x), perm=(1, 0))
+    graph = g.graph(g("concat", turned, turned, axis=0))
+    assert widen(graph, None) == graph
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_stored_pieces_keep_a_concatenation_stored(dtype: DType) -> None:
+    """As a cache has it: what is added to it is rounded, and nothing that it holds is converted."""
+    g = HalfMaker(dtype)
+    past, new = g.input("past", 4, 8, dtype=dtype), g.input("new", 1, 8, dtype=dtype)
+    after = widen(g.graph(g("concat", past, g("exp", new), axis=0)), None)
+    (joined,) = [node for node in after.nodes if node.op == "concat"]
+    assert {after.types[v].dtype for v in (*joined.inputs, joined.output)} == {dtype}
+    assert joined.inputs[0] == "past"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_conversion_to_16_bits_rounds_unless_values_are_stored_so(dtype: DType) -> None:
+    g = Maker()
+    x = g.input("x", 4, 8)
+    back = g("cast", g("cast", x, to=dtype.value), to="float32")
+    graph = g.graph(back)
+    given = inputs_of(graph)
+    expected = run_graph(graph, given)[0]
+    assert np.abs(expected - given["x"]).max() > 1e-5
+    np.testing.assert_array_equal(run_graph(widen(graph, None), given)[0], expected)
+    np.testing.assert_array_equal(run_graph(widen(graph, dtype), given)[0], given["x"])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_product_with_weights_in_blocks_has_the_type_of_its_rows(dtype: DType) -> None:
+    g = Maker()
+    x = g.input("x", 2, 32, dtype=dtype)
+    words = g.constant("words", np.zeros((8, 4), np.uint32))
+    scale = g.constant("scale", np.ones((8, 1), np.float32))
+    for rows, kind in ((g("cast", x, to="float32"), dtype), (g.input("y", 2, 32), None)):
+        blocks = g("block_matmul", rows, words, scale, bits=4, block=32)
+        assert multiplied_type(g.graph(blocks)) is kind
 
 
 @pytest.mark.parametrize("dtype", HALVES)

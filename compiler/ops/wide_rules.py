@@ -1,0 +1,51 @@
+"""Rules of operators with sums whose operands may be 16-bit floats: what they emit is wider.
+
+A rule that spells a norm out by other operators needs numbers: an epsilon, the reciprocal of a
+count, the inverse of a power. In the operands' type they would be rounded before the sum is, and
+1e-12 is zero in float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from compiler.dtypes import DType
+from compiler.ops.cast import ONNX_TYPES, cast_to
+from compiler.ops.onnx_node import OnnxNode
+
+Rule = Callable[[OnnxNode], str | Sequence[str]]
+
+
+def stash_type(node: OnnxNode) -> DType:
+    """The type that a node asks its sums to be computed in, float32 unless it says so.
+
+    Raises:
+        UnsupportedOperatorError: if it is no float type.
+    """
+    stated = ONNX_TYPES.get(node.integer("stash_type", 1))
+    if stated is None or not stated.is_float:
+        raise node.unsupported(f"stash_type {node.integer('stash_type', 1)}")
+    return stated
+
+
+def in_wide_type(rule: Rule) -> Rule:
+    """The rule with narrower operands converted to float32, or to float64 where the node asks for
+    it; its first result is converted back to the type of the first operand."""
+
+    def emit(node: OnnxNode) -> str | Sequence[str]:
+        x = node.input(0)
+        wide = max(DType.FLOAT32, stash_type(node), key=lambda dtype: dtype.bytes)
+
+        def converted(value: str | None) -> str | None:
+            dtype = None if value is None else node.type(value).dtype
+            if value is None or dtype is None or not dtype.is_float or dtype.bytes >= wide.bytes:
+                return value
+            return cast_to(node, value, wide)
+
+        made = rule(replace(node, inputs=tuple(map(converted, node.inputs))))
+        results = [made] if isinstance(made, str) else [*made]
+        results[0] = cast_to(node, results[0], node.type(x).dtype)
+        return results[0] if isinstance(made, str) else results
+
+    return emit

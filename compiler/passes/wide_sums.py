@@ -1,0 +1,105 @@
+"""Values on the way to a sum, or from one, that stay float32 where others are stored in 16 bits.
+
+Before:                                     After:
+    %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
+    %2 = mul(%1, %1)                            %4 may have 16 bits
+    %3 = reduce_sum(%2)
+    %4 = div(%1, sqrt(%3))
+
+A norm is several operators, and kernels may end between them. There are its squares and sums: they
+are beyond float16, whose largest number is 65504, where the norm itself is of ordinary size; and a
+mean that is rounded is no longer what the deviations from it add up to zero around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.fusion import Group
+
+_SUMS = ("reduce_sum", "reduce_mean", "average_pool")
+
+_TAME = (
+    *("sqrt", "log", "sigmoid", "tanh", "erf", "clip", "hard_sigmoid", "reciprocal", "softplus"),
+    *("sin", "cos", "atan", "sign", "is_inf", "is_nan", "cast"),
+)
+"""Elementwise operators whose result is of ordinary size when an operand is not."""
+
+_BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "erf", "clip", "softmax", "sin", "cos")
+"""What gives no more than a constant, whatever it reads."""
+
+_SPREADS = (
+    *(OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.VIEW, OpKind.PIECES, OpKind.GATHER),
+    *(OpKind.REDUCTION, OpKind.WINDOW),
+)
+"""Kinds of operators whose result is as large as their operand."""
+
+
+def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
+    """The results of `groups` that are sums, or the squares and products that go into one."""
+    large = _large(graph)
+    summed = {group.output for group in groups if _sums(group)}
+    readers: dict[str, list[Group]] = {}
+    for group in groups:
+        for value in group.inputs:
+            readers.setdefault(value, []).append(group)
+    return {
+        group.output
+        for group in groups
+        if group.output in large
+        or (group.anchor is not None and group.anchor.op in ("reduce_sum", "reduce_mean"))
+        or (
+            _is_product(graph, group.nodes[-1])
+            and all(reader.output in summed for reader in readers.get(group.output, []))
+        )
+    }
+
+
+def _is_product(graph: Graph, node: Node) -> bool:
+    """Whether a node multiplies two values of any size: a gate or a constant is no such."""
+    return node.op == "mul" and not any(_is_bounded(graph, value) for value in node.inputs)
+
+
+def _is_bounded(graph: Graph, value: str) -> bool:
+    """Whether a value is a gate, perhaps scaled, or a constant."""
+    node = graph.producer(value)
+    while node is not None and node.op in ("mul", "div"):
+        varying = [operand for operand in node.inputs if operand not in graph.constants]
+        if len(varying) != 1:
+            return False
+        node = graph.producer(varying[0])
+    return value in graph.constants or (node is not None and node.op in _BOUNDED)
+
+
+def _sums(group: Group) -> bool:
+    return group.anchor is not None and group.anchor.op in _SUMS
+
+
+def _large(graph: Graph) -> set[str]:
+    """Values that are made of squares or sums, and not of their roots or quotients."""
+    large: set[str] = set()
+    for node in graph.nodes:
+        operands = [value in large for value in node.inputs]
+        if node.op in ("div", "pow"):  # the quotient of two is of ordinary size
+            spreads = operands[0] and not operands[-1] and not _is_root(graph, node)
+        else:
+            kind = ops.get(node.op).kind
+            spreads = any(operands) and kind in _SPREADS and node.op not in _TAME
+        if spreads or _is_square(graph, node) or node.op == "reduce_sum":
+            large.add(node.output)
+    return large
+
+
+def _is_square(graph: Graph, node: Node) -> bool:
+    if node.op == "mul":
+        return node.inputs[0] == node.inputs[1]
+    return node.op == "pow" and not _is_root(graph, node)
+
+
+def _is_root(graph: Graph, node: Node) -> bool:
+    """Whether it is a power whose exponent is known and at most 1."""
+    exponent = graph.constants.get(node.inputs[1]) if node.op == "pow" else None
+    return exponent is not None and bool((exponent <= 1).all())
