@@ -71,6 +71,8 @@ class _Narrowing:
             if graph.types[value].dtype is dtype
         }
         """The narrow value that stands for a float32 one."""
+        self._again: dict[str, str] = {}
+        """The narrow value that the graph's own conversion of a float32 one would only repeat."""
         self._crossing = self._chosen()
 
     def graph(self) -> Graph:
@@ -214,6 +216,9 @@ class _Narrowing:
         """The nodes of a group, reading and writing what is stored."""
         rounded, wide = self._rounded_value(group), dict[str, str]()
         for node in group.nodes:
+            if self._repeats(node):
+                self._again[node.output] = self._stored[node.inputs[0]]
+                continue
             factors, elements = FACTORS.get(node.op, 0), moved(node)
             if factors and self._are_narrow(node.inputs[:factors]):
                 attrs = {**dict(node.attrs), "accumulator": DType.FLOAT32.value}
@@ -230,6 +235,11 @@ class _Narrowing:
                 self._add(replace(node, inputs=self._inputs(node, 0, wide)), wide)
             if node.output == rounded and rounded not in self._stored:
                 self._convert(rounded, self._name_of(rounded))
+
+    def _repeats(self, node: Node) -> bool:
+        """Whether a node rounds what is stored rounded."""
+        rounds = node.op == "cast" and self._source.types[node.output].dtype is self._dtype
+        return rounds and node.inputs[0] in self._stored and not self._source.returns(node.output)
 
     def _rounded_value(self, group: Group) -> str | None:
         """The value of a group that is rounded: its output, before that is only moved."""
@@ -275,6 +285,7 @@ class _Narrowing:
 
     def _in_float32(self, value: str, wide: dict[str, str]) -> str:
         """The value as it is computed with, converted once for each group (`wide`)."""
+        value = self._again.get(value, value)
         if value not in self._stored or value in self._source.constants:
             return value
         if value not in wide:

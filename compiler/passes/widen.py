@@ -142,17 +142,18 @@ class _Widening:
         if _is_opaque(node):
             return True
         output = self._source.types[node.output].dtype
-        if output is self._own or output not in HALVES:
+        if output not in HALVES:
+            return False
+        narrow = [v for v in node.inputs if self._is_narrow(v)]
+        if ops.get(node.op).kind is OpKind.PIECES and any(v in self._stored for v in narrow):
+            return True  # a cache is not converted because of what is added to it
+        if output is self._own:
             return False
         if node.op == "cast":
             return True
         if node.op not in _CHOICES and ops.get(node.op).kind not in _MOVING:
             return False
-        narrow = [v for v in node.inputs if self._is_narrow(v)]
-        there = [v in self._stored or v in self._source.constants for v in narrow]
-        # Pieces that are stored make all of them stored, as those of a cache.
-        pieces = ops.get(node.op).kind is OpKind.PIECES
-        return all(there) or (pieces and any(v in self._stored for v in narrow))
+        return all(v in self._stored or v in self._source.constants for v in narrow)
 
     def _as_before(self, value: str) -> str:
         """The 16-bit value, made of the float32 one where the graph no longer has it."""

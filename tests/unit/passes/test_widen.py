@@ -125,15 +125,34 @@ def test_moves_and_choices_alone_stay_in_16_bits(dtype: DType) -> None:
     assert widen(graph, None) == graph
 
 
+@pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_stored_pieces_keep_a_concatenation_stored(dtype: DType) -> None:
+def test_stored_pieces_keep_a_concatenation_stored(dtype: DType, is_own: bool) -> None:
     """As a cache has it: what is added to it is rounded, and nothing that it holds is converted."""
     g = HalfMaker(dtype)
     past, new = g.input("past", 4, 8, dtype=dtype), g.input("new", 1, 8, dtype=dtype)
-    after = widen(g.graph(g("concat", past, g("exp", new), axis=0)), None)
+    after = widen(g.graph(g("concat", past, g("exp", new), axis=0)), dtype if is_own else None)
     (joined,) = [node for node in after.nodes if node.op == "concat"]
     assert {after.types[v].dtype for v in (*joined.inputs, joined.output)} == {dtype}
     assert joined.inputs[0] == "past"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_a_cache_gets_is_rounded_once(dtype: DType) -> None:
+    """The new rows are a product's result, stored in 16 bits under another shape."""
+    g = HalfMaker(dtype)
+    past, x = g.input("past", 2, 4, 8, dtype=dtype), g.input("x", 1, 16, dtype=dtype)
+    made = g("matmul", x, g.weight("w", 16, 16))
+    rows = g("reshape", g("add", made, g.weight("b", 16)), shape=(2, 1, 8))
+    joined = g("concat", past, rows, axis=1)
+    graph = g.graph(joined, g("matmul", joined, g.weight("v", 2, 8, 4)))
+    after = optimise(graph, resolve_target("host"))
+    verify_graph(after)
+    casts = [node for node in after.nodes if node.op == "cast"]
+    assert [after.types[node.output].dtype for node in casts] == [dtype, dtype]
+    given = inputs_of(graph)
+    for a, b in zip(run_graph(after, given), run_graph(graph, given), strict=True):
+        assert compare(from_memory(a, dtype), from_memory(b, dtype)) <= tolerance_for(dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
