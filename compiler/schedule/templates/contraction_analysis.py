@@ -116,13 +116,19 @@ class Contraction:
         depths = range(tiles.row_bytes // size, _LEAST_ROW_BYTES // size - 1, -1)
         return next((d for d in depths if common % d == 0 and d % self.group == 0), None)
 
+    @property
+    def registers_each(self) -> int:
+        """Registers that a vector of sums takes: it has as many lanes as one of float32."""
+        return max(1, self.problem.reduction.dtype.bytes // DType.FLOAT32.bytes)
+
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
 
         Without an instruction for its types, two parts of each factor and a product are kept.
         """
         if self.group == 1:
-            return tile * vectors + vectors + target.factor_registers(tile, vectors)
+            whole = self.registers_each * vectors
+            return tile * whole + whole + target.factor_registers(tile, vectors)
         operands = vectors + 1
         if self.multiplies_matrices:
             operands += vectors

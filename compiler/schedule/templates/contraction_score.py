@@ -46,7 +46,7 @@ def tile_score(
     useful = extent * whole / (tiles * tile * panels * vectors)
     registers = target.vector_registers - max(0, target.factor_registers(tile, vectors) - 1)
     wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)
-    latency = min(1.0, tile * vectors / wanted)
+    latency = min(1.0, tile * vectors * found.registers_each / wanted)
     scalars = found.scalar_loads(target, tile, vectors)
     loads = step_loads(target, scalars, tile, vectors, near=near) / (tile * vectors)
     # Beside this, a tile of one vector loads about as often as it multiplies.

@@ -179,7 +179,11 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
     lanes = target.lanes(DType.FLOAT32)
     width = vectors * lanes
     extent = found.tile.extent if found.tile else 1
-    enough = min(registers // 2, extent * -(-found.lanes.extent // lanes)) * 3 // 4
+    enough = (
+        min(registers // (2 * found.registers_each), extent * -(-found.lanes.extent // lanes))
+        * 3
+        // 4
+    )
     enough = min(enough, found.rows_in_cache(target.core) * vectors)
     if found.tile is not None and tile * vectors < enough and tile < extent:
         return False
