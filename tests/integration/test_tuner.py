@@ -10,12 +10,14 @@ import pytest
 from compiler.build import CODEGEN_VERSION
 from compiler.codegen.link import linkers
 from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
+from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import blocked
 from compiler.runtime.verify import tolerance_for
 from compiler.target import Target, host_target
 from compiler.workload import Boundary, Workload, make_workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
 from tuner.loop import tune
 from tuner.measure.builder import ProcessBuilder, compile_with_compiler
 from tuner.measure.local_runner import LocalRunner
@@ -131,10 +133,47 @@ def test_two_workloads_are_tuned_and_certified(
         assert not failed
 
 
-def test_a_product_in_float64_is_tuned(builder: ProcessBuilder, runner: LocalRunner) -> None:
-    target = host_target()
-    task = make_task(product(1, DType.FLOAT64), target)
-    store = _tune([task], builder, runner, trials=8)
+def in_float64(op: str) -> Workload:
+    """An operator of each kind of kernel, all of whose values are float64."""
+    make = Maker()
+    x = make.input("x", 1, 8, 12, 40, dtype=DType.FLOAT64)
+    window: dict[str, AttrValue] = {"pads": (1,) * 4, "strides": (1, 1), "dilations": (1, 1)}
+    match op:
+        case "conv":
+            w = make.input("w", 8, 8, 3, 3, dtype=DType.FLOAT64)
+            return as_workload(make.graph(make(op, x, w, name="y", group=1, **window)), ("w",))
+        case "average_pool":
+            y = make(op, x, name="y", kernel=(3, 3), count_include_pad=1, **window)
+        case "reduce_sum":
+            y = make(op, x, axes=(1, 2), keepdims=0)
+        case "softmax":
+            y = make(op, x, axis=3)
+        case "layer_norm":
+            y = make(op, x, axis=2, epsilon=1e-5)
+        case "transpose":
+            y = make("exp", make(op, x, perm=(0, 3, 1, 2)))
+        case _:
+            y = make(op, x)
+    return as_workload(make.graph(y))
+
+
+FLOAT64 = {
+    "matmul": product(1, DType.FLOAT64),
+    **{
+        op: in_float64(op)
+        for op in (
+            *("conv", "average_pool", "reduce_sum", "softmax", "layer_norm", "transpose", "tanh"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("op", FLOAT64)
+def test_operators_in_float64_are_tuned(
+    op: str, builder: ProcessBuilder, runner: LocalRunner
+) -> None:
+    task = make_task(FLOAT64[op], host_target())
+    store = _tune([task], builder, runner, trials=6)
     record = store.best_record(task.key)
     assert record is not None
     assert record.measurement.tolerance == tolerance_for(DType.FLOAT64)
