@@ -359,6 +359,9 @@ class GraphBuilder:
             from_memory(array, self.types[value].dtype)
             for value, array in zip(inputs, arrays, strict=True)
         ]
+        if kind.dtype is DType.FLOAT16 and operator.name != "bitcast":
+            # as `passes.widen` has it: sums are float32
+            operands = [a.astype(np.float32) if a.dtype == np.float16 else a for a in operands]
         try:
             with np.errstate(all="ignore"):
                 result = np.asarray(operator.reference(operands, attrs))
@@ -366,8 +369,12 @@ class GraphBuilder:
             return None
         if operator.name == "trim" and result.shape != kind.shape:
             return None
+        with np.errstate(over="ignore"):
+            stored = to_memory(result, kind.dtype).reshape(kind.shape)
+        if kind.dtype is DType.FLOAT16 and np.isinf(stored).any() and np.isfinite(result).all():
+            return None  # such as squares whose root is a number
         self._folded_bytes += kind.bytes
-        return to_memory(result, kind.dtype).reshape(kind.shape)
+        return stored
 
     def _fold_sizes(
         self,

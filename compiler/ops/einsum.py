@@ -12,6 +12,7 @@ from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import Shape
+from compiler.ops.wide_rules import in_wide_type
 from compiler.sizes import equal
 
 
@@ -140,6 +141,12 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
 
 
 def _onnx_einsum(node: OnnxNode) -> str:
+    """Products between products are float32: what two of them have between is no value of the
+    model, and may be beyond float16."""
+    return _terms(node) if len(node.inputs) < 3 else str(in_wide_type(_terms)(node))
+
+
+def _terms(node: OnnxNode) -> str:
     values = [node.input(i) for i in range(len(node.inputs))]
     inputs, output = _parse(node, [node.shape(value) for value in values])
     terms = [_diagonal(node, _Term(v, labels)) for v, labels in zip(values, inputs, strict=True)]

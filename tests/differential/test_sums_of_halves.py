@@ -236,6 +236,11 @@ def check(found: Sum, dtype: DType, producer: str, products: int) -> None:
     exact = from_memory(x, dtype).astype(np.float64)
     factor = 2 if producer in ("scale", "product", "blocks") else 1
     expected = found.expected(factor * exact)
+    agree(result, expected, dtype)
+
+
+def agree(result: Array, expected: Array, dtype: DType) -> None:
+    """The result is what is expected, rounded once or twice."""
     assert result.shape == expected.shape
     value = from_memory(result.view(dtype.numpy), dtype).astype(np.float64)
     size = np.maximum(np.abs(expected), 0.02 * np.abs(expected).max())
@@ -259,6 +264,40 @@ def test_sums_are_float32_beside_products(
     name: str, producer: str, products: int, dtype: DType
 ) -> None:
     check(SUMS[name], dtype, producer, products)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_constants_are_float32(name: str, dtype: DType) -> None:
+    found, made = SUMS[name], Model(dtype)
+    random = np.random.default_rng(7)
+    drawn = (found.centre + found.spread * random.standard_normal(found.shape)).astype(np.float32)
+    constants = [made.constant(array) for array in (drawn, *found.constants)]
+    result = made.node(found.op, *constants, domain=found.domain, **found.attrs)
+    outputs = [helper.make_tensor_value_info(result, HALVES[dtype], None)]
+    graph = helper.make_graph(made.nodes, "sum", [], outputs, made.constants)
+    imports = [helper.make_opsetid("", found.opset), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    (value,) = compile_model(model).run({})
+    exact = from_memory(to_memory(drawn, dtype), dtype).astype(np.float64)
+    agree(np.asarray(value), found.expected(exact), dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_products_within_an_einsum_are_float32(dtype: DType) -> None:
+    made = Model(dtype)
+    sizes = {"a": 300.0, "b": 300.0, "c": 2.0**-20}
+    inputs = [helper.make_tensor_value_info(name, HALVES[dtype], [64, 64]) for name in sizes]
+    result = made.node("Einsum", *sizes, equation="ij,jk,kl->il")
+    outputs = [helper.make_tensor_value_info(result, HALVES[dtype], None)]
+    graph = helper.make_graph(made.nodes, "einsum", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    given = {
+        name: to_memory(np.full((64, 64), size, np.float32), dtype) for name, size in sizes.items()
+    }
+    (value,) = compile_model(model).run(given)
+    a, b, c = (from_memory(array, dtype).astype(np.float64) for array in given.values())
+    agree(np.asarray(value), a @ b @ c, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
