@@ -1,0 +1,310 @@
+"""Pooling in two passes: a window is reduced along all but one of its axes, then along that one.
+
+    for each row of outputs:
+        line[i] = max over kh of x[h * s + kh - p, i]        lanes along i, taps outside left out
+        y[w] = max over kw of line[w * s + kw]               lanes along w, or along the channels
+
+`line` is scratch that has the padding of its axis around it: elements that change no result. So
+no lane ever leaves the image, wherever the lanes run, and the work of a window of k by k taps is
+2 k. Sums are those of the parts' sums: no more additions follow each other than taps lie along
+both axes, so they round less than one sum of all taps does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Reduce,
+    Role,
+    Tensor,
+    loads,
+    walk,
+)
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.loops.rewriting import rewrite
+from compiler.loops.semantics import neutral
+from compiler.memo import memo
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import (
+    LoopSpec,
+    needs_padding,
+    nest,
+    padded_axes,
+    parallel_stage,
+    reads_halo,
+    unit_stride,
+    vector_axis,
+    with_halo,
+)
+from compiler.sizes import always_less, bounds, is_open
+from compiler.target import Target
+from compiler.workload import Workload
+
+_FEW_TAPS = 25
+"""Windows up to this many elements stay whole where no lane leaves the image."""
+
+_WRITTEN_OUT = 32
+"""Taps of the second pass up to this many are written out."""
+
+
+@dataclass(frozen=True)
+class Separable:
+    """A window that is reduced along `taps` last, whose output axis is `along`.
+
+    `across` are its other axes, `lanes` the vector axis. An element of the line is
+    `body[column]` reduced over `across`; output w needs those from `step * w + first` on, each
+    `dilation` after the last. `before` and `after` are the elements around the line.
+    """
+
+    problem: Problem
+    lanes: Axis
+    along: Axis
+    taps: Axis
+    across: tuple[Axis, ...]
+    body: Expr
+    column: Axis
+    step: int
+    dilation: int
+    first: int
+    before: int
+    after: int
+
+
+@memo(256)
+def analyse(workload: Workload) -> Separable | None:
+    """The separable window that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
+    problem = merge_axes(compose(workload))
+    if len(problem.reductions) != 1 or problem.product is not None:
+        return None
+    reduction = problem.reduction
+    if reduction.combiner not in (Combiner.SUM, Combiner.MAX, Combiner.MIN):
+        return None
+    if any(isinstance(node, IndexValue | Reduce) for node in walk(reduction.body)):
+        return None
+    if any(load.indirect for load in loads(reduction.body)):
+        return None
+    lanes = vector_axis(problem.output, problem.axes)
+    if lanes is None:
+        return None
+    wanted = [lanes, *(a for a in reversed(problem.axes) if a != lanes and a.moves)]
+    found = (_along(problem, lanes, along) for along in wanted)
+    return next((each for each in found if each is not None), None)
+
+
+def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
+    """The window with its second pass along an output axis; None where no window slides there."""
+    reduction = problem.reduction
+    read = loads(reduction.body)
+    moving = [a for a in reduction.axes if a.moves]
+    lines = {_line(load, along, moving) for load in read}
+    if len(lines) != 1 or (line := lines.pop()) is None:
+        return None
+    index, extent = line
+    ((taps, dilation),) = [(a, index.coefficient(a)) for a in moving if a in index.axes()]
+    step = index.coefficient(along)
+    column = Axis("column", extent)
+    after = bounds(index.bounds()[1] - (extent - 1))[1]
+    if after == inf or is_open(index.constant):
+        return None
+    before = max(0, -index.constant)
+    body = rewrite(reduction.body, lambda node: _at_column(node, index, column))
+    first = index.constant + before
+    found = Separable(
+        problem, lanes, along, taps, tuple(a for a in moving if a != taps), body, column,
+        step, dilation, first, before, max(0, int(after)),
+    )  # fmt: skip
+    return found if _has_lanes(found) else None
+
+
+def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
+    """The one index that an output axis has a part in, with one window axis and nothing else, and
+    the extent of its dimension."""
+    dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
+    if len(dims) != 1:
+        return None
+    index = load.index[dims[0]]
+    (*others,) = (a for a in index.axes() if a != along)
+    if len(others) != 1 or others[0] not in taps or len(index.terms) != 2:
+        return None
+    if any(others[0] in i.axes() for dim, i in enumerate(load.index) if dim != dims[0]):
+        return None
+    if any(is_open(c) or c < 1 for _, c in index.terms):
+        return None
+    return index, load.tensor.shape[dims[0]]
+
+
+def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
+    """A load as it is at a column of the line; None where the node is no load."""
+    if not isinstance(node, Load):
+        return None
+    return Load(node.tensor, tuple(affine(column) if i == index else i for i in node.index))
+
+
+def _has_lanes(found: Separable) -> bool:
+    """Whether both passes read whole vectors, and what leaves its tensor is left out by a loop."""
+    first = found.column if found.lanes == found.along else found.lanes
+    for load in loads(found.body):
+        if first in axes_of(load) and not unit_stride(load, first):
+            return False
+        for dim in needs_padding(load, with_halo=reads_halo(found.problem.reduction)):
+            axes = {*load.index[dim].axes()}
+            if {first, found.column} & axes or not axes & {*found.across}:
+                return False
+    return True
+
+
+def preferred(workload: Workload) -> Separable | None:
+    """The window, where two passes are expected to be less work than one."""
+    found = analyse(workload)
+    if found is None:
+        return None
+    taps = prod(a.extent for a in found.problem.reduction.axes)
+    leaves = found.lanes in padded_axes(found.problem)
+    return found if leaves or not always_less(taps, _FEW_TAPS + 1) else None
+
+
+class _Template:
+    algorithms = ("separable",)
+
+    def preference(self, workload: Workload, target: Target) -> float:
+        return 2.25  # before windows
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
+    ) -> SubSpace | None:
+        found = preferred(workload)
+        if found is None:
+            return None
+        knobs = (Knob("lines", (1, 2, 4, 8)), Knob("tile", (1, 2, 4, 8)))
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
+            return all(int(value) < target.vector_registers - 4 for value in choice.values())
+
+        return SubSpace(
+            "separable", knobs, lambda _: True, Schedule.of("separable", lines=4, tile=4), machine
+        )
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = analyse(workload)
+        if found is None:
+            raise ScheduleError("'separable' does not apply to this workload")
+        return _lower(found, schedule, target.lanes(DType.FLOAT32))
+
+
+TEMPLATE = _Template()
+
+
+def _lower(found: Separable, schedule: Schedule, lanes: int) -> Kernel:
+    problem = found.problem
+    line = _scratch(found, lanes)
+    body = [
+        *_around(found, line, lanes),
+        *_first_pass(found, line, schedule.integer("lines"), lanes),
+        *_second_pass(found, line, schedule.integer("tile"), lanes),
+    ]
+    outer = [a for a in problem.axes if a.moves and a != found.along]
+    loops = [LoopSpec(a, lanes if a == found.lanes else 1) for a in outer]
+    stage = parallel_stage("main", loops, *body)
+    output = problem.output.tensor
+    stages = with_halo((stage,), output, lanes)
+    made = LoopNest("kernel", (*problem.inputs, output), (line,), stages)
+    return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+def _scratch(found: Separable, lanes: int) -> Tensor:
+    """The line, with what lies around it; of channels, one vector is held."""
+    dtype = found.problem.reduction.dtype
+    length = found.before + found.column.extent + found.after
+    if found.lanes == found.along:
+        return Tensor("line", (length,), dtype, role=Role.SCRATCH)
+    held = Layout((Factor(0), Factor(1, 1, lanes)))
+    return Tensor("line", (length, found.lanes.extent), dtype, held, role=Role.SCRATCH)
+
+
+def _element(found: Separable, line: Tensor, position: Affine) -> Load:
+    if found.lanes == found.along:
+        return Load(line, (position,))
+    return Load(line, (position, affine(found.lanes)))
+
+
+def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopSpec, list[Tile]]:
+    """The loop along the line in tiles of some vectors, and the points of one."""
+    if found.lanes == found.along:
+        return LoopSpec(axis, vectors * lanes), [Tile(axis, lanes)]
+    return LoopSpec(axis, vectors), [Tile(axis), Tile(found.lanes, lanes)]
+
+
+def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
+    """What lies before and after the line changes no result."""
+    reduction = found.problem.reduction
+    assert isinstance(reduction.combiner, Combiner)
+    value = Const(neutral(reduction.combiner, reduction.dtype).item(), reduction.dtype)
+    nodes: list[Node] = []
+    behind = affine(found.before) + found.column.extent
+    for name, start, extent in (
+        ("before", affine(0), found.before),
+        ("after", behind, found.after),
+    ):
+        if extent:
+            axis = Axis(name, extent)
+            loop, points = _tile(found, axis, 1, lanes)
+            vector = axis if found.lanes == found.along else found.lanes
+            target = _element(found, line, start + axis)
+            compute = Compute((Store(target, value),), value, unroll=(*points,), vector=vector)
+            nodes += nest([loop], compute)
+    return tuple(nodes)
+
+
+def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
+    """Each element of the line: its column of the window."""
+    reduction = found.problem.reduction
+    loop, points = _tile(found, found.column, vectors, lanes)
+    target = _element(found, line, affine(found.column) + found.before)
+    compute = Compute(
+        (Store(target, Accumulator(reduction.dtype)),),
+        found.body,
+        reduction.combiner if found.across else None,
+        reduce=tuple(map(Tile, found.across)),
+        unroll=(*points,),
+        vector=found.column if found.lanes == found.along else found.lanes,
+        skip_padding=bool(found.across) and not reads_halo(reduction),
+    )
+    return nest([loop], compute)
+
+
+def _second_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
+    """The outputs: their taps of the line."""
+    problem = found.problem
+    loop, points = _tile(found, found.along, vectors, lanes)
+    place = affine(found.along) * found.step + affine(found.taps) * found.dilation + found.first
+    few = always_less(found.taps.extent, _WRITTEN_OUT + 1)
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        _element(found, line, place),
+        problem.reduction.combiner,
+        reduce=() if few else (Tile(found.taps),),
+        unroll=(*([Tile(found.taps)] if few else []), *points),
+        vector=found.lanes,
+    )
+    return nest([loop], compute)
