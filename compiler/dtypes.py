@@ -16,6 +16,15 @@ class ElementKind(IntEnum):
     BFLOAT = 3
 
 
+class Combination(IntEnum):
+    """How a native function joins two elements; `native/accumulation.c` has the same."""
+
+    ADD = 0
+    MUL = 1
+    MAX = 2
+    MIN = 3
+
+
 class DType(StrEnum):
     """The type of one element in memory. The value is its name in text forms and NumPy."""
 

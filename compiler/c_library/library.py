@@ -205,7 +205,9 @@ def compile_objects(
     sources = [Path(folder, f"{name}.c"), NATIVE / "tw_model.c"]
     sources += [_RUNTIME / f"{each}.c" for each in ("program", "sizing")]
     if natives:
-        sources += [_RUNTIME / f"{each}.c" for each in ("selection", "suppression", "order")]
+        sources += [
+            _RUNTIME / f"{each}.c" for each in ("accumulation", "selection", "suppression", "order")
+        ]
     if register_bits:
         sources.append(_RUNTIME / "vectors.c")
     if compiled.target.tiles is not None:

@@ -1,63 +1,87 @@
-"""Running sums and products along an axis, in logarithmically many passes (Hillis and Steele).
-
-After the pass with distance d, each element holds the sum of the 2d elements up to it; a pass adds
-the tensor to itself, moved by d with zeros coming in. Data Parallel Algorithms, CACM 29(12), 1986.
-"""
+"""Running sums and products along an axis, which a function of the C runtime makes in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Sequence
+from math import prod
 
-from compiler.ops.moves import part
+import numpy as np
+
+from compiler.dtypes import Combination, DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import axis_of, integer, word
+from compiler.ops.cast import cast_to
+from compiler.ops.native import native, split_at
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
-from compiler.sizes import OpenSizeError, bounds, is_open
+from compiler.ops.shapes import operand_count
+
+_RUNNING = {"add": np.add, "mul": np.multiply}
 
 
-def _moved(node: OnnxNode, value: str, dim: int, distance: int, fill: float) -> str:
-    """Element i is element i - distance; `fill` comes in. A negative distance moves backwards."""
-    shape = node.shape(value)
-    if is_open(shape[dim]):  # it may be shorter than the distance: all places that come in, cut
-        rank = len(shape)
-        room = tuple(abs(distance) if d == dim else 0 for d in range(rank))
-        none = (0,) * rank
-        pads = (*room, *none) if distance > 0 else (*none, *room)
-        wide = node.emit("pad", [value], pads=pads, value=fill)
-        return part(node, wide, dim, max(-distance, 0), shape[dim])
-    kept = shape[dim] - abs(distance)
-    starts = tuple(max(-distance, 0) if d == dim else 0 for d in range(len(shape)))
-    sizes = tuple(kept if d == dim else extent for d, extent in enumerate(shape))
-    rest = node.emit("slice", [value], starts=starts, steps=(1,) * len(shape), sizes=sizes)
-    before = tuple(max(distance, 0) if d == dim else 0 for d in range(len(shape)))
-    after = tuple(max(-distance, 0) if d == dim else 0 for d in range(len(shape)))
-    return node.emit("pad", [rest], pads=(*before, *after), value=fill)
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """Each element and those before it along `axis`, added or multiplied (`reduction`): without
+    the element itself where they are `exclusive`, from the last one on in `reverse`."""
+    operand_count(types, 1)
+    (x,) = types
+    axis_of(attrs, len(x.shape))
+    if word(attrs, "reduction") not in _RUNNING:
+        raise InvalidModelError(f"running '{word(attrs, 'reduction')}'")
+    if x.dtype is DType.BOOL or (x.dtype.is_float and x.dtype.bytes == 2):
+        raise InvalidModelError(f"running sums of {x.dtype}")
+    return x
 
 
-def _onnx(op_name: str, neutral: float) -> Callable[[OnnxNode], str]:
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    (x,) = arrays
+    axis, combine = axis_of(attrs, x.ndim), _RUNNING[word(attrs, "reduction")]
+    turned = np.flip(x, axis) if integer(attrs, "reverse", 0) else x
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: np.ndarray = combine.accumulate(turned, axis, dtype=x.dtype)
+    if integer(attrs, "exclusive", 0):
+        found = np.moveaxis(found, axis, 0)
+        first = np.full_like(found[:1], combine.identity)
+        found = np.moveaxis(np.concatenate([first, found[:-1]]), 0, axis)
+    return np.flip(found, axis) if integer(attrs, "reverse", 0) else found
+
+
+def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    (x,) = types
+    how = Combination[word(attrs, "reduction").upper()]
+    extents = split_at(x.shape, axis_of(attrs, len(x.shape)))
+    flags = integer(attrs, "exclusive", 0), integer(attrs, "reverse", 0)
+    return "accumulate", (x.dtype.kind, x.dtype.bytes, how, *extents, *flags)
+
+
+def _onnx(reduction: str) -> Callable[[OnnxNode], str]:
     def emit(node: OnnxNode) -> str:
         value = node.input(0)
-        shape = node.shape(value)
+        shape, dtype = node.shape(value), node.type(value).dtype
         axes = node.static_ints(1, "axis")
         if axes is None or len(axes) != 1 or not -len(shape) <= axes[0] < len(shape):
             raise node.invalid(f"axis {axes} for an input of rank {len(shape)}")
-        dim = axes[0] % len(shape)
-        direction = -1 if node.integer("reverse", 0) else 1
-        if node.integer("exclusive", 0):
-            value = _moved(node, value, dim, direction, neutral)
-        distance, most = 1, bounds(shape[dim])[1]
-        if most == inf:
-            raise OpenSizeError(f"how many sums there are of {shape[dim]} elements")
-        while distance < most:
-            moved = _moved(node, value, dim, direction * distance, neutral)
-            value = node.emit(op_name, [value, moved])
-            distance *= 2
-        return value
+        if prod(shape) == 0:
+            return value
+        if dtype.is_float and dtype.bytes == 2:  # sums of many are more than it can hold
+            value = cast_to(node, value, DType.FLOAT32)
+        result = node.emit(
+            "accumulate",
+            [value],
+            axis=axes[0] % len(shape),
+            reduction=reduction,
+            exclusive=int(node.integer("exclusive", 0) != 0),
+            reverse=int(node.integer("reverse", 0) != 0),
+        )
+        return cast_to(node, result, dtype)
 
     return emit
 
 
+OPERATORS = (native("accumulate", _infer, _reference, _work),)
+
 RULES = (
-    OnnxRule("CumSum", _onnx("add", 0.0)),
-    OnnxRule("CumProd", _onnx("mul", 1.0)),
+    OnnxRule("CumSum", _onnx("add")),
+    OnnxRule("CumProd", _onnx("mul")),
 )

@@ -1,9 +1,8 @@
 """Writing at positions.
 
-If the positions are known at import, each element of the result reads the update that a table
-names. Else `scatter` writes the updates over the data, in place where nothing else needs the data:
-then a cache costs what is new. Where updates are combined with the data, every element looks at
-every update of its row, and the work is the product of both lengths.
+`scatter` visits each update once. It writes them over the data, or combines them with it, in place
+where nothing else needs the data: then a cache costs what is new. Updates whose known positions
+follow each other are pieces of the result instead, which fuse with what makes them.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import Combination, DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
-from compiler.ops.attributes import integer
+from compiler.ops.attributes import integer, word
 from compiler.ops.cast import cast_to
 from compiler.ops.computed import counting, filled, grid, table
 from compiler.ops.gather import row_strides, wrapped
-from compiler.ops.moves import transposed, window
+from compiler.ops.moves import part, window
 from compiler.ops.native import native
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import operand_count, show
-from compiler.sizes import same_extents
+from compiler.sizes import is_open, same_extents
 
-_REDUCTIONS = {"add": "reduce_sum", "mul": "reduce_prod", "max": "reduce_max", "min": "reduce_min"}
-_JOINS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
+_COMBINED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+_OF_TRUTHS = {"add": "max", "mul": "min"}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -52,6 +51,11 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
             f"updates {show(updates.shape)} for {places.elements} rows of "
             f"{show(data.shape[depth:])}"
         )
+    reduction = word(attrs, "reduction", "none")
+    if reduction != "none" and reduction not in _COMBINED:
+        raise InvalidModelError(f"reduction is '{reduction}'")
+    if reduction != "none" and data.dtype.is_float and data.dtype.bytes == 2:
+        raise InvalidModelError(f"{reduction} of {data.dtype}, which is summed as float32")
     return data
 
 
@@ -61,15 +65,23 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     width = prod(data.shape[depth:])
     rows = data.reshape(prod(data.shape[:depth]), width).copy()
     inside = (places >= 0) & (places < len(rows))
-    rows[places[inside]] = updates.reshape(len(places), width)[inside]
+    given, reduction = updates.reshape(len(places), width)[inside], word(attrs, "reduction", "none")
+    if reduction == "none":
+        rows[places[inside]] = given
+    else:
+        _COMBINED[reduction].at(rows, places[inside], given)
     return rows.reshape(data.shape)
 
 
 def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
     data, places, _ = types
-    depth = integer(attrs, "depth")
-    within = prod(data.shape[depth:]) * data.dtype.bytes
-    return "scatter", (prod(data.shape[:depth]), within, places.elements)
+    depth, reduction = integer(attrs, "depth"), word(attrs, "reduction", "none")
+    rows, within = prod(data.shape[:depth]), prod(data.shape[depth:])
+    size, count = data.dtype.bytes, places.elements
+    if reduction == "none":
+        return "scatter", (rows, within * size, count)
+    how = Combination[reduction.upper()]
+    return "combine", (data.dtype.kind, size, how, rows, within, count)
 
 
 def rows_replaced(
@@ -109,54 +121,59 @@ def _within(node: OnnxNode, value: str, place: str, length: int) -> str:
     return node.emit("where", [inside, value, node.scalar(-1, DType.INT64)])
 
 
-def _scattered(node: OnnxNode, data: str, targets: str, updates: str, reduction: str) -> str:
-    """data: (B, N); targets: (B or 1, U), int64 in [0, N); updates: (B, U). Returns (B, N).
+def _written(
+    node: OnnxNode, data: str, places: str, updates: str, depth: int, reduction: str
+) -> str:
+    """The data with rows of `depth` dimensions replaced by updates, or combined with them.
 
-    Without a reduction the targets are known.
+    places: (updates,), int64. Elements of 16 bits are combined in float32 and rounded once.
     """
-    (rows, length), count = node.shape(data), node.shape(targets)[1]
+    dtype = node.type(data).dtype
     if reduction == "none":
-        known = node.builder.known(targets)
-        assert known is not None
-        last = _last(node, known, length)
-        found = node.emit("greater_or_equal", [last, node.scalar(0, DType.INT64)])
-        place = node.emit("max", [last, node.scalar(0, DType.INT64)])
-        base = table(node, counting(node, rows, count).reshape((rows, 1)), DType.INT64)
-        flat = node.reshape(updates, (rows * count,))
-        picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
-        return node.emit("where", [found, picked, data])
-    meant = _meant(node, targets, length)
-    given = node.reshape(updates, (rows, 1, count))
-    column = node.reshape(data, (rows, length, 1))
-    if reduction in ("add", "mul"):
-        neutral = node.scalar(0 if reduction == "add" else 1, node.type(data).dtype)
-    else:
-        neutral = column
-    values = node.emit("where", [meant, given, neutral])
-    total = node.emit(_REDUCTIONS[reduction], [values], axes=(2,), keepdims=0)
-    return node.emit(_JOINS[reduction], [data, total])
+        known = node.builder.known(places)
+        pieces = None if known is None else _pieces(node, data, known, updates, depth)
+        return pieces or node.emit("scatter", [data, places, updates], depth=depth)
+    if dtype is DType.BOOL:
+        reduction = _OF_TRUTHS.get(reduction, reduction)
+    if dtype.is_float and dtype.bytes == 2:
+        data, updates = (cast_to(node, value, DType.FLOAT32) for value in (data, updates))
+    result = node.emit("scatter", [data, places, updates], depth=depth, reduction=reduction)
+    return cast_to(node, result, dtype)
 
 
-def _meant(node: OnnxNode, targets: str, length: int) -> str:
-    """(B, N, U): whether an update is for a place."""
-    rows, count = node.shape(targets)
-    places = table(node, counting(node, length).reshape((length, 1)), DType.INT64)
-    return node.emit("equal", [node.reshape(targets, (rows, 1, count)), places])
+def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: int) -> str | None:
+    """The data with its middle part along one dimension replaced; None where the places are others.
 
-
-def _last(node: OnnxNode, targets: np.ndarray, length: int) -> str:
-    """(B or 1, N): the last update for each place, or -1."""
-    rows, count = targets.shape
-    node.reserve(f"{rows * length} positions", rows * length * 8)
-    table = np.full((rows, length), -1, np.int64)
-    for number in range(count):
-        table[np.arange(rows), targets[:, number]] = number
-    return node.constant(table)
+    Pieces fuse with what makes the updates, and need no table of places.
+    """
+    shape = node.shape(data)
+    if any(map(is_open, shape[:depth])) or places.min() < 0:
+        return None
+    coordinates = np.unravel_index(places, shape[:depth])
+    starts = [int(each.min()) for each in coordinates]
+    sizes = [int(each.max()) - first + 1 for each, first in zip(coordinates, starts, strict=True)]
+    cut = [dim for dim in range(depth) if sizes[dim] < shape[dim]]
+    if prod(sizes) != len(places) or len(cut) > 1:
+        return None
+    box = np.ix_(*(range(s, s + n) for s, n in zip(starts, sizes, strict=True)))
+    if (np.ravel_multi_index(box, shape[:depth]).reshape(-1) != places).any():
+        return None
+    middle = node.reshape(updates, (*sizes, *shape[depth:]))
+    if not cut:
+        return middle
+    (dim,) = cut
+    start, end = starts[dim], starts[dim] + sizes[dim]
+    parts = [
+        *([part(node, data, dim, 0, start)] if start else []),
+        middle,
+        *([part(node, data, dim, end, shape[dim] - end)] if end < shape[dim] else []),
+    ]
+    return node.emit("concat", parts, axis=dim)
 
 
 def _reduction(node: OnnxNode) -> str:
     reduction = node.word("reduction", "none")
-    if reduction != "none" and reduction not in _REDUCTIONS:
+    if reduction != "none" and reduction not in _COMBINED:
         raise node.invalid(f"reduction is '{reduction}'")
     return reduction
 
@@ -177,31 +194,6 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
         raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
     if not prod(picked):
         return data
-    reduction = _reduction(node)
-    if reduction == "none" and node.builder.known(indices) is None:
-        return _replaced(node, data, indices, updates, dim)
-    region = window(node, data, {d: (0, picked[d]) for d in range(rank) if d != dim})
-    order = [d for d in range(rank) if d != dim] + [dim]
-    rows = prod(picked) // picked[dim]
-    flat = [
-        node.reshape(transposed(node, value, order), (rows, extent))
-        for value, extent in (
-            (region, shape[dim]),
-            (wrapped(node, indices, shape[dim]), picked[dim]),
-            (updates, picked[dim]),
-        )
-    ]
-    result = _scattered(node, flat[0], flat[1], flat[2], reduction)
-    moved = tuple(picked[d] for d in order[:-1])
-    result = node.reshape(result, (*moved, shape[dim]))
-    result = transposed(node, result, [order.index(d) for d in range(rank)])
-    return _put_back(node, data, result)
-
-
-def _replaced(node: OnnxNode, data: str, indices: str, updates: str, dim: int) -> str:
-    """The data with each update in the place that its index names along one dimension; along the
-    others it is the update's own."""
-    shape, picked = node.shape(data), node.shape(indices)
     strides = row_strides(shape)
     place = wrapped(node, indices, shape[dim])
     element = node.emit("mul", [place, node.scalar(strides[dim], DType.INT64)])
@@ -209,21 +201,8 @@ def _replaced(node: OnnxNode, data: str, indices: str, updates: str, dim: int) -
         if d != dim and extent != 1:
             steps = grid(node, {d: strides[d]}, picked)
             element = node.emit("add", [element, table(node, steps, DType.INT64)])
-    element = _within(node, element, place, shape[dim])
-    flat = [node.reshape(value, (prod(picked),)) for value in (element, updates)]
-    return node.emit("scatter", [data, *flat], depth=len(shape))
-
-
-def _put_back(node: OnnxNode, data: str, region: str) -> str:
-    """The data with its first places along every dimension replaced."""
-    shape = node.shape(data)
-    for dim, extent in enumerate(shape):
-        kept = node.shape(region)
-        if kept[dim] < extent:
-            later = {d: (0, kept[d]) for d in range(dim + 1, len(shape))}
-            rest = window(node, data, {dim: (kept[dim], extent - kept[dim]), **later})
-            region = node.emit("concat", [region, rest], axis=dim)
-    return region
+    element = node.reshape(_within(node, element, place, shape[dim]), (prod(picked),))
+    return _written(node, data, element, updates, rank, _reduction(node))
 
 
 def _onnx_scatter_nd(node: OnnxNode) -> str:
@@ -236,23 +215,14 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
         raise node.invalid(
             f"indices {show(picked)} and updates {show(node.shape(updates))} for data {show(shape)}"
         )
-    places, width, count = prod(shape[:depth]), prod(shape[depth:]), prod(picked[:-1])
+    count = prod(picked[:-1])
     if not count:
         return data
     place = wrapped(node, indices, shape[:depth])
     factors = node.sizes(row_strides(shape[:depth]))
     parts = node.emit("mul", [place, factors])
     targets = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)
-    reduction = _reduction(node)
-    if reduction == "none" and node.builder.known(targets) is None:
-        return node.emit("scatter", [data, node.reshape(targets, (count,)), updates], depth=depth)
-    columns = [
-        transposed(node, node.reshape(value, (extent, width)), (1, 0))
-        for value, extent in ((data, places), (updates, count))
-    ]
-    flat = node.reshape(targets, (1, count))
-    result = _scattered(node, columns[0], flat, columns[1], reduction)
-    return node.reshape(transposed(node, result, (1, 0)), shape)
+    return _written(node, data, node.reshape(targets, (count,)), updates, depth, _reduction(node))
 
 
 def _onnx_max_unpool(node: OnnxNode) -> str:
@@ -307,17 +277,9 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
 OPERATORS = (native("scatter", _infer, _reference, _work),)
 
 RULES = (
-    OnnxRule(
-        "ScatterElements",
-        _onnx_scatter_elements,
-        limits="with a reduction, work grows with data times updates",
-    ),
+    OnnxRule("ScatterElements", _onnx_scatter_elements),
     OnnxRule("Scatter", _onnx_scatter_elements),
-    OnnxRule(
-        "ScatterND",
-        _onnx_scatter_nd,
-        limits="with a reduction, work grows with data times updates",
-    ),
+    OnnxRule("ScatterND", _onnx_scatter_nd),
     OnnxRule("MaxUnpool", _onnx_max_unpool),
     OnnxRule("TensorScatter", _onnx_tensor_scatter),
 )

@@ -1,18 +1,18 @@
 """The native functions: operations that the C runtime does itself, because they are no loop nests.
 
 A function has a stage's type; its parameters are integers that the program holds. This module says
-what each reads and writes, so that a program can be checked before it runs. `native/selection.c`
-and `native/suppression.c` hold the functions themselves.
+what each reads and writes, so that a program can be checked before it runs. `native/selection.c`,
+`native/suppression.c` and `native/accumulation.c` hold the functions themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from math import prod
 
-from compiler.dtypes import ElementKind
+from compiler.dtypes import Combination, ElementKind
 from compiler.sizes import is_open
 
 PARAMETER_LIMIT = 1 << 40
@@ -64,6 +64,10 @@ def native_symbol(function: str) -> str:
     return f"tw_native_{function}"
 
 
+COLUMNS = 1024
+"""Columns that a tile of `accumulate` has at most."""
+
+
 def _check_element(kind: int, size: int) -> None:
     if kind not in tuple(ElementKind) or size not in (1, 2, 4, 8):
         raise ValueError(f"there is no element of kind {kind} with {size} bytes")
@@ -109,6 +113,28 @@ def _scatter(rows: int, within: int, count: int) -> NativeSignature:
     return NativeSignature((size, count * 8, prod((count, within))), size, over=0)
 
 
+def _check_arithmetic(kind: int, size: int, how: int, known: Collection[Combination]) -> None:
+    _check_element(kind, size)
+    if kind in (ElementKind.FLOAT, ElementKind.BFLOAT) and size == 2:
+        raise ValueError("elements of 16 bits are joined as float32")
+    if how not in known:
+        raise ValueError(f"there is no way {how} to join elements")
+
+
+def _combine(kind: int, size: int, how: int, rows: int, within: int, count: int) -> NativeSignature:
+    _check_arithmetic(kind, size, how, tuple(Combination))
+    whole, row = prod((rows, within, size)), within * size
+    return NativeSignature((whole, count * 8, prod((count, row))), whole, over=0)
+
+
+def _accumulate(
+    kind: int, size: int, how: int, outer: int, extent: int, inner: int, exclusive: int, last: int
+) -> NativeSignature:
+    _check_arithmetic(kind, size, how, (Combination.ADD, Combination.MUL))
+    whole = prod((outer, extent, inner, size))
+    return NativeSignature((whole,), whole, extent=outer * -(-inner // COLUMNS))
+
+
 def _non_max_suppression(
     batches: int, classes: int, boxes: int, room: int, centred: int
 ) -> NativeSignature:
@@ -126,5 +152,7 @@ _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "trim": _trim,
     "put": _put,
     "scatter": _scatter,
+    "combine": _combine,
+    "accumulate": _accumulate,
     "non_max_suppression": _non_max_suppression,
 }

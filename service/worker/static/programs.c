@@ -59,7 +59,7 @@ typedef struct {
 /* What the C runtime does itself (compiler/runtime/native_functions.py). */
 #define NATIVES(each)                                                                              \
     each(top_k) each(positions) each(unique) each(trim) each(put) each(scatter)                    \
-        each(non_max_suppression)
+        each(combine) each(accumulate) each(non_max_suppression)
 #define DECLARE(name)                                                                              \
     extern void tw_native_##name(void *const *, void *, const int64_t *, int64_t, int64_t);
 NATIVES(DECLARE)

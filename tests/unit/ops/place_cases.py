@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
 TIES = data([[[[3, 3, 1, 3, 3], [2, 3, 3, 3, 1], [3, 3, 1, 1, 3], [3, 3, 3, 2, 2]]]], FLOAT)
@@ -27,6 +29,28 @@ SCATTERED = [
     *(
         Case("ScatterND", ((4, 3), data([[1], [1], [0]]), (3, 3)), {"reduction": r}, opset=18)
         for r in ("add", "mul", "max", "min")
+    ),
+    # Known places: a part along one dimension, a box, others, and each in any order.
+    Case("ScatterND", ((4, 3), i64(1, 2).reshape(2, 1), (2, 3))),
+    Case("ScatterND", ((4, 3), i64(0, 1, 2, 3).reshape(4, 1), (4, 3))),
+    Case("ScatterND", ((4, 3), i64(2, 1).reshape(2, 1), (2, 3))),
+    Case("ScatterND", ((2, 3, 4), i64(0, 1, 0, 2, 1, 1, 1, 2).reshape(2, 2, 2), (2, 2, 4))),
+    Case("ScatterND", ((3, 3, 4), i64(0, 1, 0, 2, 1, 1, 1, 2).reshape(2, 2, 2), (2, 2, 4))),
+    Case("ScatterND", ((2, 3), i64(1, 0, 0, 2, 0, 0).reshape(3, 2), (3,))),
+    Case("ScatterElements", ((3, 4), i64(1, 2, 1, 2, 1, 2).reshape(3, 2), (3, 2)), {"axis": 1}),
+    Case("ScatterElements", ((3, 4), i64(1, 2, 2, 1).reshape(2, 2), (2, 2)), {"axis": 1}),
+    *(
+        Case(
+            "ScatterND",
+            (
+                data(np.arange(12).reshape(4, 3), t),
+                data([[1], [-3], [1]]),
+                data(np.ones((3, 3)), t),
+            ),
+            {"reduction": "add"},
+            opset=18,
+        )
+        for t in (np.float16, np.float64, np.int32, np.int64, np.uint8)
     ),
     Case(
         "MaxUnpool",

@@ -72,6 +72,23 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("scatter", [scores(2, 3, 4), np.array([5, -1, 0, 6, 5]), scores(5, 4)], {"depth": 2}),
     ("scatter", [scores(2, 3), np.array([4, 1, 4]), scores(3)], {"depth": 2}),
     ("scatter", [scores(3, 2), np.array([], np.int64), scores(0, 2)], {"depth": 1}),
+    *(
+        (
+            "scatter",
+            [scores(2, 3, 4), np.array([5, -1, 0, 6, 5]), scores(5, 4)],
+            {"depth": 2, "reduction": reduction},
+        )
+        for reduction in ("add", "mul", "max", "min")
+    ),
+    *(
+        (
+            "accumulate",
+            [scores(3, 6, 5)],
+            {"axis": axis, "reduction": "add", "exclusive": exclusive, "reverse": reverse},
+        )
+        for axis, exclusive, reverse in ((0, 0, 0), (1, 1, 0), (2, 0, 1), (-1, 1, 1))
+    ),
+    ("accumulate", [RANDOM.integers(1, 9, (4, 9))], {"axis": 1, "reduction": "mul"}),
     *(("trim", [scores(3, 8, 5), np.array(n)], {"axis": 1}) for n in (0, 5, 8)),
     *(
         (
@@ -112,6 +129,8 @@ def test_native_operators_have_no_expression() -> None:
 
 PLACES = TensorType(DType.INT64, (2,))
 VECTOR, SCALAR = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, ())
+PAIR, HALF_PAIR = TensorType(DType.FLOAT32, (2,)), TensorType(DType.FLOAT16, (2,))
+HALVES = TensorType(DType.FLOAT16, (4,))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +144,11 @@ VECTOR, SCALAR = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, ())
         ("scatter", [VECTOR, VECTOR, VECTOR], {"depth": 1}, "places are float32.*, not a vector"),
         ("scatter", [VECTOR, PLACES, PLACES], {"depth": 1}, "updates of int64 for data of float32"),
         ("scatter", [VECTOR, PLACES, SCALAR], {"depth": 1}, r"updates \(\) for 2 rows of \(\)"),
+        ("scatter", [VECTOR, PLACES, PAIR], {"depth": 1, "reduction": "sub"}, "is 'sub'"),
+        ("scatter", [HALVES, PLACES, HALF_PAIR], {"depth": 1, "reduction": "add"}, "as float32"),
+        ("accumulate", [HALVES], {"axis": 0, "reduction": "add"}, "running sums of float16"),
+        ("accumulate", [VECTOR], {"axis": 1, "reduction": "add"}, "axis 1 is out of range"),
+        ("accumulate", [VECTOR], {"axis": 0, "reduction": "max"}, "running 'max'"),
         ("trim", [VECTOR, SCALAR], {"axis": 0}, "the count is float32"),
         ("non_max_suppression", [VECTOR] * 5, {"room": 1}, "boxes"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
+from compiler.dtypes import Combination, DType
 from compiler.runtime.executable import Executable
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import Array, aligned_empty
@@ -174,6 +174,58 @@ def test_scatter_puts_rows_to_their_places(places: list[int], width: int) -> Non
     assert program_from_json(program_to_json(made)) == made
 
 
+ARITHMETIC = [dtype for dtype in TYPES if dtype != np.float16]
+JOINED = {
+    Combination.ADD: np.add,
+    Combination.MUL: np.multiply,
+    Combination.MAX: np.maximum,
+    Combination.MIN: np.minimum,
+}
+
+
+@pytest.mark.parametrize("width", [1, 3, 40])
+@pytest.mark.parametrize("how", Combination)
+@pytest.mark.parametrize("dtype", ARITHMETIC, ids=str)
+def test_combine_joins_every_update_once(dtype: np.dtype, how: Combination, width: int) -> None:
+    """Integers wrap around, a NaN stays, and a place that is none is left out."""
+    places = np.array([4, 0, 4, -1, 5, 1 << 62, 4, 2])
+    rows, given = values(dtype, (5, width + 2))[:, :width], values(dtype, (8, width))[::-1]
+    kind = DType(dtype.name)
+    arrays: list[Array] = [np.ascontiguousarray(rows), places, np.ascontiguousarray(given)]
+    parameters = (kind.kind, kind.bytes, how, 5, width, len(places))
+    made = program("combine", parameters, arrays, (5, width), kind)
+    inside, expected = (places >= 0) & (places < 5), rows.copy()
+    with np.errstate(all="ignore"):
+        JOINED[how].at(expected, places[inside], given[inside])
+    np.testing.assert_array_equal(run(made, arrays), expected, strict=True)
+    np.testing.assert_array_equal(arrays[0], rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("how", [Combination.ADD, Combination.MUL])
+@pytest.mark.parametrize("dtype", ARITHMETIC, ids=str)
+def test_accumulate_runs_along_an_axis(
+    dtype: np.dtype, how: Combination, reverse: int, exclusive: int, threads: int
+) -> None:
+    """A line, few columns and many: each has a loop of its own."""
+    kind = DType(dtype.name)
+    shapes = [(3, 11, 1), (1, 1, 1), (1, 4, 1), *((2, 5, n) for n in (2, 3, 4, 7, 11, 23, 40))]
+    for shape in (*shapes, (2, 3, 1030), (2, 1, 5)):
+        x = np.random.default_rng(shape[-1]).integers(1, 4, shape).astype(dtype)
+        turned = np.flip(x, 1) if reverse else x
+        with np.errstate(over="ignore"):
+            expected = JOINED[how].accumulate(turned, 1, dtype=dtype)
+        if exclusive:
+            first = np.full_like(x[:, :1], JOINED[how].identity)
+            expected = np.concatenate([first, expected[:, :-1]], 1)
+        expected = np.flip(expected, 1) if reverse else expected
+        parameters = (kind.kind, kind.bytes, how, *shape, exclusive, reverse)
+        found = run(program("accumulate", parameters, [x], shape, kind), [x], threads)
+        np.testing.assert_array_equal(found, expected, strict=True)
+
+
 def test_each_run_counts_for_itself() -> None:
     x = np.arange(5)
     made = program("trim", (1, 5, 8), [x, np.array(0)], (5,), counted=0)
@@ -224,6 +276,10 @@ def test_the_code_of_a_call_is_what_the_header_says() -> None:
         ("top_k", (9, 4, 1, 4, 1, 2, 1), "no element of kind 9"),
         ("top_k", (2, 1, 1, 4, 1, 2, 1), "no floating-point element with 1 bytes"),
         ("top_k", (1, 2, 1, 4, 1, 5, 1), "the first 5 of 4 elements"),
+        ("combine", (2, 2, 0, 3, 4, 5), "16 bits are joined as float32"),
+        ("combine", (3, 2, 0, 3, 4, 5), "16 bits are joined as float32"),
+        ("combine", (2, 4, 4, 3, 4, 5), "no way 4 to join"),
+        ("accumulate", (2, 4, 2, 1, 3, 4, 0, 0), "no way 2 to join"),
         ("positions", (-1,), "a parameter is out of range"),
         ("positions", (1 << 60,), "a parameter is out of range"),
     ],
