@@ -242,6 +242,16 @@ CASES = (
         {"n": (1, 40)},
         {"axis": 1},
     ),
+    *(
+        Case(
+            f"CumSum-{axis}",
+            "CumSum",
+            (Input(("b", "n", "m")), np.array(axis)),
+            {"b": (1, 3), "n": (1, 40), "m": (1, 17)},
+            {"reverse": axis % 2},
+        )
+        for axis in (0, 1, 2)
+    ),
     Case(
         "ScatterND-added",
         "ScatterND",
