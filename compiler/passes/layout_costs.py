@@ -34,6 +34,10 @@ _MIXED = 10.0
 """Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
 
+_LINE_STARTS = 800.0
+"""Two passes over a line of a window begin and end."""
+
+
 @memo(4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     """Reading or writing a value once, as it lies."""
@@ -42,6 +46,10 @@ def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
         last = layout.factors[-1]
         torn = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes % _LINE_BYTES != 0
     return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
+
+
+FEW_TAPS = 25
+"""Windows of more elements are reduced in two passes (the `separable` template)."""
 
 
 def convolution(
@@ -144,13 +152,24 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
         return elements * (60.0 if layout == ROW_MAJOR else 450.0)
     kernel = ints(node.attrs, "kernel")
     work = 3.0 * elements * prod(kernel)
+    large = prod(kernel) > FEW_TAPS
     if layout != ROW_MAJOR:
-        return work
+        return _two_passes(graph, node, 1.0) if large else work
+    step = _gathered(ints(node.attrs, "strides", (1,) * len(kernel))[-1])
+    filled = 1.2 * _filled(graph.types[node.output].shape[-1], lanes)
     pads = ints(node.attrs, "pads", (0,) * (2 * len(kernel)))
-    if pads[len(kernel) - 1] or pads[-1]:
-        return work * _MIXED  # windows at the ends of a row differ from those between
-    step = ints(node.attrs, "strides", (1,) * len(kernel))[-1]
-    return work * 1.2 * _gathered(step) * _filled(graph.types[node.output].shape[-1], lanes)
+    if large or pads[len(kernel) - 1] or pads[-1]:
+        return _two_passes(graph, node, step) * filled
+    return work * filled * step
+
+
+def _two_passes(graph: Graph, node: Node, step: float) -> float:
+    """A window along its other dimensions, for each element of a line, then along the line."""
+    *across, along = ints(node.attrs, "kernel")
+    outputs = graph.types[node.output]
+    lines = outputs.elements // outputs.shape[-1] * graph.types[node.inputs[0]].shape[-1]
+    starts = _LINE_STARTS * (outputs.elements // outputs.shape[-1])
+    return starts + 3.0 * (lines * (prod(across) + 1) + outputs.elements * along * step)
 
 
 def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
