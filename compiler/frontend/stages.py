@@ -13,7 +13,7 @@ elements of those that decide sizes. It is imported in turn, and may be cut agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,7 +117,8 @@ class Rest:
         source: the model, without inputs for these values.
         reads: the values.
         reason: why it was cut.
-        spelled: so many of the first nodes make numbers from the extents of what is read.
+        spelled: so many of the first nodes make numbers from the extents of what is read, and
+            sequences of it.
     """
 
     source: ReadModel
@@ -207,7 +208,7 @@ def rest_of(
     read: ReadModel,
     waiting: Waiting,
     builder: GraphBuilder,
-    values: Mapping[str, str | None],
+    values: MutableMapping[str, str | None],
     before: Rest | None,
 ) -> Rest:
     """The rest of a model, whose nodes wait for values of `builder`.
@@ -216,12 +217,12 @@ def rest_of(
         read: the model.
         waiting: the nodes.
         builder: the graph of what was imported.
-        values: the graph's value for each ONNX name.
+        values: the graph's value for each ONNX name; elements of sequences get names here.
         before: what the model is made of, if it is itself a rest.
 
     Raises:
-        UnsupportedOperatorError: why the first node waits, if a value is made of text or a
-            sequence, or waiting would not help.
+        UnsupportedOperatorError: why the first node waits, if a value is made of text, or waiting
+            would not help.
     """
     first = waiting.first
     assert first is not None
@@ -238,6 +239,12 @@ def rest_of(
     extents: dict[str, tuple[str, int]] = {}
     spelled: list[NodeProto] = []
     read_behind = {name for node in waiting.nodes for name in reads(node)} - waiting.made
+    for name in sorted(read_behind):
+        elements = builder.sequences.get(values.get(name) or "")
+        if elements is not None:
+            keys = _named(name, elements, values)
+            read_behind = (read_behind - {name}) | set(keys)
+            spelled.append(_listed(name, keys))
     # Sizes come last: the extents of other values may be what they are.
     for name in sorted(read_behind, key=lambda name: (values.get(name) in builder.sizes, name)):
         value = values.get(name)
@@ -247,7 +254,7 @@ def rest_of(
         text, labels = name in texts, builder.labels.get(value)
         kind, trim, constant = builder.types[value], builder.trim(value), builder.known(value)
         is_known = constant is not None and trim is None
-        if value in builder.sequences or value in builder.narrow:
+        if value in builder.narrow:
             raise first
         if labels is not None and (labels.columns or not (text or is_known)):
             raise first
@@ -278,6 +285,24 @@ def rest_of(
     _check_progress(waiting, read, crossings, before)
     reads_ = Reads(tuple(crossings), ranges)
     return Rest(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
+
+
+def _named(
+    name: str, elements: Sequence[str], values: MutableMapping[str, str | None]
+) -> list[str]:
+    """The ONNX names of a sequence's elements; those without one get a name of their own."""
+    known = {value: key for key, value in values.items() if value is not None}
+    for number, element in enumerate(elements):
+        if element not in known:
+            known[element] = f"{name}//{number}"
+            values[known[element]] = element
+    return [known[element] for element in elements]
+
+
+def _listed(name: str, elements: Sequence[str]) -> NodeProto:
+    """A node that makes a sequence: none crosses a cut, but its elements do."""
+    operator = "SequenceConstruct" if elements else "SequenceEmpty"
+    return helper.make_node(operator, elements, [name])
 
 
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
@@ -334,7 +359,7 @@ def _deciding(
     """
 
     def small(value: str | None) -> bool:
-        if value is None or builder.trim(value) is not None:
+        if value is None or value in builder.sequences or builder.trim(value) is not None:
             return False
         elements = builder.types[value].elements
         return not is_open(elements) and elements <= DECIDING_ELEMENTS

@@ -150,7 +150,8 @@ class Assignment:
             self._problem.edge(maker, reader, np.array(costs))
             return
         layouts = list(dict.fromkeys(x for each in wanted.values() for x in each if x is not None))
-        if len({*layouts, *made}) == 1:
+        # Readers that take any layout want no copy, whatever the maker writes.
+        if not layouts or len({*layouts, *made}) == 1:
             return
         sets = [set(c) for size in range(len(layouts) + 1) for c in combinations(layouts, size)]
         held = self._problem.node([0.0] * len(sets))

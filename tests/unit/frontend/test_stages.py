@@ -1,9 +1,13 @@
-"""What waits behind a cut: the nodes of a branch in the graph that its If stands in."""
+"""What waits behind a cut: the nodes of a branch where its If stands, and lists of values."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx.parser
+import onnxruntime
+import pytest
 
+import compiler
 from compiler.frontend.nodes import subgraph
 from compiler.frontend.order import reads
 from compiler.frontend.stages import unwrapped
@@ -27,3 +31,31 @@ def test_values_of_a_body_that_are_called_as_some_of_its_branch_stay_its_own() -
         ["choice/turned", "choice/more"],
         ["choice/found"],
     ]
+
+
+LENGTHS = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    sequences (float[1] v, int64 n) => (float[m] y) <int64[1] one = {1}> {
+        more = Neg (v)
+        start = {START}
+        all = Loop (n, , start) <body = each (int64 i, bool go, seq(float[k]) before)
+            => (bool on, seq(float[k]) after) {
+            on = Identity (go)
+            length = Add (i, one)
+            row = Expand (v, length)
+            after = SequenceInsert (before, row)
+        }>
+        y = ConcatFromSequence <axis = 0> (all)
+    }
+"""
+
+
+@pytest.mark.parametrize("start", ["SequenceEmpty ()", "SequenceConstruct (v, more, more)"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_sequence_crosses_a_cut_as_its_elements(start: str, steps: int) -> None:
+    """What the run decides here is how often a loop inserts; the list is known before."""
+    model = onnx.parser.parse_model(LENGTHS.replace("{START}", start))
+    inputs = {"v": np.array([1.5], np.float32), "n": np.array(steps)}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    (found,) = compiler.compile_model(model).run(inputs)
+    np.testing.assert_array_equal(found, expected)
