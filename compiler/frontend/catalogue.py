@@ -122,6 +122,9 @@ def page() -> str:
         "goes to the branch that its node tracks in every mode, the label of trees is the class of",
         "the larger score, and of equal keys the last one counts.",
         "",
+        "Where every runtime differs from the specification, the runtimes count: `Resize` with",
+        "`align_corners` divides by the extent of the result, and looks for ties in float32.",
+        "",
         "| operator | opsets | types | how | limits |",
         "| --- | --- | --- | --- | --- |",
     ]

@@ -4,7 +4,12 @@ Along a dimension, each output is a weighted sum of a few inputs; which ones and
 follows from the extents: constants, or tables that each run computes where an extent is open.
 `interpolate` takes them for as many dimensions at once as have few taps. With many, each tap is a
 gather, times a row of weights. Coordinates and coefficients are those of the ONNX specification of
-Resize, version 19.
+Resize, version 19, but for what ONNX Runtime and PyTorch both do otherwise:
+
+- `align_corners` and `tf_crop_and_resize` divide by the extent of the result. The specification
+  divides by the extent that the scale gives, which need not be whole.
+- The place that `nearest` rounds, and the extent that a scale gives, are computed in float32.
+- A result of the operand's shape is the operand, also where a scale is near 1.
 """
 
 from __future__ import annotations
@@ -44,6 +49,20 @@ class _Line:
     end: float
 
 
+Rounded = Callable[[Floats], Floats]
+"""What each step of a calculation is rounded to."""
+
+
+def _in_float32(value: Floats) -> Floats:
+    """Rounded to float32: what one operation of two such numbers gives there."""
+    narrow: Floats = value.astype(np.float32).astype(np.float64)
+    return narrow
+
+
+def _in_float64(value: Floats) -> Floats:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class _Taps:
     """(taps, outputs): which inputs each output reads, and how much of each.
@@ -61,53 +80,63 @@ class _Taps:
         return len(self.positions)
 
 
-def _coordinates(node: OnnxNode, mode: str, line: _Line) -> Floats:
-    """The place in the input for each output.
-
-    As in the reference of the specification, the length of the output is the one that the scale
-    gives, before it is rounded down.
-    """
+def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Floats:
+    """The place in the input for each output; `rounded` is applied to each step."""
     x = counting(node, line.outputs).astype(np.float64)
     inputs, outputs = number(node, line.inputs), number(node, line.outputs)
     scale: Floats = outputs / inputs if line.scale is None else np.asarray(line.scale)
-    length: Floats = scale * inputs
+    scale = rounded(scale)
     places: Floats
     match mode:
         case "asymmetric":
-            places = x / scale
+            places = rounded(x / scale)
         case "half_pixel":
-            places = (x + 0.5) / scale - 0.5
+            places = rounded(rounded((x + 0.5) / scale) - 0.5)
         case "pytorch_half_pixel":
-            places = np.where(outputs > 1, (x + 0.5) / scale - 0.5, 0.0)
+            places = np.where(outputs > 1, rounded(rounded((x + 0.5) / scale) - 0.5), 0.0)
         case "half_pixel_symmetric":
-            places = inputs / 2 * (1 - outputs / length) + (x + 0.5) / scale - 0.5
+            unused = rounded(1 - rounded(outputs / rounded(scale * inputs)))
+            middle = rounded(inputs / 2 * unused)
+            places = rounded(middle + (x + 0.5) / scale - 0.5)
         case "align_corners":  # a single output is at 0, whatever it is divided by
-            places = x * (inputs - 1) / np.maximum(length - 1, 1)
+            places = rounded(rounded(x * (inputs - 1)) / np.maximum(outputs - 1, 1))
         case "tf_half_pixel_for_nn":
-            places = (x + 0.5) / scale
+            places = rounded((x + 0.5) / scale)
         case "tf_crop_and_resize":
             if is_open(line.inputs) or is_open(line.outputs):
                 raise OpenSizeError(f"which part of {line.inputs} places is shown")
+            last = line.inputs - 1
             if line.outputs == 1:
-                return np.full(1, 0.5 * (line.start + line.end) * (line.inputs - 1))
-            step = (line.end - line.start) * (line.inputs - 1) / (length - 1)
-            places = line.start * (line.inputs - 1) + x * step
+                return np.full(1, 0.5 * (line.start + line.end) * last)
+            shown = _in_float32(x * _in_float32(np.asarray(line.end - line.start)))
+            steps = _in_float32(_in_float32(shown * last) / (line.outputs - 1))
+            places = _in_float32(_in_float32(np.asarray(line.start * last)) + steps)
         case _:
             raise node.invalid(f"coordinate_transformation_mode is '{mode}'")
     return places
 
 
+_TIE = 1e-6
+"""How far a place may be from the middle of two that is a tie in ONNX Runtime."""
+
+
 def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
     mode = node.word("nearest_mode", "round_prefer_floor")
     rounded: dict[str, Callable[[Floats], Floats]] = {
-        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+        "round_prefer_floor": lambda x: np.ceil(x - (0.5 + _TIE)),
+        "round_prefer_ceil": lambda x: np.floor(x + (0.5 + _TIE)),
         "floor": np.floor,
         "ceil": np.ceil,
     }
     if mode not in rounded:
         raise node.invalid(f"nearest_mode is '{mode}'")
     return rounded[mode](places).astype(np.int64)
+
+
+def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
+    """Before opset 11: the specification says nothing, and ONNX Runtime rounds up what shrinks."""
+    assert line.scale is not None, "sizes are of opset 11"
+    return (np.ceil(places) if line.scale < 1 else np.floor(places)).astype(np.int64)
 
 
 def _triangle(distance: Floats) -> Floats:
@@ -130,13 +159,15 @@ def _cubic(a: float) -> Callable[[Floats], Floats]:
 def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     default = "half_pixel" if node.op_type == "Resize" and node.opset >= 11 else "asymmetric"
     transformation = node.word("coordinate_transformation_mode", default)
-    places = _coordinates(node, transformation, line)
+    # Where places are rounded to whole ones, a tie is one in float32. Weights are smooth.
+    rounded = _in_float32 if mode == "nearest" else _in_float64
+    places = _coordinates(node, transformation, line, rounded)
     outside = np.zeros(1, bool)
     if transformation == "tf_crop_and_resize":
         outside = (places < 0) | (places > line.inputs - 1)
     if mode == "nearest":
         if node.op_type == "Upsample" or node.opset < 11:
-            found = np.floor(places).astype(np.int64)
+            found = _earlier_nearest(places, line)
         else:
             found = _nearest(node, places)
         inside = np.clip(found, 0, line.inputs - 1).reshape((1, -1))
@@ -249,10 +280,13 @@ def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
 
 
 def _scaled(extent: int, scale: float) -> int:
-    """The extent times the scale, rounded down."""
+    """The extent times the scale, rounded to float32 and then down."""
     if not is_open(extent):
-        return floor(extent * scale)
-    exact = Fraction(scale)
+        return floor(np.float32(extent) * np.float32(scale))
+    # 2.3 is a little less in float32, and yet 10 times it is 23 there.
+    exact = Fraction(scale).limit_denominator(1000)
+    if np.float32(exact) != np.float32(scale):
+        exact = Fraction(scale)
     return extent * exact.numerator // exact.denominator
 
 
@@ -333,6 +367,9 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
         raise node.invalid(f"mode is '{mode}'")
     lines = _lines(node, shape, scale_position)
     full = tuple(line.outputs for line in lines)
+    cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if full == shape and not cropped:
+        return x
     node.reserve(f"shape {show(full)}", sum(n for n in full if not is_open(n)) * 8)
     value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
     outside = np.zeros((1,) * len(shape), bool)
