@@ -136,7 +136,8 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
 def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
     """Before opset 11: the specification says nothing, and ONNX Runtime rounds up what shrinks."""
     assert line.scale is not None, "sizes are of opset 11"
-    return (np.ceil(places) if line.scale < 1 else np.floor(places)).astype(np.int64)
+    found: np.ndarray = np.ceil(places) if line.scale < 1 else np.floor(places)
+    return found.astype(np.int64)
 
 
 def _triangle(distance: Floats) -> Floats:

@@ -96,7 +96,7 @@ def test_a_compiled_model_of_opset_10_rounds_up() -> None:
 @pytest.mark.parametrize("scale", [0.6, 2.3, 1 / 3])
 def test_an_open_extent_is_resized_as_a_known_one(scale: float) -> None:
     """Extents, ties and places of a run that knows them only then."""
-    attrs = {"mode": "nearest", "nearest_mode": "round_prefer_ceil"}
+    attrs: dict[str, Any] = {"mode": "nearest", "nearest_mode": "round_prefer_ceil"}
     proto = model(1, scale, coordinate_transformation_mode="asymmetric", **attrs)
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "n"
     module = compiler.compile_model(proto, dims={"n": range(4, 65)})
