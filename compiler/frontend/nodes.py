@@ -13,6 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.counted import carried
+from compiler.frontend.known_operators import lacks
 from compiler.frontend.old_opsets import aligned_operands, domain_of
 from compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from compiler.frontend.schema_functions import schema_function
@@ -187,6 +188,8 @@ class NodeImporter:
             if found is None:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
             return found
+        if (lacking := lacks(node.attrs, rule)) is not None:
+            raise node.unsupported(lacking)
         try:
             node, labels = with_one_table(node)
             if any(v is not None and self._builder.trim(v) for v in node.inputs):

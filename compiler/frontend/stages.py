@@ -21,7 +21,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from compiler.dtypes import DType
 from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.known_operators import check_known
 from compiler.frontend.model_file import ReadModel
+from compiler.frontend.old_opsets import domain_of
 from compiler.frontend.order import reads
 from compiler.frontend.tensors import element_type
 from compiler.ops.builder import GraphBuilder
@@ -226,6 +228,8 @@ def rest_of(
     """
     first = waiting.first
     assert first is not None
+    opsets = {domain_of(each.domain): each.version for each in read.proto.opset_import}
+    check_known(waiting.nodes, opsets)
     deciding = _deciding(waiting, builder, values)
     texts = {
         info.name

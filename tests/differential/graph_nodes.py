@@ -49,6 +49,9 @@ ELSEWHERE = {
         *("GRU", "GridSample", "HammingWindow", "HannWindow", "LSTM", "MaxUnpool"),
         *("MelWeightMatrix", "RNN", "RoiAlign", "STFT", "TfIdfVectorizer"),
     ),
+    "constants that a seed decides: tests/unit/ops": (
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    ),
     "ONNX Runtime's own in ONNX's domain: tests/unit/ops": ("SimplifiedLayerNormalization",),
     "not in the opset that is drawn": ("BitCast", "CumProd", "Scatter", "Upsample"),
     "constants of attributes: every initializer is one": ("Constant", "ConstantOfShape", "Range"),

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 
 import compiler
+from compiler.errors import UnsupportedOperatorError
 from compiler.frontend.nodes import subgraph
 from compiler.frontend.order import reads
 from compiler.frontend.stages import unwrapped
@@ -59,3 +60,35 @@ def test_a_sequence_crosses_a_cut_as_its_elements(start: str, steps: int) -> Non
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
     (found,) = compiler.compile_model(model).run(inputs)
     np.testing.assert_array_equal(found, expected)
+
+
+WAITING = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    behind (float[4] x, int64[1] n) => (float[m] y) {
+        k, places = TopK (x, n)
+        drawn = {NODE} (k)
+        y = Add (k, drawn)
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ("RandomNormalLike", "RandomNormalLike .*: no attribute 'seed': state one"),
+        ("Bernoulli", "needs RandomUniformLike: no attribute 'seed'"),
+        ("Imagined", "Imagined .*: not implemented"),
+    ],
+)
+def test_what_no_run_could_import_is_refused_by_the_compile(node: str, reason: str) -> None:
+    model = onnx.parser.parse_model(WAITING.replace("{NODE}", node))
+    with pytest.raises(UnsupportedOperatorError, match=reason):
+        compiler.compile_model(model)
+
+
+def test_numbers_of_a_seed_may_stand_behind_a_cut() -> None:
+    model = onnx.parser.parse_model(WAITING.replace("{NODE}", "RandomNormalLike <seed = 2.0>"))
+    inputs = {"x": np.array([1, 0, 2, 3], np.float32), "n": np.array([3])}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    (found,) = compiler.compile_model(model).run(inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

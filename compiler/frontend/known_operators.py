@@ -1,0 +1,69 @@
+"""What can be said of a node before its operands are known: whether anything imports it.
+
+Nodes that wait for a run are asked here when the model is compiled, so that no run refuses what
+compiling could have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from onnx import NodeProto
+from onnx.defs import SchemaError, get_schema
+
+from compiler import ops
+from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.old_opsets import domain_of
+from compiler.frontend.sequences import SEQUENCES
+from compiler.ops.registry import OnnxRule
+
+_BODIES = ("If", "Loop", "Scan")
+
+
+_SEED = "seed"
+
+
+def lacks(stated: Collection[str], rule: OnnxRule) -> str | None:
+    """Why a rule refuses a node whose attributes do not say enough; None if they do."""
+    missing = [key for key in rule.needs if key not in stated]
+    return _missing(missing[0]) if missing else None
+
+
+def _missing(key: str) -> str:
+    return f"no attribute '{key}': state one"
+
+
+def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
+    """Look at all nodes, those in bodies too.
+
+    Raises:
+        UnsupportedOperatorError: for the first one that nothing imports.
+    """
+    for node in nodes:
+        domain = domain_of(node.domain)
+        opset = opsets.get(domain, 0)
+        reason = _refusal(node, domain, opset)
+        if reason is not None:
+            name = node.name or next(iter(node.output), "")
+            raise UnsupportedOperatorError(name, node.op_type, domain, opset, reason)
+        for attribute in node.attribute:
+            check_known(attribute.g.node, opsets)
+
+
+def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
+    """Why nothing imports the node; None if something may."""
+    stated = {attribute.name for attribute in node.attribute}
+    rule = ops.onnx_rules().get((domain, node.op_type))
+    if rule is not None:
+        return lacks(stated, rule)
+    if not domain and (node.op_type in _BODIES or node.op_type in SEQUENCES):
+        return None
+    try:
+        schema = get_schema(node.op_type, opset, domain)
+    except SchemaError:
+        return "not implemented"
+    if domain or not (schema.has_function or schema.has_context_dependent_function):
+        return "not implemented"
+    if _SEED in schema.attributes and _SEED not in stated:  # the body draws with it
+        return _missing(_SEED)
+    return None
