@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto, helper
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from compiler.dtypes import DType
@@ -60,7 +60,59 @@ def schema_function(
         if attribute.default_value.type != AttributeProto.UNDEFINED
     }
     given = {attribute.name: attribute for attribute in node.attribute}
-    return SchemaFunction(body, {**defaults, **given})
+    opsets = {entry.domain: entry.version for entry in body.opset_import}
+    return SchemaFunction(
+        _with_fitting_constants(body, opsets.get("", opset)), {**defaults, **given}
+    )
+
+
+def _with_fitting_constants(body: FunctionProto, opset: int) -> FunctionProto:
+    """The body with constants of float32 in the type of what they are combined with.
+
+    Some bodies state such a constant whatever the operands' type: that of
+    MeanVarianceNormalization adds one to a deviation, which may be of float16.
+    """
+    numbers = {node.output[0] for node in body.node if _is_float32(node)}
+    nodes: list[NodeProto] = []
+    for node in body.node:
+        fitted = NodeProto()
+        fitted.CopyFrom(node)
+        for position, like in _partners(node, opset, numbers):
+            name = f"{node.output[0]}//{position}"
+            nodes.append(helper.make_node("CastLike", [node.input[position], like], [name]))
+            fitted.input[position] = name
+        nodes.append(fitted)
+    del body.node[:]
+    body.node.extend(nodes)
+    return body
+
+
+def _is_float32(node: NodeProto) -> bool:
+    """Whether a node is a constant of this type."""
+    return node.op_type == "Constant" and any(
+        attribute.type == AttributeProto.FLOAT
+        or (attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT)
+        for attribute in node.attribute
+    )
+
+
+def _partners(node: NodeProto, opset: int, numbers: set[str]) -> list[tuple[int, str]]:
+    """Operands that are such constants, each with another one that has to be of its type."""
+    if node.domain or numbers.isdisjoint(node.input):
+        return []
+    formal = get_schema(node.op_type, opset, "").inputs
+    kinds = [formal[min(i, len(formal) - 1)].type_str for i in range(len(node.input))]
+    found = []
+    for position, name in enumerate(node.input):
+        others = (
+            other
+            for other, kind in zip(node.input, kinds, strict=True)
+            if other and other not in numbers and kind == kinds[position]
+        )
+        like = next(others, None) if name in numbers else None
+        if like is not None:
+            found.append((position, like))
+    return found
 
 
 def _body(

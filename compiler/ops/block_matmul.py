@@ -33,7 +33,7 @@ from compiler.ops.shapes import operand_count, show
 from compiler.sizes import typical
 
 BITS = (2, 4, 8)
-LEAST_BLOCK, MOST_BLOCK = 16, 256
+LEAST_BLOCK = 16
 _CHUNK = 32
 _FEW_ROWS = 3
 """More of them than these share weights that are centred before they are multiplied."""
@@ -61,8 +61,8 @@ class Packing:
         """Raises ValueError for what kernels do not read."""
         if bits not in BITS:
             raise ValueError(f"weights of {bits} bits, not 2, 4 or 8")
-        if not LEAST_BLOCK <= block <= MOST_BLOCK or block & (block - 1):
-            raise ValueError(f"blocks of {block}, not a power of two from 16 to 256")
+        if block < LEAST_BLOCK or block & (block - 1):
+            raise ValueError(f"blocks of {block}, not a power of two of 16 or more")
         return cls(bits, block)
 
     @property

@@ -264,7 +264,7 @@ RULES = (
         "MatMulNBits",
         _matmul_nbits,
         DOMAIN,
-        "2, 4 and 8 bits, blocks up to 256; g_idx is known at import",
+        "2, 4 and 8 bits; g_idx is known at import",
         (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16),
     ),
     OnnxRule(

@@ -257,14 +257,17 @@ def _onnx_tile(node: OnnxNode) -> str:
     x = node.input(0)
     shape = node.shape(x)
     repeats = node.static_ints(1, "repeats")
-    if repeats is None or len(repeats) != len(shape) or any(r < 1 for r in repeats):
+    if repeats is None or len(repeats) != len(shape) or any(r < 0 for r in repeats):
         raise node.invalid(f"repeats {repeats} for an input of {show(shape)}")
     if all(r == 1 for r in repeats):
         return x
+    result = tuple(r * extent for r, extent in zip(repeats, shape, strict=True))
+    if any(extent == 0 for extent in result):
+        return node.emit("expand", [node.scalar(0, node.type(x).dtype)], shape=result)
     split = tuple(part for extent in shape for part in (1, extent))
     full = tuple(part for pair in zip(repeats, shape, strict=True) for part in pair)
     expanded = node.emit("expand", [node.reshape(x, split)], shape=full)
-    return node.reshape(expanded, [r * extent for r, extent in zip(repeats, shape, strict=True)])
+    return node.reshape(expanded, result)
 
 
 def _onnx_depth_to_space(node: OnnxNode) -> str:

@@ -58,9 +58,33 @@ def _batch_norm_expression(
     return (x - mean) * (scale / deviation) + bias
 
 
-def _onnx_batch_norm(node: OnnxNode) -> str:
+def _trained_batch_norm(node: OnnxNode) -> list[str]:
+    """With the mean and variance of this batch, which the running ones follow."""
+    x, scale, bias, mean, variance = (node.input(i) for i in range(5))
+    kind, momentum = node.type(x), node.number("momentum", 0.9)
+    axes = tuple(dim for dim in range(len(kind.shape)) if dim != 1)
+    found = node.emit("reduce_mean", [x], axes=axes, keepdims=1)
+    centred = node.emit("sub", [x, found])
+    square = node.emit("mul", [centred, centred])
+    spread = node.emit("reduce_mean", [square], axes=axes, keepdims=1)
+    inverse = node.emit("add", [spread, node.scalar(node.number("epsilon", 1e-5), kind.dtype)])
+    factor, offset = (
+        node.reshape(cast_to(node, value, kind.dtype), node.shape(found)) for value in (scale, bias)
+    )
+    normal = node.emit("div", [centred, node.emit("sqrt", [inverse])])
+    results = [node.emit("add", [node.emit("mul", [normal, factor]), offset])]
+    for running, now in ((mean, found), (variance, spread)):
+        dtype = node.type(running).dtype
+        flat = cast_to(node, node.reshape(now, node.shape(running)), dtype)
+        kept = node.emit("mul", [running, node.scalar(momentum, dtype)])
+        added = node.emit("mul", [flat, node.scalar(1 - momentum, dtype)])
+        results.append(node.emit("add", [kept, added]))
+    return results
+
+
+def _onnx_batch_norm(node: OnnxNode) -> str | list[str]:
     if node.integer("training_mode", 0):
-        raise node.unsupported("training_mode")
+        return _trained_batch_norm(node)
     if any(node.outputs[1:]):
         raise node.unsupported("outputs of the training mode")
     if node.integer("spatial", 1) == 0:
@@ -303,7 +327,7 @@ OPERATORS = (
         _infer_batch_norm,
         _batch_norm_reference,
         _batch_norm_expression,
-        (OnnxRule("BatchNormalization", _onnx_batch_norm, limits="inference only"),),
+        (OnnxRule("BatchNormalization", _onnx_batch_norm, limits="training from opset 14"),),
     ),
     Operator(
         "layer_norm",

@@ -16,8 +16,8 @@ from compiler.ops.attributes import axis_of, dimension, ints, number
 from compiler.ops.computed import counting, table
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
-from compiler.ops.shapes import operand_count, same_dtype, show
-from compiler.sizes import larger, same_extents
+from compiler.ops.shapes import Shape, operand_count, same_dtype, show
+from compiler.sizes import is_open, larger, same_extents
 
 
 def _no_expression(
@@ -125,19 +125,35 @@ def _onnx_pad(node: OnnxNode) -> str:
         extent - start - larger(-a, 0)
         for extent, start, a in zip(shape, starts, after, strict=True)
     )
-    if any(size < 1 for size in sizes):
-        raise node.invalid(f"pads {pads} leave nothing of {show(shape)}")
+    if any(size < (1 if is_open(size) else 0) for size in sizes):
+        raise node.invalid(f"pads {pads} take away more than there is of {show(shape)}")
+    before, after = (tuple(larger(p, 0) for p in part) for part in (before, after))
+    mode = node.word("mode", "constant")
+    fill = _fill(node) if mode == "constant" else 0.0
+    if any(size == 0 for size in sizes):
+        _check_source(node, mode, shape, sizes, (*before, *after))
+        full = tuple(b + size + a for b, size, a in zip(before, sizes, after, strict=True))
+        return node.emit("expand", [node.scalar(fill, node.type(x).dtype)], shape=full)
     if sizes != shape:
         x = node.emit("slice", [x], starts=starts, steps=(1,) * rank, sizes=sizes)
-    before, after = (tuple(larger(p, 0) for p in part) for part in (before, after))
     if all(pad == 0 for pad in (*before, *after)):
         return x
-    mode = node.word("mode", "constant")
     if mode != "constant":
         return _gathered(node, x, mode, before, after)
+    return node.emit("pad", [x], pads=(*before, *after), value=fill)
+
+
+def _fill(node: OnnxNode) -> float:
+    """What stands around the operand."""
     value = node.static(2, "constant_value")
-    fill = node.number("value", 0.0) if value is None or value.size == 0 else value.item()
-    return node.emit("pad", [x], pads=(*before, *after), value=float(fill))
+    return node.number("value", 0.0) if value is None or value.size == 0 else float(value.item())
+
+
+def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: Shape) -> None:
+    """Raises InvalidModelError if a padded dimension has no element to repeat."""
+    padded = (low != 0 or high != 0 for low, high in zip(pads, pads[len(sizes) :], strict=False))
+    if mode != "constant" and any(p and size == 0 for p, size in zip(padded, sizes, strict=True)):
+        raise node.invalid(f"mode '{mode}' repeats elements, and none is left of {show(shape)}")
 
 
 def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
@@ -165,13 +181,15 @@ def _gathered(
         if b == 0 and a == 0:
             continue
         extent = node.shape(x)[dim]
-        if mode == "reflect" and larger(b, a) >= extent:
+        if mode == "reflect" and is_open(extent) and larger(b, a) >= extent:
             raise node.invalid(f"padding of {larger(b, a)} reflects {extent} elements")
         places = counting(node, extent + b + a) - b
         match mode:
             case "edge":
                 places = np.clip(places, 0, extent - 1)
             case "reflect":  # around the first element, then around the last
+                if not is_open(extent):  # and so on, if the padding is longer than the operand
+                    places = np.mod(places, max(2 * (extent - 1), 1))
                 places = extent - 1 - abs(extent - 1 - abs(places))
             case _:
                 places = np.mod(places, extent)

@@ -33,12 +33,16 @@ MatrixProduct = Callable[[OnnxNode, str, Sequence[str]], str]
 """A matrix of floats times another one, which these values hold."""
 
 _PARAMETERS = {
-    "LeakyRelu": {"alpha": 0.01},
+    "Affine": {"alpha": 0.0, "beta": 0.0},
     "Elu": {"alpha": 1.0},
     "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "LeakyRelu": {"alpha": 0.01},
+    "ScaledTanh": {"alpha": 0.0, "beta": 0.0},
+    "ThresholdedRelu": {"alpha": 1.0},
 }
-_PLAIN = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus"}
-_NAMES = {"LeakyRelu": "leaky_relu", "Elu": "elu", "HardSigmoid": "hard_sigmoid"}
+_PLAIN = ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")
+_OWN = ("Affine", "ScaledTanh")
+"""Activations that are no operators of ONNX, which states no defaults: ONNX Runtime's are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,8 @@ def _activations(
     given = node.attrs.get("activations")
     chosen = names * directions
     if isinstance(given, tuple) and given:
-        chosen = tuple(str(name) for name in given)
+        spelled = {name.lower(): name for name in (*_PLAIN, *_PARAMETERS)}
+        chosen = tuple(spelled.get(str(name).lower(), str(name)) for name in given)
     if len(chosen) != len(names) * directions:
         raise node.invalid(f"{len(chosen)} activations instead of {len(names) * directions}")
     numbers = {key: node.numbers(f"activation_{key}") for key in ("alpha", "beta")}
@@ -167,14 +172,26 @@ def _activations(
         for key in parameters:
             if numbers[key]:
                 parameters[key] = numbers[key].pop(0)
-        if name not in _PLAIN and name not in _NAMES:
+        if name not in _PLAIN and name not in _PARAMETERS:
             raise node.unsupported(f"activation '{name}'")
-        made.append(_activation(node, _PLAIN.get(name) or _NAMES[name], parameters))
+        made.append(_activation(node, name, parameters))
     return made[direction * len(names) : (direction + 1) * len(names)]
 
 
-def _activation(node: OnnxNode, op_name: str, parameters: dict[str, float]) -> _Activation:
-    return lambda value: node.emit(op_name, [value], **parameters)
+def _activation(node: OnnxNode, name: str, parameters: dict[str, float]) -> _Activation:
+    if name not in _OWN:
+        return lambda value: node.call(name, value, **parameters)
+
+    def linear(value: str) -> str:
+        """alpha * f(beta * x), or alpha * x + beta"""
+        alpha, beta = (
+            node.scalar(parameters[key], node.type(value).dtype) for key in ("alpha", "beta")
+        )
+        if name == "Affine":
+            return node.emit("add", [node.emit("mul", [value, alpha]), beta])
+        return node.emit("mul", [node.emit("tanh", [node.emit("mul", [value, beta])]), alpha])
+
+    return linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +318,8 @@ class _Sequence:
 
     def spelled(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
         """The outputs (length, batch, hidden) and the states after the last step, step by step."""
+        if self.length == 0:
+            return _nothing(self.node, self.steps, states[0]), states
         outputs = [""] * self.length
         for t in reversed(range(self.length)) if self.backward else range(self.length):
             row = part(self.node, self.steps, 0, t, 1)
@@ -378,6 +397,12 @@ def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
     if known is not None and (known == length).all():
         return None
     return node.reshape(cast_to(node, lengths, DType.INT64), (batch, 1))
+
+
+def _nothing(node: OnnxNode, steps: str, state: str) -> str:
+    """The outputs of no steps: (0, batch, hidden)."""
+    zero = node.scalar(0, node.type(steps).dtype)
+    return node.emit("expand", [zero], shape=(0, *node.shape(state)))
 
 
 def _stacked(node: OnnxNode, values: Sequence[str]) -> str:

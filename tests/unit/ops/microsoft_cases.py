@@ -299,7 +299,7 @@ CONTRADICTIONS = [
         ms("FusedConv", ((1, 1, 2, 2), (1, 1, 1, 1)), {"activation": "Clip"}),
         "Clip with 0 parameters",
     ),
-    (nbits((3, 32), 5, 32, block=24), "blocks of 24, not a power of two from 16 to 256"),
+    (nbits((3, 32), 5, 32, block=24), "blocks of 24, not a power of two of 16 or more"),
     (nbits((3, 33), 5, 32), "input 0 is .3, 33. for K=32 and N=5"),
     (nbits((3, 32), 5, 32, K=10**12), "input 0 is .3, 32. for K=1000000000000"),
     (nbits((3, 32), 5, 32, N=10**12), "B is uint8 of .5, 2, 8., not uint8 of .1000000000000, 2"),

@@ -17,6 +17,7 @@ from tests.unit.ops.attention_cases import CASES as ATTENTION
 from tests.unit.ops.attention_cases import CONTRADICTIONS as ATTENTION_CONTRADICTIONS
 from tests.unit.ops.attention_cases import UNSUPPORTED as ATTENTION_UNSUPPORTED
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
+from tests.unit.ops.edge_cases import CASES as EDGES
 from tests.unit.ops.microsoft_cases import CASES as MICROSOFT
 from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED, nbits
 from tests.unit.ops.microsoft_more_cases import CASES as MORE_MICROSOFT
@@ -218,6 +219,7 @@ CASES = [
     Case("Constant", (), {"value_int": 3}),
     Case("Constant", (), {"value": numpy_helper.from_array(np.eye(3, dtype=FLOAT))}),
     *DECOMPOSITIONS,
+    *EDGES,
     *PLACES,
     *SELECTIONS,
     *MACHINE_LEARNING,

@@ -1,0 +1,41 @@
+"""AffineGrid by a rule: the body that its schema gives drops a batch of one, and then fails.
+
+A size that is known at run time only is left to that body.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.loops.semantics import to_memory
+from compiler.ops.moves import transposed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+from compiler.sizes import is_open
+
+
+def _onnx_affine_grid(node: OnnxNode) -> str:
+    """The places of a regular grid from -1 to 1, each times a matrix."""
+    theta, size = node.input(0), node.static_ints(1, "size")
+    kind = node.type(theta)
+    if size is None or any(map(is_open, (*size, *kind.shape))):
+        raise node.unsupported("a size that is known at run time only")
+    rank = len(size) - 2
+    if rank not in (2, 3) or kind.shape != (size[0], rank, rank + 1):
+        raise node.invalid(f"a matrix {show(kind.shape)} for the size {show(size)}")
+    spatial = size[2:]
+    steps = np.indices(spatial).reshape(rank, -1)
+    extents = np.array(spatial, np.float64)[:, None]
+    if node.integer("align_corners", 0):
+        grid = np.where(extents > 1, 2 * steps / np.maximum(extents - 1, 1) - 1, 1.0)
+    else:
+        grid = (2 * steps + 1) / extents - 1
+    node.reserve(f"a grid {show(spatial)}", grid.size * 8)
+    whole = np.concatenate([grid[::-1], np.ones((1, grid.shape[1]))])  # x comes first
+    places = node.constant(to_memory(whole, kind.dtype), kind.dtype)
+    turned = transposed(node, node.emit("matmul", [theta, places]), (0, 2, 1))
+    return node.reshape(turned, (size[0], *spatial, rank))
+
+
+RULES = (OnnxRule("AffineGrid", _onnx_affine_grid),)

@@ -1,0 +1,119 @@
+"""Forms that were refused once, though ONNX Runtime takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.unit.ops.microsoft_cases import nbits
+from tests.unit.ops.rule_case import FLOAT, Case, data, i64
+
+_RANDOM = np.random.default_rng(5)
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return _RANDOM.uniform(-0.5, 0.5, shape).astype(FLOAT)
+
+
+def empty(*shape: int) -> np.ndarray:
+    return data(np.zeros(shape), FLOAT)
+
+
+EMPTY = [
+    *(Case("Tile", ((2, 3), i64(*repeats))) for repeats in ((0, 1), (1, 0), (0, 0), (2, 0))),
+    Case("Tile", (data([[1, 2]]), i64(0, 3))),
+    Case("Tile", (empty(0, 3), i64(2, 2))),
+    Case("Pad", (empty(0, 3), i64(0, 1, 0, 1))),
+    Case("Pad", (empty(0, 3), i64(2, 1, 1, 1), np.array(1.5, FLOAT))),
+    Case("Pad", ((2, 3), i64(-1, 0, -1, 0))),
+    *(Case("Pad", (empty(0, 3), i64(0, 1, 0, 2)), {"mode": mode}) for mode in ("edge", "reflect")),
+    *(
+        Case("CumSum", (empty(*shape), np.array(axis)), {"exclusive": exclusive, "reverse": 1})
+        for shape, axis in (((3, 0), 1), ((3, 0), 0), ((0,), 0))
+        for exclusive in (0, 1)
+    ),
+]
+
+GATES = (("Softsign", "Tanh", "Tanh"), ("HardSigmoid", "Affine", "Softsign"))
+
+
+def lstm(steps: int, gates: tuple[str, ...], **attrs: Any) -> Case:
+    attrs |= {"hidden_size": 4, "activations": list(gates)}
+    return Case("LSTM", ((steps, 2, 5), drawn(1, 16, 5), drawn(1, 16, 4)), attrs, outputs=3)
+
+
+RECURRENT = [
+    *(lstm(3, gates) for gates in (*GATES, ("sigmoid", "relu", "softsign"))),
+    lstm(70, GATES[0]),
+    lstm(
+        3,
+        ("HardSigmoid", "ScaledTanh", "Affine"),
+        activation_alpha=[0.3, 0.7, 0.5],
+        activation_beta=[0.4, 0.6, 0.1],
+    ),
+]
+
+NO_STEPS = [
+    Case(
+        "LSTM",
+        (empty(0, 2, 5), drawn(1, 16, 5), drawn(1, 16, 4)),
+        {"hidden_size": 4},
+        outputs=3,
+        numpy=lambda *_: [np.zeros(s, FLOAT) for s in ((0, 1, 2, 4), (1, 2, 4), (1, 2, 4))],
+    ),
+    Case(
+        "GRU",
+        (
+            empty(0, 2, 5),
+            drawn(1, 12, 5),
+            drawn(1, 12, 4),
+            None,
+            None,
+            data(np.ones((1, 2, 4)), FLOAT),
+        ),
+        {"hidden_size": 4},
+        outputs=2,
+        numpy=lambda *_: [np.zeros((0, 1, 2, 4), FLOAT), np.ones((1, 2, 4), FLOAT)],
+    ),
+]
+
+TRAINED = [
+    Case(
+        "BatchNormalization",
+        (shape, (3,), (3,), drawn(3), drawn(3) ** 2),
+        {"training_mode": 1, "momentum": momentum},
+        opset=15,
+        outputs=3,
+    )
+    for shape, momentum in (((2, 3, 4, 5), 0.9), ((5, 3), 0.25), ((1, 3, 7), 0.0))
+]
+
+SEEDED = [
+    *(
+        Case(op, (shape,), {"seed": seed}, atol=1e-5)
+        for op in ("RandomNormalLike", "RandomUniformLike")
+        for shape, seed in (((7, 9), 3.0), ((1,), 0.0), ((40, 41), 12345.0))
+    ),
+    Case("RandomNormalLike", (data([[1, 2, 3]]),), {"seed": 4.0, "dtype": 11, "mean": 2.0}),
+    Case("RandomUniformLike", (data([1], np.float64),), {"seed": 4.0, "low": -3.0}),
+    Case("RandomNormal", (), {"seed": 9.0, "shape": [2, 5], "scale": 3.0}, atol=1e-5),
+    Case("RandomUniform", (), {"seed": 9.0, "shape": [3], "high": 3.0, "low": 2.0}),
+]
+
+GRIDS = [
+    Case("AffineGrid", ((size[0], len(size) - 2, len(size) - 1), i64(*size)), attrs, opset=20)
+    for size in ((1, 1, 2, 3), (2, 3, 4, 5), (1, 1, 1, 3), (1, 1, 2, 3, 4), (2, 1, 3, 1, 2))
+    for attrs in ({"align_corners": 0}, {"align_corners": 1})
+]
+
+BLOCKS = [
+    nbits((3, depth), 6, depth, block=block, bits=bits)
+    for bits in (4, 8)
+    for depth, block in ((512, 512), (1100, 512), (300, 1024))
+]
+
+EACH_SIZE = [*EMPTY, *NO_STEPS, *SEEDED]
+"""Without elements, or constants that a seed decides: compiled for each size."""
+
+CASES = [*EACH_SIZE, *RECURRENT, *TRAINED, *GRIDS, *BLOCKS]
