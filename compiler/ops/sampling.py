@@ -16,7 +16,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.ops.cast import cast_to
 from compiler.ops.computed import grid, table
-from compiler.ops.gather import row_strides, wrapped
+from compiler.ops.gather import row_strides
 from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
@@ -27,14 +27,14 @@ _CUBIC = -0.75
 
 
 @dataclass(frozen=True, slots=True)
-class _Tap:
+class Tap:
     """(batch, places): positions within the dimension as int64, and weights."""
 
     position: str
     weight: str | None
 
 
-class _Places:
+class Places:
     """Arithmetic on coordinates of one type, with numbers."""
 
     def __init__(self, node: OnnxNode, dtype: DType) -> None:
@@ -66,8 +66,8 @@ class _Places:
         return cast_to(self.node, self.clipped(value, 0.0, extent - 1.0), DType.INT64)
 
 
-def _sampled(
-    node: OnnxNode, x: str, taps: Sequence[Sequence[_Tap]], images: str | None = None
+def sampled(
+    node: OnnxNode, x: str, taps: Sequence[Sequence[Tap]], images: str | None = None
 ) -> str:
     """x: (N, C, ...), taps of each spatial dimension: (R, P). Returns (R, C, P).
 
@@ -105,7 +105,7 @@ def _sampled(
     return total
 
 
-def _kernel(mode: str, at: _Places, fraction: str) -> list[tuple[int, str | float]]:
+def _kernel(mode: str, at: Places, fraction: str) -> list[tuple[int, str | float]]:
     """Offsets from the element at or before a place, and their weights; `fraction` is what lies
     between."""
     match mode:
@@ -128,7 +128,9 @@ def _kernel(mode: str, at: _Places, fraction: str) -> list[tuple[int, str | floa
             return weights
 
 
-def _taps(at: _Places, place: str, extent: int, mode: str, padding: str, low: float) -> list[_Tap]:
+def taps_along(
+    at: Places, place: str, extent: int, mode: str, padding: str, low: float
+) -> list[Tap]:
     """The taps along one dimension; `low` is where it begins, for reflection."""
     high = extent - 1 - low
     if mode == "nearest":
@@ -147,7 +149,7 @@ def _taps(at: _Places, place: str, extent: int, mode: str, padding: str, low: fl
         if padding == "zeros":
             mask = at.inside(position, 0.0, extent - 1.0)
             factor = at("where", mask, weight, 0.0)
-        taps.append(_Tap(at.whole(position, extent), factor))
+        taps.append(Tap(at.whole(position, extent), factor))
     return taps
 
 
@@ -165,7 +167,7 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
         raise node.invalid(f"mode is '{stated}'")
     if padding not in ("zeros", "border", "reflection"):
         raise node.invalid(f"padding_mode is '{padding}'")
-    at = _Places(node, node.type(grid).dtype)
+    at = Places(node, node.type(grid).dtype)
     points = prod(given[1:-1])
     rows = node.reshape(grid, (given[0], points, rank))
     corners = node.integer("align_corners", 0)
@@ -177,8 +179,8 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
             place = at("mul", place, (extent - 1) / 2)
         else:
             place = at("sub", at("mul", place, extent / 2), 0.5)
-        taps.append(_taps(at, place, extent, mode, padding, 0.0 if corners else -0.5))
-    return node.reshape(_sampled(node, x, taps), (*shape[:2], *given[1:-1]))
+        taps.append(taps_along(at, place, extent, mode, padding, 0.0 if corners else -0.5))
+    return node.reshape(sampled(node, x, taps), (*shape[:2], *given[1:-1]))
 
 
 def _onnx_deform_conv(node: OnnxNode) -> str:
@@ -199,7 +201,7 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
             f"input {show(node.shape(x))}, weight {show(node.shape(w))} and offset "
             f"{show(node.shape(offset))} do not fit"
         )
-    at = _Places(node, node.type(offset).dtype)
+    at = Places(node, node.type(offset).dtype)
     grid = np.indices(places).reshape(rank, 1, points)
     steps = np.indices(kernel).reshape(rank, taps_count, 1)
     moved = node.reshape(offset, (batch, offsets, taps_count, rank, points))
@@ -211,10 +213,10 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
             fixed = grid[dim] * strides[dim] + steps[dim] * dilations[dim] - pads[dim]
             start = node.constant(fixed.reshape(1, -1).astype(node.type(offset).dtype.numpy))
             along = node.reshape(window(node, part, {3: (dim, 1)}), (batch, taps_count * points))
-            taps.append(_taps(at, at("add", along, start), extent, "linear", "zeros", 0.0))
+            taps.append(taps_along(at, at("add", along, start), extent, "linear", "zeros", 0.0))
         width = channels // offsets
         image = window(node, x, {1: (number * width, width)})
-        read = node.reshape(_sampled(node, image, taps), (batch, width, taps_count, points))
+        read = node.reshape(sampled(node, image, taps), (batch, width, taps_count, points))
         if mask is not None:
             factors = node.reshape(mask, (batch, offsets, taps_count, points))
             read = node.emit("mul", [read, window(node, factors, {1: (number, 1)})])
@@ -228,71 +230,7 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
     return node.emit("add", [result, node.reshape(bias, (filters, *(1,) * rank))])
 
 
-def _onnx_roi_align(node: OnnxNode) -> str:
-    """Averages, or maxima, of places spread evenly over the cells of regions of images."""
-    x, rois, images = node.input(0), node.input(1), node.input(2)
-    _, channels, *spatial = node.shape(x)
-    count = node.shape(rois)[0]
-    samples = node.integer("sampling_ratio", 0)
-    mode = node.word("mode", "avg")
-    if len(spatial) != 2 or node.shape(rois) != (count, 4):
-        raise node.invalid(f"regions {show(node.shape(rois))} of {show(node.shape(x))}")
-    if mode not in ("avg", "max"):
-        raise node.invalid(f"mode is '{mode}'")
-    if samples < 1:
-        raise node.unsupported("as many samples as the regions' sizes ask for")
-    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
-    shifted = node.word("coordinate_transformation_mode", default) == "half_pixel"
-    scale, cells = (
-        node.number("spatial_scale", 1.0),
-        (
-            node.integer("output_height", 1),
-            node.integer("output_width", 1),
-        ),
-    )
-    at = _Places(node, node.type(rois).dtype)
-    axes = []
-    for dim in range(2):  # a region is x1, y1, x2, y2
-        low, high = (
-            at("sub", at("mul", window(node, rois, {1: (column, 1)}), scale), 0.5 * shifted)
-            for column in (1 - dim, 3 - dim)
-        )
-        size = at("sub", high, low)
-        if not shifted:
-            size = at("max", size, 1.0)
-        steps = (np.arange(cells[dim] * samples) + 0.5) / (samples * cells[dim])
-        along = node.constant(steps[None].astype(at.dtype.numpy))
-        axes.append(at("add", low, at("mul", size, along)))
-    rows, columns = (cells[dim] * samples for dim in range(2))
-    places = [
-        node.emit("expand", [node.reshape(axis, shape)], shape=(count, rows, columns))
-        for axis, shape in zip(axes, ((count, rows, 1), (count, 1, columns)), strict=True)
-    ]
-    taps, inside = [], ""
-    for place, extent in zip(places, spatial, strict=True):
-        flat = node.reshape(place, (count, rows * columns))
-        near = at.inside(flat, -1.0, float(extent))
-        inside = node.emit("logical_and", [inside, near]) if inside else near
-        held = at.clipped(flat, 0.0, extent - 1.0)
-        taps.append(_taps(at, held, extent, "linear", "border", 0.0))
-    images = wrapped(node, images, node.shape(x)[0])
-    split = (count, channels, cells[0], samples, cells[1], samples)
-    mask = node.reshape(inside, (count, 1, rows * columns))
-    nothing = node.scalar(0, node.type(x).dtype)
-    if mode == "avg":
-        read = node.emit("where", [mask, _sampled(node, x, taps, images), nothing])
-        return node.emit("reduce_mean", [node.reshape(read, split)], axes=(3, 5), keepdims=0)
-    # The specification takes the maximum over the weighted elements, not over their sums.
-    best = ""
-    for corner in product(*taps):
-        read = _sampled(node, x, [[tap] for tap in corner], images)
-        best = node.emit("max", [best, read]) if best else read
-    best = node.emit("where", [mask, best, nothing])
-    return node.emit("reduce_max", [node.reshape(best, split)], axes=(3, 5), keepdims=0)
-
-
 RULES = (
     OnnxRule("GridSample", _onnx_grid_sample),
     OnnxRule("DeformConv", _onnx_deform_conv),
-    OnnxRule("RoiAlign", _onnx_roi_align, limits="a sampling_ratio of 1 or more"),
 )

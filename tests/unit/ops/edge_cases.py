@@ -113,7 +113,26 @@ BLOCKS = [
     for depth, block in ((512, 512), (1100, 512), (300, 1024))
 ]
 
+ROIS = data([[0, 0, 15, 14], [3.3, 2.2, 3.4, 2.3], [-3, -4, 20, 25], [5, 5, 4, 4]], FLOAT)
+
+SAMPLED = [
+    *(
+        Case(
+            "RoiAlign",
+            ((2, 3, 16, 17), ROIS, data([0, 1, 1, 0])),
+            {"output_height": 3, "output_width": 2, "spatial_scale": 0.7, "mode": mode},
+            opset=opset,
+            atol=1e-5,
+        )
+        for mode in ("avg", "max")
+        for opset in (10, 16)
+    ),
+    Case("RoiAlign", ((1, 2, 4, 4), empty(0, 4), data(np.zeros(0, np.int64))), opset=16),
+]
+"""Regions of several sizes, beyond the image, smaller than a place and of a negative size, with as
+many samples as these sizes ask for."""
+
 EACH_SIZE = [*EMPTY, *NO_STEPS, *SEEDED]
 """Without elements, or constants that a seed decides: compiled for each size."""
 
-CASES = [*EACH_SIZE, *RECURRENT, *TRAINED, *GRIDS, *BLOCKS]
+CASES = [*EACH_SIZE, *RECURRENT, *TRAINED, *GRIDS, *BLOCKS, *SAMPLED]
