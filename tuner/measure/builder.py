@@ -36,6 +36,10 @@ _LOOK_SECONDS = 1.0
 """How often a build that is waited for is looked at: whether its pool still works."""
 
 
+_PARENT_SECONDS = 0.2
+"""How often a builder looks whether its parent lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure.
@@ -225,7 +229,7 @@ class ProcessBuilder(CachingBuilder):
             max_workers=self._workers,
             context=_Context(),
             initializer=_prepare,
-            initargs=(self._compile is compile_with_compiler,),
+            initargs=(self._compile is compile_with_compiler, os.getpid()),
         )
 
 
@@ -379,17 +383,28 @@ def compile_with_compiler(
     return compile_candidate(text, schedule, target, threads)
 
 
-def _prepare(with_compiler: bool) -> None:
-    """Lower the priority of builds, and load what the first of them would.
+def _prepare(with_compiler: bool, parent: int) -> None:
+    """Lower the priority of builds, end with the parent, and load what the first of them would.
 
     Measurements and the tuner itself go first. Loading the compiler takes a second, which no
     candidate's time limit should count.
     """
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(5)
     if with_compiler:
         from tuner.measure.candidate import warm_up
 
         warm_up()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent: one that compiles would notice only afterwards.
+
+    Linux would end it with the thread that started it, which may be that of a job.
+    """
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    os._exit(1)
 
 
 def timed_compile(

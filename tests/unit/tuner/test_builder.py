@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from pebble import ProcessFuture, ProcessPool
@@ -215,3 +218,38 @@ def test_ctrl_c_in_the_terminal_harms_no_candidate() -> None:
         stop.set()
         pressing.join()
         builder.close()
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.unit.tuner.compilers import patient
+from tests.unit.tuner.test_builder import FakeTask, Text, _schedules
+from tuner.measure.builder import ProcessBuilder
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    builder = ProcessBuilder(workers=1, compile_candidate=patient)
+    ticket = builder.submit(FakeTask(Text(str(folder))), _schedules("a"))
+    while not list(folder.iterdir()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_builders_end_with_a_tuner_that_is_killed(tmp_path: Path) -> None:
+    """They are in the middle of a build, and would go on until it ends: this one never does."""
+    notes, script = tmp_path / "notes", tmp_path / "killed.py"
+    notes.mkdir()
+    script.write_text(KILLED)
+    try:
+        killed = subprocess.run(  # the builder has its output: it is read until that one ends, too
+            [sys.executable, script, notes],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            stdout=subprocess.PIPE,
+            timeout=100,
+            check=False,
+        )
+    finally:
+        (notes / "go").touch()
+    assert killed.returncode == -signal.SIGKILL
