@@ -21,7 +21,7 @@ from compiler.ops.loops import looped
 from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
-from compiler.ops.sampling import Places, sampled, taps_along
+from compiler.ops.sampling import Coordinates, sampled, taps_along
 from compiler.ops.shapes import show
 
 
@@ -45,7 +45,7 @@ class _Regions:
     is_average: bool
 
 
-def _regions(node: OnnxNode, at: Places) -> _Regions:
+def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
     x, rois, images = node.input(0), node.input(1), node.input(2)
     count, mode = node.shape(rois)[0], node.word("mode", "avg")
     if len(node.shape(x)) != 4 or node.shape(rois) != (count, 4):
@@ -69,7 +69,7 @@ def _regions(node: OnnxNode, at: Places) -> _Regions:
     return _Regions(count, cells, lows, sizes, images, mode == "avg")
 
 
-def _read(at: Places, x: str, regions: _Regions, axes: Sequence[str]) -> str:
+def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> str:
     """(count, C, rows * columns): the image at the places (count, rows) and (count, columns).
 
     Of maxima, the largest of the weighted elements: the specification does not add them up.
@@ -96,7 +96,7 @@ def _read(at: Places, x: str, regions: _Regions, axes: Sequence[str]) -> str:
     return node.emit("where", [mask, best, nothing])
 
 
-def _stated(node: OnnxNode, at: Places, regions: _Regions, samples: int) -> str:
+def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) -> str:
     """With so many samples of a cell along each dimension, all of them at once."""
     axes = []
     for cells, low, size in zip(regions.cells, regions.lows, regions.sizes, strict=True):
@@ -110,7 +110,7 @@ def _stated(node: OnnxNode, at: Places, regions: _Regions, samples: int) -> str:
     return node.emit(reduce, [split], axes=(3, 5), keepdims=0)
 
 
-def _asked(node: OnnxNode, at: Places, regions: _Regions) -> str:
+def _asked(node: OnnxNode, at: Coordinates, regions: _Regions) -> str:
     """With as many samples as the sizes of the regions ask for, one sample of all cells a step."""
     x = node.input(0)
     dtype, channels = node.type(x).dtype, node.shape(x)[1]
@@ -130,7 +130,7 @@ def _asked(node: OnnxNode, at: Places, regions: _Regions) -> str:
 
     def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
         inner, across = enclosure.node, enclosure.capture(most[1])
-        here = Places(inner, at.dtype)
+        here = Coordinates(inner, at.dtype)
         parts = [inner.emit("div", [number, across]), inner.emit("mod", [number, across], fmod=0)]
         axes, present = [], ""
         for dim, part in enumerate(parts):
@@ -169,7 +169,7 @@ def _asked(node: OnnxNode, at: Places, regions: _Regions) -> str:
 
 
 def _onnx_roi_align(node: OnnxNode) -> str:
-    at = Places(node, node.type(node.input(1)).dtype)
+    at = Coordinates(node, node.type(node.input(1)).dtype)
     regions, samples = _regions(node, at), node.integer("sampling_ratio", 0)
     if samples < 1:
         return _asked(node, at, regions)

@@ -34,7 +34,7 @@ class Tap:
     weight: str | None
 
 
-class Places:
+class Coordinates:
     """Arithmetic on coordinates of one type, with numbers."""
 
     def __init__(self, node: OnnxNode, dtype: DType) -> None:
@@ -105,7 +105,7 @@ def sampled(
     return total
 
 
-def _kernel(mode: str, at: Places, fraction: str) -> list[tuple[int, str | float]]:
+def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | float]]:
     """Offsets from the element at or before a place, and their weights; `fraction` is what lies
     between."""
     match mode:
@@ -129,7 +129,7 @@ def _kernel(mode: str, at: Places, fraction: str) -> list[tuple[int, str | float
 
 
 def taps_along(
-    at: Places, place: str, extent: int, mode: str, padding: str, low: float
+    at: Coordinates, place: str, extent: int, mode: str, padding: str, low: float
 ) -> list[Tap]:
     """The taps along one dimension; `low` is where it begins, for reflection."""
     high = extent - 1 - low
@@ -167,7 +167,7 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
         raise node.invalid(f"mode is '{stated}'")
     if padding not in ("zeros", "border", "reflection"):
         raise node.invalid(f"padding_mode is '{padding}'")
-    at = Places(node, node.type(grid).dtype)
+    at = Coordinates(node, node.type(grid).dtype)
     points = prod(given[1:-1])
     rows = node.reshape(grid, (given[0], points, rank))
     corners = node.integer("align_corners", 0)
@@ -201,7 +201,7 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
             f"input {show(node.shape(x))}, weight {show(node.shape(w))} and offset "
             f"{show(node.shape(offset))} do not fit"
         )
-    at = Places(node, node.type(offset).dtype)
+    at = Coordinates(node, node.type(offset).dtype)
     grid = np.indices(places).reshape(rank, 1, points)
     steps = np.indices(kernel).reshape(rank, taps_count, 1)
     moved = node.reshape(offset, (batch, offsets, taps_count, rank, points))
