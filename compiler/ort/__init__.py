@@ -11,10 +11,27 @@ optimisation levels) are taken and change nothing. A folder that is an artifact 
 
 from __future__ import annotations
 
+from compiler.ort import capi
+from compiler.ort.allocators import (
+    OrtAllocatorType,
+    OrtArenaCfg,
+    OrtMemoryInfo,
+    OrtMemType,
+    create_and_register_allocator,
+)
 from compiler.ort.binding import IOBinding
 from compiler.ort.description import ModelMetadata, NodeArg
+from compiler.ort.failures import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+    NotImplemented,
+)
 from compiler.ort.options import (
     ExecutionMode,
+    ExecutionOrder,
     GraphOptimizationLevel,
     RunOptions,
     SessionOptions,
@@ -25,19 +42,31 @@ from compiler.ort.options import (
 )
 from compiler.ort.providers import get_all_providers, get_available_providers, get_device
 from compiler.ort.session import InferenceSession
-from compiler.ort.values import InvalidArgument, OrtValue
+from compiler.ort.values import OrtValue
 
 __all__ = [
     "ExecutionMode",
+    "ExecutionOrder",
+    "Fail",
     "GraphOptimizationLevel",
     "IOBinding",
     "InferenceSession",
     "InvalidArgument",
+    "InvalidGraph",
+    "InvalidProtobuf",
     "ModelMetadata",
+    "NoSuchFile",
     "NodeArg",
+    "NotImplemented",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
+    "OrtMemType",
+    "OrtMemoryInfo",
     "OrtValue",
     "RunOptions",
     "SessionOptions",
+    "capi",
+    "create_and_register_allocator",
     "disable_telemetry_events",
     "enable_telemetry_events",
     "get_all_providers",

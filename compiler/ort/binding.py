@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.ort.values import (
-    InvalidArgument,
-    OrtValue,
-    array_at,
-    as_array,
-    check_cpu,
-    element_type_of,
-)
+from compiler.ort.failures import InvalidArgument
+from compiler.ort.values import OrtValue, array_at, as_array, check_cpu, element_type_of
 
 if TYPE_CHECKING:
     from compiler.ort.session import InferenceSession

@@ -33,6 +33,14 @@ class ExecutionMode(IntEnum):
     ORT_PARALLEL = 1
 
 
+class ExecutionOrder(IntEnum):
+    """Taken and not used: the order is chosen with the memory plan."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
 @dataclass(slots=True)
 class SessionOptions:
     """How a session is made.
@@ -50,6 +58,8 @@ class SessionOptions:
     inter_op_num_threads: int = 0
     graph_optimization_level: int = GraphOptimizationLevel.ORT_ENABLE_ALL
     execution_mode: int = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: int = ExecutionOrder.DEFAULT
+    use_per_session_threads: bool = True
     enable_cpu_mem_arena: bool = True
     enable_mem_pattern: bool = True
     enable_mem_reuse: bool = True
@@ -102,7 +112,13 @@ class SessionOptions:
 
 @dataclass(slots=True)
 class RunOptions:
-    """Taken and not used."""
+    """How a session runs.
+
+    Attributes:
+        terminate: whether a run that starts with these options ends at once, with a `Fail`. A run
+            that has begun goes on to its end.
+        others: taken and not used.
+    """
 
     log_severity_level: int = 2
     log_verbosity_level: int = 0

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 
 from compiler.compiling import compile_model
-from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
 from compiler.granted_cores import granted_cores
+from compiler.ort import failures
 from compiler.ort.binding import IOBinding
 from compiler.ort.description import (
     ModelMetadata,
@@ -26,15 +34,46 @@ from compiler.ort.description import (
     of_model,
     with_initializers,
 )
+from compiler.ort.failures import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+)
 from compiler.ort.options import RunOptions, SessionOptions
 from compiler.ort.profile import SessionTrace
 from compiler.ort.providers import PROVIDER, normalized
-from compiler.ort.values import InvalidArgument, OrtValue, as_array
+from compiler.ort.values import OrtValue, as_array
 from compiler.runtime.artifact import load_artifact, read_artifact
 from compiler.runtime.executable import Executable
 
 if TYPE_CHECKING:
     from compiler.kept_models import Compiled
+
+
+def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
+    """The error by the name that ONNX Runtime gives it."""
+    if isinstance(source, Path) and not source.is_file():
+        return NoSuchFile(str(error))
+    try:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        readable = bool(onnx.ModelProto.FromString(data).HasField("graph"))
+    except (DecodeError, OSError):
+        readable = False
+    return InvalidGraph(str(error)) if readable else InvalidProtobuf(str(error))
+
+
+def _check_going(options: RunOptions | None) -> None:
+    """Raises Fail if a run is told to end before it begins."""
+    if options is not None and options.terminate:
+        raise Fail("Exiting due to terminate flag being set to true.")
+
+
+def _as_given(output: Any) -> Any:
+    """Texts as objects, as ONNX Runtime gives them."""
+    is_text = isinstance(output, np.ndarray) and output.dtype.kind == "U"
+    return output.astype(object) if is_text else output
 
 
 class InferenceSession:
@@ -50,7 +89,9 @@ class InferenceSession:
         options: of `compile_model`, such as `dims`, `numerics`, `precision`.
 
     Raises:
-        CompilerError: naming what is wrong with the model or the options.
+        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented: naming what is wrong with the
+            model; all are a CompilerError.
+        CompilerError: naming what is wrong with the options.
         ValueError: if the providers are no list of names, or the options do not fit them.
     """
 
@@ -77,7 +118,12 @@ class InferenceSession:
         self._described: SessionDescription | None = None
         self._sizes: Mapping[str, Any] = {}
         with self._event("session_initialization"):
-            self._compiled = self._made(options)
+            try:
+                self._compiled = self._made(options)
+            except UnsupportedOperatorError as error:
+                raise failures.NotImplemented(error) from error
+            except InvalidModelError as error:
+                raise _named(error, self._source) from error
 
     def _made(self, options: dict[str, Any]) -> Compiled:
         given = self._options
@@ -178,12 +224,14 @@ class InferenceSession:
         Args:
             output_names: which outputs, in this order; all if it is None or empty.
             input_feed: by name: arrays, lists, OrtValues, or whatever has `__dlpack__` on a CPU.
-            run_options: taken and not used.
+            run_options: whether the run ends before it begins.
 
         Raises:
             InvalidArgument: if an input is missing, unknown or of another type or shape, or there
                 is no such output.
+            Fail: if the options tell the run to end.
         """
+        _check_going(run_options)
         if missing := [name for name in self._input_names if name not in input_feed]:
             raise InvalidArgument(
                 f"Required inputs ({missing}) are missing from input feed ({list(input_feed)})."
@@ -197,7 +245,7 @@ class InferenceSession:
                 found = self._compiled.run(feeds)
         except InvalidInputError as error:
             raise InvalidArgument(str(error)) from error
-        outputs = dict(zip(self._compiled.output_names, found, strict=True))
+        outputs = dict(zip(self._compiled.output_names, map(_as_given, found), strict=True))
         return [outputs[name] for name in names]
 
     @property
@@ -245,7 +293,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
         """As `run`, with OrtValues. Raises InvalidArgument as that does."""
-        return [OrtValue(each) for each in self.run(output_names, input_dict_ort_values)]
+        found = self.run(output_names, input_dict_ort_values, run_options)
+        return [OrtValue(each) for each in found]
 
     def io_binding(self) -> IOBinding:
         """What a run reads and writes, to be filled in."""
@@ -255,5 +304,6 @@ class InferenceSession:
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
         """Run on what is bound. Raises InvalidArgument as `run` does, or if an output does not fit
-        what it is bound to."""
+        what it is bound to, and Fail if the options tell the run to end."""
+        _check_going(run_options)
         iobinding._run()

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.errors import InvalidArgumentError
 from compiler.ort.description import ELEMENT_TYPES, numpy_type, stored_type, tensor_type
+from compiler.ort.failures import InvalidArgument
 from compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
     from compiler.runtime.packing import Array
-
-
-class InvalidArgument(InvalidInputError, ValueError):
-    """What `run` is given does not fit the model."""
 
 
 class OrtValue:

@@ -193,6 +193,89 @@ def test_defaults_and_entries_of_options(module: Any) -> None:
     assert np.array_equal(session(module).run([], {"X": X}, run_options)[0], X * X)
 
 
+@both
+def test_failures_have_their_names(module: Any, tmp_path: Path) -> None:
+    names = module.capi.onnxruntime_pybind11_state
+    cycle = [helper.make_node("Relu", ["b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    ends = [value("a", FLOAT, [2])]
+    for given, kind in (
+        (str(tmp_path / "absent.onnx"), names.NoSuchFile),
+        (b"no model", names.InvalidProtobuf),
+        (made(cycle, [], ends), (names.InvalidGraph, names.Fail)),
+    ):
+        with pytest.raises(kind):
+            session(module, given)
+    unknown = made(
+        [helper.make_node("Hardmax", ["x"], ["a"], axis=9)], [value("x", FLOAT, [2])], ends
+    )
+    with pytest.raises((names.InvalidGraph, names.Fail)):
+        session(module, unknown)
+
+
+def test_an_operator_that_is_not_compiled_is_not_implemented() -> None:
+    unseeded = helper.make_node("RandomNormal", [], ["a"], shape=[2])
+    with pytest.raises(ort.NotImplemented, match="no attribute 'seed'") as caught:
+        session(ort, made([unseeded], [], [value("a", FLOAT, [2])]))
+    assert isinstance(caught.value, CompilerError)
+    assert caught.value.operator == "RandomNormal"
+
+
+@both
+def test_a_run_that_is_told_to_end(module: Any) -> None:
+    options = module.RunOptions()
+    options.terminate = True
+    with pytest.raises(
+        module.capi.onnxruntime_pybind11_state.Fail, match="terminate flag being set to true"
+    ):
+        session(module).run([], {"X": X}, options)
+    options.terminate = False
+    assert np.array_equal(session(module).run([], {"X": X}, options)[0], X * X)
+
+
+@both
+def test_what_is_said_of_allocators_and_orders(module: Any) -> None:
+    kinds = module.OrtAllocatorType, module.OrtMemType
+    memory = module.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
+    assert (memory.name, memory.device_id, memory.mem_type) == ("Cpu", 0, kinds[1].DEFAULT)
+    arena = module.OrtArenaCfg({"max_mem": 16, "arena_extend_strategy": 1})
+    assert (arena.max_mem, arena.arena_extend_strategy, arena.initial_chunk_size_bytes) == (
+        16,
+        1,
+        -1,
+    )
+    assert module.OrtArenaCfg(8, 0, 4, 2).max_dead_bytes_per_chunk == 2
+    module.create_and_register_allocator(memory, arena)
+    options = module.SessionOptions()
+    assert options.execution_order == module.ExecutionOrder.DEFAULT
+    options.execution_order = module.ExecutionOrder.PRIORITY_BASED
+    assert np.array_equal(session(module, MUL, options).run([], {"X": X})[0], X * X)
+
+
+def test_an_arena_has_no_other_numbers() -> None:
+    with pytest.raises(CompilerError, match="an arena has no 'most', only max_mem"):
+        ort.OrtArenaCfg({"most": 3})
+
+
+@both
+def test_texts_are_objects(module: Any) -> None:
+    node = helper.make_node(
+        "LabelEncoder",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        keys_int64s=[1, 2],
+        values_strings=["a", "longer"],
+        default_string="none",
+    )
+    ends = [value("x", INT64, [3])], [value("y", TensorProto.STRING, [3])]
+    graph = helper.make_graph([node], "graph", *ends)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    (found,) = session(module, model).run(None, {"x": np.array([2, 1, 7])})
+    assert found.dtype == object
+    assert found.tolist() == ["longer", "a", "none"]
+
+
 def test_what_sessions_cannot_do_is_refused(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     with pytest.raises(CompilerError, match="has operators for ONNX Runtime alone"):

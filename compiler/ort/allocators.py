@@ -1,0 +1,80 @@
+"""What programs say of ONNX Runtime's allocators: taken and not used, there are none here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from compiler.errors import InvalidArgumentError
+
+_ARENA_KEYS = (
+    *("max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk"),
+    *("initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes"),
+)
+
+
+class OrtAllocatorType(IntEnum):
+    """Whether memory comes from an arena."""
+
+    INVALID = -1
+    ORT_DEVICE_ALLOCATOR = 0
+    ORT_ARENA_ALLOCATOR = 1
+
+
+class OrtMemType(IntEnum):
+    """What memory is for."""
+
+    CPU_INPUT = -2
+    CPU_OUTPUT = -1
+    CPU = -1
+    DEFAULT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OrtMemoryInfo:
+    """Memory of a device."""
+
+    name: str
+    allocator_type: OrtAllocatorType
+    device_id: int
+    mem_type: OrtMemType
+
+
+class OrtArenaCfg:
+    """How an arena grows: the first four numbers in this order, or all of them by name; -1 and 0
+    leave them to the arena.
+
+    Raises:
+        InvalidArgumentError: if a name is unknown.
+    """
+
+    __slots__ = _ARENA_KEYS
+
+    def __init__(
+        self,
+        max_mem: int | Mapping[str, int],
+        arena_extend_strategy: int = -1,
+        initial_chunk_size_bytes: int = -1,
+        max_dead_bytes_per_chunk: int = -1,
+    ) -> None:
+        given = {
+            "max_mem": max_mem,
+            "arena_extend_strategy": arena_extend_strategy,
+            "initial_chunk_size_bytes": initial_chunk_size_bytes,
+            "max_dead_bytes_per_chunk": max_dead_bytes_per_chunk,
+        }
+        stated = dict(max_mem) if isinstance(max_mem, Mapping) else given
+        for key in stated:
+            if key not in _ARENA_KEYS:
+                raise InvalidArgumentError(
+                    f"an arena has no '{key}', only {', '.join(_ARENA_KEYS)}"
+                )
+        for key in _ARENA_KEYS:
+            setattr(self, key, stated.get(key, 0 if key == "max_mem" else -1))
+
+
+def create_and_register_allocator(
+    mem_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None
+) -> None:
+    """Taken and not used."""
