@@ -7,7 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
@@ -145,6 +145,28 @@ class Quantiser:
         Raises:
             QuantizeError: if onnxruntime cannot.
         """
+        try:
+            return self._quantised(keep)
+        except QuantizeError as error:
+            if not self._can_by_tensor(keep):
+                raise
+            raise QuantizeError(
+                "onnxruntime cannot quantise this model with a scale for each channel of its "
+                "weights; with one for each tensor it can: --per-tensor"
+            ) from error
+
+    def _can_by_tensor(self, keep: Collection[str]) -> bool:
+        """Whether one scale for a tensor helps where one for each channel is asked for."""
+        if isinstance(self.method, Int4) or not self.method.per_channel:
+            return False
+        other = replace(self, method=replace(self.method, per_channel=False))
+        try:
+            other._quantised(keep)
+        except QuantizeError:
+            return False
+        return True
+
+    def _quantised(self, keep: Collection[str]) -> onnx.ModelProto:
         from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
         result = str(self.folder / "quantised.onnx")

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import onnx
 
+from compiler.errors import CompilerError
 from compiler.kernels import ScheduleSource
 from compiler.program_builder import ProgramBuilder
 from compiler.target import Target
@@ -24,7 +25,7 @@ from service.quantize.layers import Layer, Owners, find_layers
 from service.quantize.limit import Limit, check_limit, keeps
 from service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
 from service.quantize.report import LayerReport, QuantizeReport, Times
-from service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
+from service.quantize.running import CompiledFor, FloatOutputs, Runnable, layer_fidelity
 from service.quantize.samples import Samples
 from service.quantize.selection import PartNoise, Selection, select
 from service.quantize.switched import flags, switched_model
@@ -122,7 +123,7 @@ class _Run:
                 f"(of If, Loop, Scan) it has no {listed} with the weights or ranges that it takes"
             )
         work.tell(f"running {len(samples.held_out)} samples quantised")
-        outputs = whole = reference.compare(self._sizes.compile(made))
+        outputs = whole = reference.compare(self._compiled(made))
         work.tell("timing kernels")
         before = self._timed(self._model)
         after = self._timed(made)
@@ -139,6 +140,16 @@ class _Run:
         work.tell(f"comparing {len(self._layers)} layers")
         times = self._times(found, before, after)
         return made, self._report(made, (outputs, whole), times, kept, selection)
+
+    def _compiled(self, made: onnx.ModelProto) -> Runnable:
+        """A quantised model, whose float32 model did compile: what is wrong, onnxruntime made."""
+        try:
+            return self._sizes.compile(made)
+        except CompilerError as error:
+            raise QuantizeError(
+                f"onnxruntime quantises '{self._work.model}' to a model that does not compile, "
+                f"though the float32 model does: {error}"
+            ) from error
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
         """The model's plan with the times of its kernels; None where the device does not run it, or
@@ -190,7 +201,7 @@ class _Run:
             tell(f"quantising anew with {len(keep)} of {count} parts in float32")
             names = [self._layers[i].name for part in keep for i in found.parts[part].layers]
             model = quantiser.quantise(names)
-            outputs = reference.compare(self._sizes.compile(model))
+            outputs = reference.compare(self._compiled(model))
             if not keeps(limit, outputs):
                 return False
             chosen[:] = [(model, outputs)]
