@@ -13,7 +13,7 @@ from inspect import signature
 from math import prod
 
 from compiler.dtypes import Combination, ElementKind
-from compiler.sizes import is_open
+from compiler.sizes import always_less, is_open
 
 PARAMETER_LIMIT = 1 << 40
 """No extent is larger; products of a few stay within Python's reach and checks see them. Of an open
@@ -64,6 +64,9 @@ def native_symbol(function: str) -> str:
     return f"tw_native_{function}"
 
 
+FEW = 64
+"""Elements that are chosen by comparisons; TW_FEW of `native/order.h`."""
+
 COLUMNS = 1024
 """Columns that a tile of `accumulate` has at most."""
 
@@ -85,8 +88,14 @@ def _top_k(
         (outer * extent * inner * size,),
         outer * k * inner * 8,
         extent=outer * inner,
-        scratch_bytes=(extent + k) * 8,
+        scratch_bytes=(extent + k) * 8 + _sorting(extent, k),
     )
+
+
+def _sorting(count: int, k: int) -> int:
+    """Bytes in which elements are sorted, where more than a few are chosen."""
+    few = always_less(k, FEW + 1)
+    return 0 if few else 4 * count * 8
 
 
 def _positions(extent: int) -> NativeSignature:
@@ -95,7 +104,7 @@ def _positions(extent: int) -> NativeSignature:
 
 def _unique(kind: int, size: int, rows: int, width: int, ordered: int) -> NativeSignature:
     _check_element(kind, size)
-    scratch = (rows * width + 4 * rows) * 8
+    scratch = (rows * width + 8 * rows) * 8
     return NativeSignature((rows * width * size,), 3 * rows * 8, scratch_bytes=scratch)
 
 
@@ -141,7 +150,7 @@ def _non_max_suppression(
     return NativeSignature(
         (batches * boxes * 16, batches * classes * boxes * 4, 8, 4, 4),
         batches * classes * room * 24,
-        scratch_bytes=2 * boxes * 8,
+        scratch_bytes=9 * boxes * 8,
     )
 
 

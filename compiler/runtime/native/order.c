@@ -1,45 +1,63 @@
-/* Ordering elements of any type: values become integers, which a heap selects from. */
+/* Ordering elements of any type: values become integers, which are sorted, or the first of them
+ * selected. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* -O2 of GCC makes no vectors of loops whose length is not known */
+#endif
+
 #include "order.h"
 
-/* The smallest magnitude's bits that are no number's: those above are NaNs. */
-static uint64_t infinity(tw_element element) {
-    if (element.kind == TW_BFLOAT) return 0x7f80;
-    switch (element.bytes) {
-    case 2: return 0x7c00;
-    case 4: return 0x7f800000;
-    default: return 0x7ff0000000000000;
-    }
-}
+#include <string.h>
 
-static inline uint64_t load(const void *values, int64_t bytes, int64_t index) {
-    switch (bytes) {
-    case 1: return ((const uint8_t *)values)[index];
-    case 2: return ((const uint16_t *)values)[index];
-    case 4: return ((const uint32_t *)values)[index];
-    default: return ((const uint64_t *)values)[index];
+/* Keys of a type, in a loop that knows it. Floats of one sign are ordered as their bits are; of
+ * negative ones, the larger bits are less. Magnitudes above `most` are NaNs. */
+#define KEYS(name, type, key)                                                                      \
+    static void name(const void *values, int64_t stride, int64_t count, type most, type flip,      \
+                     uint64_t *restrict keys) {                                                    \
+        const type *restrict x = values;                                                           \
+        const type sign = (type)((type)1 << (8 * sizeof(type) - 1));                               \
+        (void)most, (void)sign;                                                                    \
+        if (stride == 1)                                                                           \
+            for (int64_t i = 0; i < count; i++) keys[i] = (type)(key(x[i]) ^ flip);                \
+        else                                                                                       \
+            for (int64_t i = 0; i < count; i++) keys[i] = (type)(key(x[i * stride]) ^ flip);       \
     }
-}
+#define AS_IT_IS(bits) (bits)
+#define SIGNED(bits) ((bits) ^ sign)
+#define MAGNITUDE(bits) ((bits) & (sign - 1))
+#define NO_NUMBER (sign | (sign - 1))
+#define FLOAT(bits)                                                                                \
+    (MAGNITUDE(bits) > most ? NO_NUMBER                                                                 \
+     : (bits) & sign        ? sign - MAGNITUDE(bits)                                               \
+                            : sign + MAGNITUDE(bits))
 
-/* Floats of one sign are ordered as their bits are; of negative ones, the larger bits are less. */
-static inline uint64_t float_key(uint64_t bits, uint64_t sign, uint64_t most) {
-    uint64_t magnitude = bits & (sign - 1);
-    if (magnitude > most) return UINT64_MAX;
-    if (magnitude == 0) return sign;
-    return bits & sign ? sign - magnitude : sign + magnitude;
-}
+KEYS(keys_of_u8, uint8_t, AS_IT_IS)
+KEYS(keys_of_u16, uint16_t, AS_IT_IS)
+KEYS(keys_of_u32, uint32_t, AS_IT_IS)
+KEYS(keys_of_u64, uint64_t, AS_IT_IS)
+KEYS(keys_of_i8, uint8_t, SIGNED)
+KEYS(keys_of_i16, uint16_t, SIGNED)
+KEYS(keys_of_i32, uint32_t, SIGNED)
+KEYS(keys_of_i64, uint64_t, SIGNED)
+KEYS(keys_of_f16, uint16_t, FLOAT)
+KEYS(keys_of_f32, uint32_t, FLOAT)
+KEYS(keys_of_f64, uint64_t, FLOAT)
 
 void tw_order_keys(tw_element element, const void *values, int64_t stride, int64_t count,
                    bool reverse, uint64_t *keys) {
-    const uint64_t sign = (uint64_t)1 << (8 * element.bytes - 1);
-    const uint64_t most = infinity(element), flip = reverse ? UINT64_MAX : 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = load(values, element.bytes, i * stride);
-        switch (element.kind) {
-        case TW_UNSIGNED: break;
-        case TW_SIGNED: bits ^= sign; break;
-        default: bits = float_key(bits, sign, most); break;
-        }
-        keys[i] = bits ^ flip;
+#define MAKE(name, type, most) name(values, stride, count, most, (type)(reverse ? -1 : 0), keys)
+    switch (element.kind * 16 + element.bytes) {
+    case TW_UNSIGNED * 16 + 1: MAKE(keys_of_u8, uint8_t, 0); return;
+    case TW_UNSIGNED * 16 + 2: MAKE(keys_of_u16, uint16_t, 0); return;
+    case TW_UNSIGNED * 16 + 4: MAKE(keys_of_u32, uint32_t, 0); return;
+    case TW_UNSIGNED * 16 + 8: MAKE(keys_of_u64, uint64_t, 0); return;
+    case TW_SIGNED * 16 + 1: MAKE(keys_of_i8, uint8_t, 0); return;
+    case TW_SIGNED * 16 + 2: MAKE(keys_of_i16, uint16_t, 0); return;
+    case TW_SIGNED * 16 + 4: MAKE(keys_of_i32, uint32_t, 0); return;
+    case TW_SIGNED * 16 + 8: MAKE(keys_of_i64, uint64_t, 0); return;
+    case TW_BFLOAT * 16 + 2: MAKE(keys_of_f16, uint16_t, 0x7f80); return;
+    case TW_FLOAT * 16 + 2: MAKE(keys_of_f16, uint16_t, 0x7c00); return;
+    case TW_FLOAT * 16 + 4: MAKE(keys_of_f32, uint32_t, 0x7f800000); return;
+    default: MAKE(keys_of_f64, uint64_t, 0x7ff0000000000000); return;
     }
 }
 
@@ -69,8 +87,7 @@ static void sink(const tw_rows *rows, int64_t *order, int64_t size, int64_t root
     order[root] = sinking;
 }
 
-void tw_select(const tw_rows *rows, int64_t count, int64_t k, int64_t *order) {
-    if (k == 0) return;
+static void select_by_heap(const tw_rows *rows, int64_t count, int64_t k, int64_t *order) {
     for (int64_t i = 0; i < k; i++) order[i] = i;
     for (int64_t root = k / 2; root-- > 0;) sink(rows, order, k, root);
     for (int64_t i = k; i < count; i++) {
@@ -84,4 +101,89 @@ void tw_select(const tw_rows *rows, int64_t count, int64_t k, int64_t *order) {
         order[end] = last;
         sink(rows, order, end, 0);
     }
+}
+
+/* A key and where it stands. */
+typedef struct {
+    uint64_t key;
+    int64_t place;
+} item;
+
+/* Put a key behind those of `held` that are no larger; of k the last one goes. */
+static inline void insert(uint64_t *held, int64_t *order, int64_t size, uint64_t key, int64_t place) {
+    int64_t at = size;
+    for (; at > 0 && held[at - 1] > key; at--) held[at] = held[at - 1], order[at] = order[at - 1];
+    held[at] = key, order[at] = place;
+}
+
+/* The first place from `i` on that may hold a key below the last one: one of the four from there. */
+static inline int64_t next_below(const uint64_t *keys, int64_t i, int64_t count, uint64_t last) {
+    while (i + 4 <= count && !((keys[i] < last) | (keys[i + 1] < last) | (keys[i + 2] < last) |
+                               (keys[i + 3] < last)))
+        i += 4;
+    return i;
+}
+
+/* A few of many: most keys are compared with the last of those that are held, and that is all. */
+static void select_few(const uint64_t *keys, int64_t count, int64_t k, int64_t *order) {
+    uint64_t held[TW_FEW];
+    int64_t i = 0;
+    for (; i < k; i++) insert(held, order, i, keys[i], i);
+    for (uint64_t last = held[k - 1]; (i = next_below(keys, i, count, last)) < count; i++)
+        if (keys[i] < last) {
+            insert(held, order, k - 1, keys[i], i);
+            last = held[k - 1];
+        }
+}
+
+/* The items in the order of their keys, those of equal keys in the order that they have: eight bits
+ * at a time, from the last ones on, as far as keys differ. */
+static void sort(item *items, item *other, int64_t count) {
+    int64_t counts[256];
+    uint64_t differing = 0;
+    item *from = items, *to = other;
+    for (int64_t i = 0; i < count; i++) differing |= items[i].key ^ items[0].key;
+    for (int shift = 0; shift < 64; shift += 8) {
+        if (!(differing >> shift & 255)) continue;
+        memset(counts, 0, sizeof counts);
+        for (int64_t i = 0; i < count; i++) counts[from[i].key >> shift & 255]++;
+        for (int64_t value = 0, next = 0; value < 256; value++) {
+            const int64_t here = counts[value];
+            counts[value] = next;
+            next += here;
+        }
+        for (int64_t i = 0; i < count; i++) to[counts[from[i].key >> shift & 255]++] = from[i];
+        item *sorted = to;
+        to = from, from = sorted;
+    }
+    if (from != items) memcpy(items, from, (size_t)count * sizeof *items);
+}
+
+/* Many: those that may be among the first gather until there are twice as many as wanted; then all
+ * behind the first k go, and what comes later must be less than the last of these. */
+static void select_many(const uint64_t *keys, int64_t count, int64_t k, int64_t *order, item *items) {
+    const int64_t room = count / 2 < k ? count : 2 * k;
+    for (int64_t i = 0; i < room; i++) items[i] = (item){keys[i], i};
+    sort(items, items + room, room);
+    int64_t held = k;
+    uint64_t last = items[k - 1].key;
+    for (int64_t i = room; (i = next_below(keys, i, count, last)) < count; i++) {
+        if (keys[i] >= last) continue;
+        items[held++] = (item){keys[i], i};
+        if (held < room) continue;
+        sort(items, items + room, held);
+        held = k, last = items[k - 1].key;
+    }
+    if (held > k) sort(items, items + room, held);
+    for (int64_t i = 0; i < k; i++) order[i] = items[i].place;
+}
+
+void tw_select(const tw_rows *rows, int64_t count, int64_t k, int64_t *order, void *scratch) {
+    if (k == 0) return;
+    if (rows->width != 1)
+        select_by_heap(rows, count, k, order);
+    else if (k <= TW_FEW)
+        select_few(rows->keys, count, k, order);
+    else
+        select_many(rows->keys, count, k, order, scratch);
 }

@@ -33,8 +33,13 @@ void tw_order_keys(tw_element element, const void *values, int64_t stride, int64
 /* Whether two rows have the same keys. */
 bool tw_rows_equal(const tw_rows *rows, int64_t a, int64_t b);
 
+/* So many are selected by comparisons, without scratch; compiler/runtime/native_functions.py has the
+ * same. */
+enum { TW_FEW = 64 };
+
 /* order[0..k): which of `count` rows come first, in their order; of equal rows the earlier first.
- * Takes count * log(k) comparisons. */
-void tw_select(const tw_rows *rows, int64_t count, int64_t k, int64_t *order);
+ * Rows of one key take time in proportion to their number, and four integers of scratch each where
+ * k is above TW_FEW; others take count * log(k) comparisons. */
+void tw_select(const tw_rows *rows, int64_t count, int64_t k, int64_t *order, void *scratch);
 
 #endif

@@ -8,7 +8,7 @@
 /* The first k of each row in order, as positions in the row. A tile is a row.
  * sizes: kind and bytes of an element, outer, extent, inner, k, whether the largest come first.
  * buffers: (outer, extent, inner) elements; (outer, k, inner) int64.
- * scratch: extent keys, k positions. */
+ * scratch: extent keys, k positions, 4 * extent integers where k is above TW_FEW. */
 TW_EXPORT void tw_native_top_k(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
                                int64_t hi) {
     const tw_element element = {sizes[0], sizes[1]};
@@ -20,7 +20,7 @@ TW_EXPORT void tw_native_top_k(void *const *buffers, void *scratch, const int64_
         int64_t outer = row / inner, within = row % inner;
         const char *first = (const char *)buffers[0] + (outer * extent * inner + within) * sizes[1];
         tw_order_keys(element, first, inner, extent, sizes[6] != 0, keys);
-        tw_select(&rows, extent, k, order);
+        tw_select(&rows, extent, k, order, order + k);
         int64_t *output = (int64_t *)buffers[1] + outer * k * inner + within;
         for (int64_t i = 0; i < k; i++) output[i * inner] = order[i];
     }
@@ -46,7 +46,7 @@ TW_EXPORT void tw_native_positions(void *const *buffers, void *scratch, const in
  * the order of their first rows otherwise.
  * buffers: (rows, width) elements; (3, rows) int64: the first row of each group, the group of each
  * row, the number of rows of each group. What lies behind the last group is zero.
- * scratch: rows * width keys, 4 * rows integers. */
+ * scratch: rows * width keys, 8 * rows integers. */
 TW_EXPORT void tw_native_unique(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
                                 int64_t hi) {
     (void)lo, (void)hi;
@@ -54,10 +54,10 @@ TW_EXPORT void tw_native_unique(void *const *buffers, void *scratch, const int64
     const int64_t count = sizes[2], width = sizes[3];
     uint64_t *keys = scratch;
     int64_t *order = (int64_t *)(keys + count * width), *first = order + count;
-    int64_t *members = first + count, *renamed = members + count;
+    int64_t *members = first + count, *renamed = members + count, *sorting = renamed + count;
     const tw_rows rows = {keys, width};
     tw_order_keys(element, buffers[0], 1, count * width, false, keys);
-    tw_select(&rows, count, count, order);
+    tw_select(&rows, count, count, order, sorting);
     int64_t *out_first = buffers[1], *out_group = out_first + count, *out_members = out_group + count;
     int64_t groups = 0;
     for (int64_t i = 0; i < count; i++) {

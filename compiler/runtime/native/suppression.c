@@ -24,7 +24,7 @@ static tw_box box_of(const float *b, bool centred) {
 static float area(tw_box b) { return (b.right - b.left) * (b.high - b.low); }
 
 /* Whether what two boxes share is more than `most` of what they cover together. */
-static bool overlap(tw_box a, tw_box b, float most) {
+static inline bool overlap(tw_box a, tw_box b, float most) {
     float wide = smaller(a.right, b.right) - larger(a.left, b.left);
     float tall = smaller(a.high, b.high) - larger(a.low, b.low);
     if (!(wide > 0 && tall > 0)) return false;
@@ -37,7 +37,8 @@ static bool overlap(tw_box a, tw_box b, float most) {
  * buffers: (batches, boxes, 4) and (batches, classes, boxes) float32; most boxes of a class, int64;
  * the overlap up to which a box stays and the score above which it is looked at, float32;
  * (batches * classes * room, 3) int64: batch, class and box of each that is chosen, then -1.
- * scratch: boxes keys, boxes positions. */
+ * scratch: for each box a key, its number, its place in the order, four integers to sort them, and the
+ * box itself. */
 TW_EXPORT void tw_native_non_max_suppression(void *const *buffers, void *scratch,
                                              const int64_t *sizes, int64_t lo, int64_t hi) {
     (void)lo, (void)hi;
@@ -48,25 +49,31 @@ TW_EXPORT void tw_native_non_max_suppression(void *const *buffers, void *scratch
     const int64_t limit = wanted < 0 ? 0 : wanted > room ? room : wanted;
     int64_t *output = buffers[5], found = 0;
     uint64_t *keys = scratch;
-    int64_t *order = (int64_t *)(keys + count);
+    int64_t *numbers = (int64_t *)(keys + count), *order = numbers + count, *sorting = order + count;
+    tw_box *chosen = (tw_box *)(sorting + 4 * count);
     const tw_rows rows = {keys, 1};
     const tw_element element = {TW_FLOAT, sizeof(float)};
     for (int64_t pair = 0; pair < sizes[0] * classes; pair++) {
         const float *boxes = (const float *)buffers[0] + pair / classes * count * 4;
         const float *scores = (const float *)buffers[1] + pair * count;
+        int64_t looked_at = 0, stayed = 0;
         tw_order_keys(element, scores, 1, count, true, keys);
-        tw_select(&rows, count, count, order);
-        const int64_t first = found;
-        for (int64_t i = 0; i < count && found - first < limit; i++) {
-            if (!(scores[order[i]] > least)) continue;
-            tw_box box = box_of(boxes + 4 * order[i], centred);
+        for (int64_t i = 0; i < count; i++) {
+            keys[looked_at] = keys[i];
+            numbers[looked_at] = i;
+            looked_at += scores[i] > least;
+        }
+        tw_select(&rows, looked_at, looked_at, order, sorting);
+        for (int64_t i = 0; i < looked_at && stayed < limit; i++) {
+            const int64_t number = numbers[order[i]];
+            const tw_box box = box_of(boxes + 4 * number, centred);
             bool stays = true;
-            for (int64_t j = first; j < found && stays; j++)
-                stays = !overlap(box, box_of(boxes + 4 * output[3 * j + 2], centred), most);
+            for (int64_t j = 0; j < stayed && stays; j++) stays = !overlap(box, chosen[j], most);
             if (!stays) continue;
+            chosen[stayed++] = box;
             output[3 * found] = pair / classes;
             output[3 * found + 1] = pair % classes;
-            output[3 * found + 2] = order[i];
+            output[3 * found + 2] = number;
             found++;
         }
     }

@@ -83,6 +83,22 @@ def test_top_k_is_a_stable_sort(dtype: np.dtype, largest: int, threads: int) -> 
         np.testing.assert_array_equal(found, expected[:, :k])
 
 
+@pytest.mark.parametrize("sequence", ["ties", "rising", "falling", "equal", "distinct"])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_top_k_of_many(dtype: np.dtype, sequence: str) -> None:
+    """A few are inserted, more are sorted, and those of many are sorted in parts."""
+    random, kind, count = np.random.default_rng(4), DType(dtype.name), 900
+    x = values(dtype, (1, count, 1)) if sequence == "ties" else np.arange(count) % 100
+    x = {
+        "ties": x, "rising": np.sort(x, axis=None), "falling": np.sort(x, axis=None)[::-1],
+        "equal": np.zeros(count), "distinct": random.permutation(count) - count // 2,
+    }[sequence].astype(dtype).reshape(1, count, 1)  # fmt: skip
+    for k in (1, 63, 64, 65, 100, 449, 450, 451, 900):
+        made = program("top_k", (kind.kind, kind.bytes, 1, count, 1, k, 0), [x], (1, k, 1))
+        expected = np.argsort(x, 1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(run(made, [x]), expected)
+
+
 def test_bfloat16_has_its_own_infinity() -> None:
     bits = np.array([0x7F80, 0x7C00, 0xFF80, 0x7FC0, 0x0000, 0x8000, 0x3F80], np.uint16)
     made = program("top_k", (DType.BFLOAT16.kind, 2, 1, 7, 1, 7, 1), [bits], (7,))
@@ -264,6 +280,8 @@ def test_the_code_of_a_call_is_what_the_header_says() -> None:
     assert encoded.code.tolist() == [2, 12, 0, 0, 3, 1, 2, 3, 4, 1, 2, 1]
     assert (encoded.symbols, encoded.natives) == ((), ("tw_native_top_k",))
     assert made.scratch_bytes == (4 + 2) * 8
+    assert native_signature("top_k", (1, 2, 3, 90, 1, 64, 1)).scratch_bytes == (90 + 64) * 8
+    assert native_signature("top_k", (1, 2, 3, 90, 1, 65, 1)).scratch_bytes == (5 * 90 + 65) * 8
     assert program_from_json(program_to_json(made)) == made
 
 
