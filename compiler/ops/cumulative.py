@@ -13,6 +13,7 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import axis_of, integer, word
 from compiler.ops.cast import cast_to
+from compiler.ops.computed import filled
 from compiler.ops.native import native, split_at
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
@@ -62,16 +63,19 @@ def _onnx(reduction: str) -> Callable[[OnnxNode], str]:
         axes = node.static_ints(1, "axis")
         if axes is None or len(axes) != 1 or not -len(shape) <= axes[0] < len(shape):
             raise node.invalid(f"axis {axes} for an input of rank {len(shape)}")
-        if prod(shape) == 0:
+        axis, exclusive = axes[0] % len(shape), int(node.integer("exclusive", 0) != 0)
+        if prod(shape) == 0 or (shape[axis] == 1 and not exclusive):
             return value
+        if shape[axis] == 1:
+            return filled(node, _RUNNING[reduction].identity, shape, dtype)
         if dtype.is_float and dtype.bytes == 2:  # sums of many are more than it can hold
             value = cast_to(node, value, DType.FLOAT32)
         result = node.emit(
             "accumulate",
             [value],
-            axis=axes[0] % len(shape),
+            axis=axis,
             reduction=reduction,
-            exclusive=int(node.integer("exclusive", 0) != 0),
+            exclusive=exclusive,
             reverse=int(node.integer("reverse", 0) != 0),
         )
         return cast_to(node, result, dtype)

@@ -12,6 +12,7 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import axis_of, integer
+from compiler.ops.computed import filled
 from compiler.ops.gather import elements_along
 from compiler.ops.moves import part, transposed
 from compiler.ops.native import OUTPUT_ONLY, native, split_at, trimmed
@@ -73,8 +74,11 @@ def _onnx_top_k(node: OnnxNode) -> list[str]:
         if known is None:
             count = node.reshape(given, ())
     largest = int(node.integer("largest", 1) != 0)
-    indices = node.emit("top_k", [x], axis=axis, k=k, largest=largest)
-    found = [elements_along(node, x, indices, axis), indices]
+    if node.shape(x)[axis] == 1 and k == 1:  # there is no order among one
+        found = [x, filled(node, 0, node.shape(x), DType.INT64)]
+    else:
+        indices = node.emit("top_k", [x], axis=axis, k=k, largest=largest)
+        found = [elements_along(node, x, indices, axis), indices]
     if count is None:
         return found
     return [node.emit("trim", [value, count], axis=axis) for value in found]

@@ -16,8 +16,8 @@ enum { ADD = 0, MULTIPLY = 1, LARGEST = 2, LEAST = 3 };
 /* The largest and the least let a NaN pass, on either side: one that lies there already stays. */
 #define PLUS(a, b) (a) + (b)
 #define TIMES(a, b) (a) * (b)
-#define MOST(a, b) ((a) < (b) || (b) != (b) ? (b) : (a))
-#define FEWEST(a, b) ((a) > (b) || (b) != (b) ? (b) : (a))
+#define MOST(a, b) ((b) != (b) ? (b) : (a) < (b) ? (b) : (a))
+#define FEWEST(a, b) ((b) != (b) ? (b) : (a) > (b) ? (b) : (a))
 
 typedef struct {
     const int64_t *places;
@@ -104,7 +104,7 @@ TW_EXPORT void tw_native_combine(void *const *buffers, void *scratch, const int6
 enum { COLUMNS = 1024, FEW = 24 };
 
 typedef struct {
-    int64_t extent, inner, columns;
+    int64_t extent, inner, columns, lines; /* of one column there may be several lines */
     int64_t first, step; /* of the row that comes first, and from there to the next one */
     bool exclusive;
 } running;
@@ -160,10 +160,12 @@ typedef struct {
         const type *x = (const type *)source + all.first;                                          \
         type *y = (type *)target + all.first;                                                      \
         if (all.inner == 1) {                                                                      \
-            if (all.step > 0)                                                                      \
-                line_##name(x, y, all.extent, 1, all.exclusive);                                   \
-            else                                                                                   \
-                line_##name(x, y, all.extent, -1, all.exclusive);                                  \
+            for (int64_t i = 0; i < all.lines; i++, x += all.extent, y += all.extent) {            \
+                if (all.step > 0)                                                                  \
+                    line_##name(x, y, all.extent, 1, all.exclusive);                               \
+                else                                                                               \
+                    line_##name(x, y, all.extent, -1, all.exclusive);                              \
+            }                                                                                      \
             return;                                                                                \
         }                                                                                          \
         if (all.columns > 1 && all.columns < FEW) { /* the last ones once more, if need be */      \
@@ -216,13 +218,15 @@ TW_EXPORT void tw_native_accumulate(void *const *buffers, void *scratch, const i
     const int type = (bytes > 1) + (bytes > 2) + (bytes > 4) + (sizes[0] == TW_FLOAT ? 2 : 0);
     const runner run = runners[type][sizes[2]];
     if (extent == 0) return;
-    for (int64_t tile = lo; tile < hi; tile++) {
+    const int64_t together = inner == 1 ? hi - lo : 1;
+    for (int64_t tile = lo; tile < hi; tile += together) {
         const int64_t column = tile % blocks * COLUMNS, rest = inner - column;
         const int64_t start = tile / blocks * extent * inner + column;
         const running all = {
             .extent = extent,
             .inner = inner,
             .columns = rest < COLUMNS ? rest : COLUMNS,
+            .lines = together,
             .first = sizes[7] ? (extent - 1) * inner : 0,
             .step = sizes[7] ? -inner : inner,
             .exclusive = sizes[6] != 0,

@@ -56,6 +56,9 @@ CUMULATIVE = [
     ),
     Case("CumSum", ((7,), np.array(0))),
     Case("CumSum", ((2, 9, 30), np.array(1)), {"reverse": 1}),
+    Case("CumSum", ((5, 1, 3), np.array(1))),
+    Case("CumSum", ((5, 1, 3), np.array(1)), {"exclusive": 1}),
+    Case("CumProd", ((5, 1, 3), np.array(1)), {"exclusive": 1}, opset=26),
     *(
         Case("CumSum", (data(np.ones((2, 3000)), t), np.array(1)), numpy=running)
         for t in (np.float16, np.float64, np.int64, np.uint32)

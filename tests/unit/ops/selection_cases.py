@@ -32,6 +32,7 @@ ORDERED = [
     *(Case("TopK", (TIES, i64(3)), {"largest": large}, outputs=2) for large in (0, 1)),
     Case("TopK", (data([2**31 - 1, -(2**31), 0, -1], np.int32), i64(4)), outputs=2),
     Case("TopK", ((2, 9),), {"k": 4}, opset=9, outputs=2),
+    Case("TopK", ((4, 1, 3), i64(1)), {"axis": 1}, outputs=2),
     *(
         Case("Unique", (values,), {"sorted": ordered}, outputs=4)
         for ordered in (0, 1)
