@@ -19,7 +19,7 @@ from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
-CODEGEN_VERSION = "24"
+CODEGEN_VERSION = "25"
 """Raised when equal schedules may give other code; kept with every record."""
 
 

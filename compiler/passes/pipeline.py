@@ -27,7 +27,7 @@ from compiler.passes.gelu import gelu
 from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.merge_matmuls import merge_matmuls
-from compiler.passes.narrow import narrow
+from compiler.passes.narrow import narrow, narrow_products
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
 from compiler.passes.quantise_first import quantise_first
@@ -101,7 +101,9 @@ def optimise(
         return graph
 
     own = multiplied_type(graph)
-    if any(kind.dtype in HALVES for kind in graph.types.values()):
+    types = {kind.dtype for kind in graph.types.values()}
+    halves = [dtype for dtype in HALVES if dtype in types]
+    if halves:
         graph = step(partial(widen, own=own), graph, widen.__name__)
     passes = [each for each in PASSES if each.__name__ not in without]
     of_bytes: dict[Pass, Pass] = {
@@ -118,6 +120,14 @@ def optimise(
             break
     graph = optimise_bodies(graph, lambda body: optimise(body, None, timings, without, factor))
     narrow_type = own or stored
-    if narrow_type is DType.FLOAT32:
-        return graph
-    return step(lambda graph: dead_code(narrow(graph, narrow_type)), graph, narrow.__name__)
+    last: list[Pass] = [partial(narrow_products, dtype=dtype) for dtype in halves]
+    if narrow_type is not DType.FLOAT32:
+        last = [partial(narrow, dtype=narrow_type)]
+    for each in last:
+        graph = step(_cleared(each), graph, narrow.__name__)
+    return graph
+
+
+def _cleared(made: Pass) -> Pass:
+    """The pass without what nothing reads after it."""
+    return lambda graph: dead_code(made(graph))

@@ -15,8 +15,8 @@ where the model's outputs are, or where `narrow` stores values in 16 bits again.
 nearer to those of exact arithmetic, and not bit for bit those of a program that rounds after each
 operator. `narrow` follows where all products have one 16-bit type; that decides how values are
 stored, never how they are added up. Values of a type in which no products are formed are converted
-where they are computed with: moves and choices among them stay in 16 bits, and conversions from
-other types round, as the model states.
+where they are computed with: moves and choices among them stay in 16 bits, factors are stored so,
+and conversions from other types round, as the model states.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory
 from compiler.ops.products import HALVES
 from compiler.ops.registry import OpKind
+from compiler.passes.narrow import FACTORS
 
 _CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
 """What gives elements, perhaps with another sign, or a zero: exact in any type."""
@@ -90,6 +91,7 @@ class _Widening:
         self._nodes: list[Node] = []
         self._stored = {value for value in graph.inputs if self._is_narrow(value)}
         """The 16-bit values that the new graph has, too, and that are no constants."""
+        self._factors = _factors_of_halves(graph, own)
         self._names: dict[str, str] = {}
         """The float32 value that stands for a 16-bit one."""
         self._rounded: dict[str, str] = {}
@@ -136,6 +138,9 @@ class _Widening:
             attrs = tuple((key, to.get(key, value)) for key, value in attrs)
         name = node.name if node.name == output else output
         self._nodes.append(Node(name, node.op, inputs, (output,), attrs))
+        if node.output in self._factors:
+            self._convert(self._names.pop(node.output), node.output)
+            self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
         """Whether a node reads and gives 16-bit floats as before."""
@@ -190,6 +195,24 @@ class _Widening:
     def _convert(self, value: str, name: str) -> None:
         to = self._types[name].dtype.value
         self._nodes.append(Node(name, "cast", (value,), (name,), (("to", to),)))
+
+
+def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
+    """16-bit values that are multiplied in another type than the own one, perhaps moved before.
+
+    They are stored, so that their products may be those of 16-bit floats. The weights of a row of
+    scores are none: they never reach memory.
+    """
+    factors: set[str] = set()
+    for node in reversed(graph.nodes):
+        kind = ops.get(node.op).kind
+        multiplied = node.inputs[: FACTORS.get(node.op, 0)]
+        if node.output in factors and kind in _MOVING:
+            multiplied = node.inputs
+        factors.update(v for v in multiplied if graph.types[v].dtype in HALVES)
+        if node.op == "softmax":
+            factors.discard(node.output)
+    return {value for value in factors if graph.types[value].dtype is not own}
 
 
 def _is_opaque(node: Node) -> bool:

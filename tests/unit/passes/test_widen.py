@@ -111,9 +111,33 @@ def test_products_of_several_types_or_none_decide_how_values_are_stored_only() -
         verify_graph(after)
         for node in after.nodes:
             if node.op != "cast":
-                assert {after.types[v].dtype for v in (*node.inputs, node.output)} == {
-                    DType.FLOAT32
-                }
+                kinds = {after.types[v].dtype for v in (*node.inputs, node.output)}
+                stored = node.attr("accumulator") == "float32"
+                assert kinds == ({DType.FLOAT16, DType.FLOAT32} if stored else {DType.FLOAT32})
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_beside_other_products_weights_stay_narrow_for_few_rows(dtype: DType, rows: int) -> None:
+    """As a decoder's do, whose rotary angles are products of float32: these stay as they are."""
+    g = HalfMaker(dtype)
+    x, angle = g.input("x", rows, 16, dtype=dtype), g.input("angle", rows, 1)
+    first = g("matmul", x, g.weight("w", 16, 16))
+    frequencies = Maker.constant(g, "f", np.linspace(0, 1, 16, dtype=np.float32)[None])
+    turned = g("cast", g("cos", g("matmul", angle, frequencies)), to=dtype.value)
+    last = g("matmul", g("tanh", g("mul", first, turned)), g.weight("v", 16, 16))
+    graph = g.graph(last)
+    assert multiplied_type(graph) is None
+    after = optimise(graph, resolve_target("host"))
+    verify_graph(after)
+    products = [node for node in after.nodes if node.op == "matmul"]
+    narrow = [node for node in products if after.types[node.inputs[1]].dtype is dtype]
+    assert len(narrow) == (2 if rows <= 16 else 0)
+    assert all(node.attr("accumulator") == "float32" for node in narrow)
+    assert after.types[frequencies].dtype is DType.FLOAT32
+    given = inputs_of(graph)
+    for a, b in zip(run_graph(after, given), run_graph(graph, given), strict=True):
+        assert compare(from_memory(a, dtype), from_memory(b, dtype)) <= tolerance_for(dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
