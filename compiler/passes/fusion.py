@@ -16,7 +16,7 @@ fusion (TVM) or fusion groups (XLA).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler import ops
@@ -24,7 +24,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.labels import LABELLED
 from compiler.loops.expr import Const, Expr
-from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.ops.registry import Effort, OpKind
 from compiler.passes.merge_matmuls import INDEX_MAPS
 from compiler.passes.narrow_values import READERS, widening
@@ -352,17 +352,27 @@ def _is_cheap(node: Node) -> bool:
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:
-    """The producers of a value, nearest first, that read one element each at an affine index."""
+    """The producers of a value, nearest first, that read one element each at an affine index.
+
+    Attentions vectorise along the two last axes of an operand: a reshape that would cut one of
+    them, such as that of a bias for each row and column of an image, is a view by itself.
+    """
+    axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None
-    index = tuple(affine(Axis(f"d{d}", e)) for d, e in enumerate(graph.types[value].shape))
+    index = tuple(map(affine, axes))
     chain: list[Node] = []
     while (node := graph.producer(value)) is not None and node.op in INDEX_MAPS:
         value = node.inputs[0]
         index = _index_of_operand(node, graph.types[value], index)
-        if index is None:
+        if index is None or any(_cuts(each, axes[-2:]) for each in index):
             break
         chain.append(node)
     return chain
+
+
+def _cuts(index: Affine, axes: Sequence[Axis]) -> bool:
+    """Whether an index has parts of one of these axes."""
+    return any(isinstance(term, FloorDiv) and term.axis in axes for term, _ in index.terms)
 
 
 def _index_of_operand(

@@ -12,6 +12,7 @@ from compiler.passes.attention import attention
 from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.pipeline import optimise
 from compiler.plan import KernelStep
+from compiler.schedule.templates.attention_analysis import analyse
 from tests.graphs import Maker, assert_equivalent, operators, proven
 from tests.plans import planned
 
@@ -383,3 +384,17 @@ def test_a_reshape_of_queries_and_keys_is_no_view(where: str) -> None:
     if where == "weights":
         weights = g("reshape", weights, shape=(1, 2, 5, 3))
     assert "softmax" in operators(proven(attention, g.graph(g("matmul", weights, v))))
+
+
+@pytest.mark.parametrize("cut", ["keys", "rows"])
+def test_a_bias_for_each_place_of_an_image_is_a_view(cut: str) -> None:
+    """Segment Anything's: as an index map its reshape cut the keys in two, and the kernel had
+    scalar code."""
+    g = Maker()
+    q, k, v = (g.input(name, 1, 2, 12, 8) for name in "qkv")
+    split = (3, 4, 12) if cut == "rows" else (12, 3, 4)
+    bias = g("reshape", g.input("bias", 1, 2, *split), shape=(1, 2, 12, 12))
+    plan = planned(g.graph(g("attention", q, k, v, bias, scale=0.5)))
+    (kernel,) = plan.kernels
+    assert kernel.workload.operators == ("attention",)
+    assert analyse(kernel.workload) is not None
