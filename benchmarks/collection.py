@@ -65,6 +65,7 @@ class Row:
     ratio: float | None = None
     traceback: bool = False
     last_line: str = ""
+    phases: str = ""
 
     def faults(self, seconds: float) -> list[str]:
         """What was asked and is not so."""
@@ -92,6 +93,7 @@ class Row:
             "-" if self.trials is None else str(self.trials),
             self.certificate,
             "-" if self.ratio is None else f"{self.ratio:.3f}",
+            self.phases.removeprefix("time: "),
             self.last_line,
         ]
         return [cell_text(cell) for cell in cells]
@@ -114,7 +116,7 @@ def stored_bytes(file: Path) -> int:
 
 HEADER = (
     *("model", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate", "ratio"),
-    "last line",
+    *("phases", "last line"),
 )
 
 
@@ -148,12 +150,13 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
         ratio=found.get("ratio"),
         traceback=done.traceback,
         last_line=done.last_line,
+        phases=found.get("phases", ""),
     )
 
 
 def facts(printed: str) -> dict[str, Any]:
     """What the command's JSON says of the job; empty if it printed none."""
-    from service.wording import result_lines
+    from service.wording import phases_text, result_lines
 
     try:
         report = json.loads(printed)
@@ -167,6 +170,7 @@ def facts(printed: str) -> dict[str, Any]:
         "certificate": checked[-1] if checked else "",
         "verified": report["verified"],
         "ratio": compared and compared["ratio"],
+        "phases": phases_text(report.get("phases") or {}),
     }
 
 

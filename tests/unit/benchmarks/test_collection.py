@@ -67,6 +67,7 @@ def test_facts_are_those_of_the_commands_own_json() -> None:
         "largest_error": 2e-7,
         "ranges": ["one program for rows=1..64"],
         "end_to_end": None,
+        "phases": {"import": 0.4, "tuning": 20.0},
     }
     found = facts(json.dumps(report))
     assert (
@@ -74,6 +75,7 @@ def test_facts_are_those_of_the_commands_own_json() -> None:
     )
     assert (found["trials"], found["verified"], found["ratio"]) == (12, True, None)
     assert found["profile"] == "one program for rows=1..64"
+    assert found["phases"] == "time: import 0.4 s, tuning 20.0 s"
     assert facts("no JSON") == {}
 
 
