@@ -15,7 +15,7 @@ enum { ADD = 0, MULTIPLY = 1, LARGEST = 2, LEAST = 3 };
 
 /* The largest and the least let a NaN pass, on either side: one that lies there already stays. */
 #define PLUS(a, b) (a) + (b)
-#define TIMES(a, b) (a) * (b)
+#define TIMES(a, b) 1u * (a) * (b) /* as ints, two numbers of 16 bits might overflow */
 #define MOST(a, b) ((b) != (b) ? (b) : (a) < (b) ? (b) : (a))
 #define FEWEST(a, b) ((b) != (b) ? (b) : (a) > (b) ? (b) : (a))
 
@@ -52,7 +52,7 @@ typedef struct {
     COMBINE(largest_##type, type, MOST)                                                            \
     COMBINE(least_##type, type, FEWEST)
 
-/* Numbers of fewer bits than an int are added as ints, and fit that. */
+/* Numbers of fewer bits than an int are added as ints, and fit that. Products are those of unsigned. */
 COMBINE_ALL(uint8_t)
 COMBINE_ALL(uint16_t)
 COMBINE_ALL(uint32_t)
@@ -110,8 +110,8 @@ typedef struct {
 } running;
 
 /* A line whose elements lie side by side: of four, all but one operation do not wait for what came
- * before them. */
-#define LINE(name, type, how, neutral)                                                             \
+ * before them. Products are formed one by one: that of two elements may be infinite after a zero. */
+#define LINE(name, type, how, neutral, apart)                                                      \
     static inline void name(const type *restrict x, type *restrict y, int64_t count,               \
                             const int64_t step, bool exclusive) {                                  \
         type carried = neutral;                                                                    \
@@ -124,7 +124,7 @@ typedef struct {
             return;                                                                                \
         }                                                                                          \
         if (count) y[0] = carried = x[0], i = 1;                                                   \
-        for (; i + 4 <= count; i += 4) {                                                           \
+        for (; apart && i + 4 <= count; i += 4) {                                                  \
             const type a = x[i * step], c = x[(i + 2) * step];                                     \
             const type b = (type)(how(a, x[(i + 1) * step]));                                      \
             const type d = (type)(how(c, x[(i + 3) * step]));                                      \
@@ -153,8 +153,8 @@ typedef struct {
     }
 
 /* Rows, each of which is the one before it and what is new. */
-#define RUN(name, type, how, neutral)                                                              \
-    LINE(line_##name, type, how, neutral)                                                          \
+#define RUN(name, type, how, neutral, apart)                                                       \
+    LINE(line_##name, type, how, neutral, apart)                                                   \
     NARROW(narrow_##name, type, how, neutral)                                                      \
     static void name(const void *source, void *target, running all) {                              \
         const type *x = (const type *)source + all.first;                                          \
@@ -189,8 +189,8 @@ typedef struct {
     }
 
 #define RUN_BOTH(type)                                                                             \
-    RUN(sums_##type, type, PLUS, 0)                                                                \
-    RUN(products_##type, type, TIMES, 1)
+    RUN(sums_##type, type, PLUS, 0, true)                                                          \
+    RUN(products_##type, type, TIMES, 1, false)
 
 RUN_BOTH(uint8_t)
 RUN_BOTH(uint16_t)

@@ -242,6 +242,15 @@ def test_accumulate_runs_along_an_axis(
         np.testing.assert_array_equal(found, expected, strict=True)
 
 
+def test_products_are_formed_one_by_one() -> None:
+    """What comes after a zero may be infinite, and is not multiplied before."""
+    x = np.array([[[2.0], [0.0], *[[1e30]] * 9]], np.float32)
+    kind = DType.FLOAT32
+    parameters = (kind.kind, kind.bytes, Combination.MUL, *x.shape, 0, 0)
+    found = run(program("accumulate", parameters, [x], x.shape, kind), [x])
+    assert found[0, 0] == 2 and not found[0, 1:].any()
+
+
 def test_each_run_counts_for_itself() -> None:
     x = np.arange(5)
     made = program("trim", (1, 5, 8), [x, np.array(0)], (5,), counted=0)
