@@ -424,7 +424,7 @@ class _TuningRun:
         winner = winner_of(trials)
         if winner is not None:
             self._tell(self._record(state, winner))
-        elif state.may_compare_again(trials) and not self._token.cancelled:
+        elif self._may_compare() and state.may_compare_again(trials):
             self._send_finalists(state)
         else:
             state.settled = True

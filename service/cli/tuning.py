@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -39,8 +40,9 @@ from service.cli.common import (
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.terminal import console, say_json
 
-SPARE_SECONDS = 5.0
-"""What a job may take beyond its budget; if it took longer, no other engine is run at its end."""
+SHARE, SPARE_SECONDS = 1.25, 5.0
+"""What a job may take: so many times its budget, and so many seconds. If it took longer, no other
+engine is run at its end, and a later job trains the cost model."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,7 +79,6 @@ def tune(
 
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
-    import time
 
     from compiler.runtime.artifact_writer import check_destination
     from compiler.target import resolve_target
@@ -147,11 +148,10 @@ def tune(
     note = "" if nothing is None else nothing.note
     report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
-    in_time = seconds is None or time.monotonic() - began <= seconds + SPARE_SECONDS
-    if made is not None and not outcome.cancelled and in_time:
+    if made is not None and not outcome.cancelled and _is_in_time(began, seconds):
         report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
     tell(out, report, made)
-    if not outcome.cancelled:
+    if not outcome.cancelled and _is_in_time(began, seconds):
         with workshop.timings.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):
                 out.print(describe(trained), soft_wrap=True, markup=False)
@@ -179,3 +179,8 @@ def tune(
         raise typer.Exit(130)
     if nothing is not None and nothing.is_failure:
         raise UserError(nothing.note)
+
+
+def _is_in_time(began: float, seconds: float | None) -> bool:
+    """Whether a command of such a budget may do what its artifact does not need."""
+    return seconds is None or time.monotonic() - began <= SHARE * seconds + SPARE_SECONDS

@@ -267,6 +267,20 @@ def test_an_artifact_runs_like_its_model(
         np.testing.assert_allclose(found["y"], expected())
 
 
+def test_a_late_command_does_what_its_artifact_needs(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another engine is not timed, and a later job trains the cost model."""
+    monkeypatch.setattr("service.jobs.cost_models.train_due", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("service.cli.tuning.SPARE_SECONDS", -100.0)
+    assert run("tune", model, "--dim", "batch=2", "--seconds", "1", "-o", tmp_path / "a") == 0
+    said = capsys.readouterr().out
+    assert "artifact: " in said and "ONNX Runtime" not in said
+
+
 def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     model: Path,
     tmp_path: Path,

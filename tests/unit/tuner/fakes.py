@@ -90,6 +90,7 @@ class FakeReferences:
 
     refused: Mapping[str, NoReference] = field(default_factory=dict)
     slow: Collection[str] = ()
+    slow_phases: Collection[Phase] = tuple(Phase)
 
     def prepare(
         self, workload: FakeWorkload, phase: Phase, points: Sequence[SizePoint]
@@ -100,7 +101,7 @@ class FakeReferences:
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
         return FakePrepared(
             tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts),
-            workload.key not in self.slow,
+            workload.key not in self.slow or phase not in self.slow_phases,
         )
 
 

@@ -12,6 +12,7 @@ from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import Clock, FakeBuilder, World
 from tuner import pipeline
 from tuner.events import Ended
+from tuner.loop import LAST_SECONDS, LAST_SHARE
 from tuner.measure.measurement import (
     Phase,
     Status,
@@ -178,6 +179,17 @@ def test_a_slow_reference_keeps_neither_other_tasks_nor_the_end_of_the_run_waiti
     assert finished.records[0] is not None and finished.records[1] is None
     assert not world.store.trials(large.key)
     assert len(world.store.trials(small.key)) > 8
+
+
+def test_a_comparison_whose_reference_is_late_is_given_up_once(world: World) -> None:
+    """It was sent again and again, for as long as a device has to answer after the end."""
+    _, large = world.tasks
+    world.references.slow, world.references.slow_phases = {large.workload.key}, {Phase.FINAL}
+    world.clock = Clock(step=0.01)
+    finished = world.tune(trials=10_000, seconds=5.0)
+    assert finished.ended is Ended.TIME
+    assert finished.records[0] is not None and finished.records[1] is None
+    assert finished.seconds_elapsed < 5.0 + LAST_SECONDS + LAST_SHARE * 5.0 + 1.0
 
 
 def test_references_that_end_with_their_job_are_no_failures(world: World) -> None:
