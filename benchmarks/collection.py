@@ -86,6 +86,7 @@ class Row:
         """Of the table; what others wrote has no bars and no line breaks."""
         cells = [
             self.identity,
+            self.commit[:8],
             "; ".join(self.faults(seconds)) or "ok",
             self.profile,
             f"{self.wall_seconds:.0f}",
@@ -115,7 +116,7 @@ def stored_bytes(file: Path) -> int:
 
 
 HEADER = (
-    *("model", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate", "ratio"),
+    *("model", "commit", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate", "ratio"),
     *("phases", "last line"),
 )
 
@@ -265,15 +266,15 @@ def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(path: Path) -> list[dict[str, Any]]:
-    """The lines that a run of this commit wrote before."""
+def written(path: Path, any_commit: bool = False) -> list[dict[str, Any]]:
+    """The lines that a run of this commit wrote before, or one of any commit."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
     now = commit().removesuffix("+")
     rows = [json.loads(line) for line in lines]
-    return [row for row in rows if row["commit"].removesuffix("+") == now]
+    return [row for row in rows if any_commit or row["commit"].removesuffix("+") == now]
 
 
 def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
@@ -291,6 +292,9 @@ def common_options(description: str | None, name: str) -> argparse.ArgumentParse
     parser.add_argument("--only", nargs="+", default=[], help="these models of the groups")
     parser.add_argument("--limit", type=int, help="try so many models that are not done yet")
     parser.add_argument("--shard", default="1/1", help="2/4: the second of four equal parts")
+    parser.add_argument(
+        "--any-commit", action="store_true", help="what another commit wrote is not done again"
+    )
     parser.add_argument("--memory-gb", type=float, default=8.0, help="the most for a process")
     parser.add_argument("--limit-seconds", type=float, default=300.0, help="the most for a command")
     parser.add_argument("--fetch-seconds", type=float, default=1800.0)
@@ -313,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
     lines = options.results / f"{options.name}.jsonl"
-    rows = [Row(**line) for line in written(lines)]
+    rows = [Row(**line) for line in written(lines, options.any_commit)]
     lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     done = {row.identity for row in rows}
     left = [model for model in chosen_models(options) if model.identity not in done]

@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
     lines = options.results / f"{options.name}.jsonl"
-    rows = [CommandRow(**line) for line in written(lines)]
+    rows = [CommandRow(**line) for line in written(lines, options.any_commit)]
     lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     done = {row.identity for row in rows}
     left = [model for model in chosen_models(options) if model.identity not in done]

@@ -105,6 +105,9 @@ def test_a_run_goes_on_where_it_was_stopped(
     collection.main([*options, "--limit", "2"])
     collection.main(options)
     assert len(asked) == 3, "each once, and what another commit wrote again"
+    monkeypatch.setattr(collection, "commit", lambda: "later")
+    collection.main([*options, "--any-commit"])
+    assert len(asked) == 3, "nor is that done again if it is asked for"
     rows = [json.loads(line) for line in (tmp_path / "collection.jsonl").read_text().splitlines()]
     assert [row["identity"] for row in rows] == ["g/a", "g/b", "g/c", "g/d"]
     assert rows[0]["traceback"] and rows[0]["last_line"] == "File x f() E: boom"
