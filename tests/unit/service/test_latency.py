@@ -111,7 +111,7 @@ def test_another_engine_runs_beside_the_artifact(
     assert refused["reason"].startswith("onnxruntime refuses")
     slow = [Latency((), 9.0, 9.0)]
     (left,) = onnxruntime_times(model, tmp_path / "a", slow, 1)
-    assert peer_text(left) == "ONNX Runtime was not timed: a run takes longer than 0.5 s"
+    assert peer_text(left) == "ONNX Runtime was not timed: a run takes longer than 0.1 s"
     monkeypatch.setattr(peer, "find_spec", lambda name: None)
     assert onnxruntime_times(model, tmp_path / "a", timed, 1) == [], "it is not installed"
 
