@@ -116,7 +116,17 @@ def stored_bytes(file: Path) -> int:
 
 
 HEADER = (
-    *("model", "commit", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate", "ratio"),
+    *(
+        "model",
+        "commit",
+        "verdict",
+        "profile",
+        "wall s",
+        "peak GiB",
+        "trials",
+        "certificate",
+        "ratio",
+    ),
     *("phases", "last line"),
 )
 
