@@ -116,18 +116,8 @@ def stored_bytes(file: Path) -> int:
 
 
 HEADER = (
-    *(
-        "model",
-        "commit",
-        "verdict",
-        "profile",
-        "wall s",
-        "peak GiB",
-        "trials",
-        "certificate",
-        "ratio",
-    ),
-    *("phases", "last line"),
+    *("model", "commit", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate"),
+    *("ratio", "phases", "last line"),
 )
 
 

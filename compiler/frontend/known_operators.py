@@ -18,8 +18,6 @@ from compiler.frontend.sequences import SEQUENCES
 from compiler.ops.registry import OnnxRule
 
 _BODIES = ("If", "Loop", "Scan")
-
-
 _SEED = "seed"
 
 

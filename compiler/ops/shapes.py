@@ -86,6 +86,10 @@ def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np
     return np.pad(kept, added, constant_values=np.asarray(fill).astype(x.dtype))
 
 
+FEW_TAPS = 25
+"""Windows of more elements are reduced in two passes (the `separable` template)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over the spatial dimensions; `before` and `after` are its padding."""

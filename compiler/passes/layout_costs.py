@@ -15,6 +15,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
 from compiler.memo import memo
 from compiler.ops.attributes import integer, ints
+from compiler.ops.shapes import FEW_TAPS
 from compiler.workload import Halo, stored_bytes
 
 OPERATIONS_A_BYTE = 2.0
@@ -46,10 +47,6 @@ def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
         last = layout.factors[-1]
         torn = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes % _LINE_BYTES != 0
     return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
-
-
-FEW_TAPS = 25
-"""Windows of more elements are reduced in two passes (the `separable` template)."""
 
 
 def convolution(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import time
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -39,10 +39,6 @@ from service.cli.common import (
 )
 from service.cli.given import SamplesOption, ValuesOption, given_inputs
 from service.cli.terminal import console, say_json
-
-SHARE, SPARE_SECONDS = 1.25, 5.0
-"""What a job may take: so many times its budget, and so many seconds. If it took longer, no other
-engine is run at its end, and a later job trains the cost model."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -96,7 +92,7 @@ def tune(
     from service.storage import open_storage
     from tuner.cancel import CancelToken
 
-    began = time.monotonic()
+    began = monotonic()
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     chosen = resolve_target(target)
@@ -148,10 +144,10 @@ def tune(
     note = "" if nothing is None else nothing.note
     report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
-    if made is not None and not outcome.cancelled and _is_in_time(began, seconds):
+    if made is not None and not outcome.cancelled and not budget.is_late(monotonic() - began):
         report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
     tell(out, report, made)
-    if not outcome.cancelled and _is_in_time(began, seconds):
+    if not outcome.cancelled:
         with workshop.timings.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):
                 out.print(describe(trained), soft_wrap=True, markup=False)
@@ -179,8 +175,3 @@ def tune(
         raise typer.Exit(130)
     if nothing is not None and nothing.is_failure:
         raise UserError(nothing.note)
-
-
-def _is_in_time(began: float, seconds: float | None) -> bool:
-    """Whether a command of such a budget may do what its artifact does not need."""
-    return seconds is None or time.monotonic() - began <= SHARE * seconds + SPARE_SECONDS

@@ -21,6 +21,9 @@ FIXED_SECONDS = 9.0
 """What the phases before the first trial and those after the last one may take beside a budget. A
 command may take 10 s beside 1.25 times its budget, and a process takes one to start."""
 
+LATE_SHARE, LATE_SECONDS = 1.25, 5.0
+"""A command that took so many times its budget, and so many seconds, is late."""
+
 MORE_SECONDS = (2.0, 10.0)
 """How long a program for ranges is verified at sizes beside its hints: at least, and at most."""
 
@@ -53,6 +56,10 @@ class JobBudget:
             return self
         left = self.seconds - (2 * spent - FIXED_SECONDS)
         return replace(self, seconds=max(left, self.seconds / 2))
+
+    def is_late(self, spent: float) -> bool:
+        """Whether a command that took `spent` seconds leaves out what no artifact needs."""
+        return self.seconds is not None and spent > LATE_SHARE * self.seconds + LATE_SECONDS
 
     @property
     def more_seconds(self) -> float:

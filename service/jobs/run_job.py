@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -59,6 +58,7 @@ from service.jobs.tuning import (
     tune_tasks,
 )
 from service.jobs.verification import Verification
+from service.units import finite
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Event, Finished
 from tuner.measure.builder import Builder
@@ -144,7 +144,8 @@ class JobOutcome:
             "ranges": range_lines(self.served),
             "latency": [each.to_json() for each in self.latencies],
             "phases": dict(self.phases),
-            "largest_error": _finite(None if checked is None else checked.error),
+            # infinite where the outputs have other extents than the reference's: null in JSON
+            "largest_error": None if checked is None else finite(checked.error),
             "verified": checked is not None and checked.complete,
             "by_steps": None if checked is None else _plain(checked.by_steps),
             "unverified": [] if checked is None else list(checked.unverified),
@@ -166,12 +167,6 @@ class JobOutcome:
                 "facts": None if facts is None else facts.to_json(),
             },
         }
-
-
-def _finite(error: float | None) -> float | None:
-    """An infinite one is none: the outputs have other extents than the reference's, or their NaNs
-    are elsewhere. JSON has no word for it."""
-    return error if error is not None and isfinite(error) else None
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from compiler.runtime.packing import Array
+from service.units import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,3 @@ def added(first: Outputs, second: Outputs) -> Outputs:
 def noise_ratio(outputs: Outputs) -> float:
     """Of the output that has the most noise."""
     return max((output.fidelity.noise_ratio for output in outputs), default=0.0)
-
-
-def finite(number: float) -> float | None:
-    """A number for JSON, which has no word for those that are not finite: None."""
-    return number if math.isfinite(number) else None

@@ -37,6 +37,7 @@ from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.loops.rewriting import rewrite
 from compiler.loops.semantics import neutral
 from compiler.memo import memo
+from compiler.ops.shapes import FEW_TAPS
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -56,9 +57,6 @@ from compiler.schedule.structure import (
 from compiler.sizes import always_less, bounds, is_open
 from compiler.target import Target
 from compiler.workload import Workload
-
-_FEW_TAPS = 25
-"""Windows up to this many elements stay whole where no lane leaves the image."""
 
 _WRITTEN_OUT = 32
 """Taps of the second pass up to this many are written out."""
@@ -179,7 +177,7 @@ def preferred(workload: Workload) -> Separable | None:
         return None
     taps = prod(a.extent for a in found.problem.reduction.axes)
     leaves = found.lanes in padded_axes(found.problem)
-    return found if leaves or not always_less(taps, _FEW_TAPS + 1) else None
+    return found if leaves or not always_less(taps, FEW_TAPS + 1) else None
 
 
 class _Template:

@@ -273,9 +273,8 @@ def test_a_late_command_does_what_its_artifact_needs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Another engine is not timed, and a later job trains the cost model."""
-    monkeypatch.setattr("service.jobs.cost_models.train_due", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr("service.cli.tuning.SPARE_SECONDS", -100.0)
+    """Another engine is not timed."""
+    monkeypatch.setattr("service.jobs.job_spec.LATE_SECONDS", -100.0)
     assert run("tune", model, "--dim", "batch=2", "--seconds", "1", "-o", tmp_path / "a") == 0
     said = capsys.readouterr().out
     assert "artifact: " in said and "ONNX Runtime" not in said
