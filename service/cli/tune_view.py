@@ -27,8 +27,8 @@ from tuner.events import Event
 class LineWatcher(JobWatcher):
     """One line of progress: rewritten on a terminal; into a pipe, a line for each phase.
 
-    Ctrl-C ends the program until the model is imported, then the tuning alone. What was tuned is
-    told as soon as that is over: building or verifying the artifact may fail.
+    Ctrl-C ends the tuning while that goes on; before and afterwards it ends the program. What was
+    tuned is told as soon as that is over: building or verifying the artifact may fail.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class LineWatcher(JobWatcher):
             self._live.update(line)
 
     def tuned(self, outcome: JobOutcome) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._live is not None:
             self._live.stop()
         out, finished, progress = self._out, outcome.finished, outcome.tracker.progress

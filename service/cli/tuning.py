@@ -82,6 +82,7 @@ def tune(
     from service.api.views import task_view
     from service.cli.tune_view import tell, watching
     from service.cli.view import rate_line, timings_table
+    from service.jobs.bounded_verification import verification_limits
     from service.jobs.builders import open_builder
     from service.jobs.cost_models import describe, train_due
     from service.jobs.incomplete import untuned
@@ -90,7 +91,7 @@ def tune(
     from service.jobs.peer import onnxruntime_times
     from service.jobs.run_job import Workshop, run_job
     from service.storage import open_storage
-    from tuner.cancel import CancelToken
+    from tuner.cancel import AnyToken, CancelToken
 
     began = monotonic()
     gain = parse_share("--stop-gain", stop_gain)
@@ -117,7 +118,9 @@ def tune(
     token = CancelToken()
     out, beside = console(as_json), Timings()
     builder = open_builder(settings, beside)
-    workshop = Workshop(storage, builder, beside=beside)
+    # the kernels that planning makes are kept: a child that plans would leave them to this process
+    bound = verification_limits(settings)
+    workshop = Workshop(storage, builder, verification=bound, beside=beside)
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"
     try:
@@ -137,6 +140,7 @@ def tune(
                     token=token,
                     output=output,
                     deliver_cancelled=True,
+                    stop=AnyToken(()),  # Ctrl-C after the tuning ends the command itself
                 )
             nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
     finally:

@@ -32,6 +32,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from tests.databases import lay_database
 from tests.unit.service.api_calls import onnx_bytes
+from tests.unit.service.test_bounded_verification import endless
 
 FLOAT = TensorProto.FLOAT
 LIMIT_SECONDS = 60
@@ -434,3 +435,22 @@ def test_an_interrupted_run_keeps_what_it_measured(tilewright: CommandLine) -> N
     assert error == "error: interrupted\n"
     assert time.monotonic() - started < LIMIT_SECONDS / 2
     assert trials_in(tilewright.data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
+def test_a_reference_without_an_end_ends(tilewright: CommandLine) -> None:
+    path, made = tilewright.folder / "m.onnx", tilewright.folder / "made"
+    path.write_bytes(endless())  # kernels run its steps in no time, NumPy in minutes
+    limit = {"TILEWRIGHT_VERIFICATION_SECONDS": "2", "TILEWRIGHT_BUILDERS": "1"}
+    process = tilewright.start("tune", path, "--trials", 1, "-o", made, **limit)
+    output, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0, (output, error)
+    assert "not verified: the reference of the model takes longer than 2 s" in output
+    assert (made / "manifest.json").exists()
+
+    process = tilewright.start("tune", path, "--trials", 1, "-o", made)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("verifying"):
+            os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(LIMIT_SECONDS) == 130
