@@ -32,8 +32,8 @@ def tilewright(
         with torch.no_grad():
             model(x)
 
-    A graph that needs gradients, or an operator that has no rule, runs in PyTorch's eager mode; a
-    warning says so.
+    A graph that needs gradients runs in PyTorch's eager mode, and so does an operator that cannot
+    be compiled, between compiled pieces of its graph. A warning says so.
 
     Args:
         graph: as dynamo captured it.

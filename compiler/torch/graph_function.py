@@ -2,17 +2,19 @@
 
 The weights are constants of the model. It is compiled when the function is first called, with the
 tensors that are given then, and again for other tensors in their places (a layer that a network has
-many times), or after they were written to.
+many times), or after they were written to. Operators that cannot be compiled run in PyTorch,
+between compiled pieces of the graph.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,10 @@ from compiler.errors import CompilerError, ModelWarning
 from compiler.kept_models import KeptModels, own_folder
 from compiler.torch.element_types import as_numpy
 from compiler.torch.options import BackendOptions
+from compiler.torch.pieces import cut
 from compiler.torch.positions import are_within
 from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import Translated, translate, used_as_tables
+from compiler.torch.translation import Translated, operator_name, translate, used_as_tables
 from compiler.torch.views import split_views
 
 if TYPE_CHECKING:
@@ -43,6 +46,13 @@ MOST_PROGRAMS = 64
 
 MOST_CHANGES = 8
 """How often weights may be written to before it is no longer worth compiling them in."""
+
+
+MOST_NAMED = 3
+"""Of the operators that run in PyTorch, in a warning."""
+
+_NODE_NAME = re.compile(r"'([^'./]+)(?:\.\d+)?[/']")
+"""The name of a node in a message of the compiler: '`name`', '`name`.2', '`name`/inner'."""
 
 
 @dataclass(slots=True)
@@ -83,11 +93,49 @@ class _Program:
         return [spec.taken(found) for spec in self.translated.outputs]
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A piece of a graph that runs: a list of arguments -> a list of results."""
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+class _Pieces:
+    """Runs the pieces of a graph one after the other. A value is freed after its last reader."""
+
+    def __init__(self, graph: fx.Graph, steps: Sequence[_Step]) -> None:
+        (output,) = graph.find_nodes(op="output")
+        self._arguments = graph.find_nodes(op="placeholder")
+        self._steps = steps
+        self._results: list[Any] = output.args[0]
+        last = {node: number for number, step in enumerate(steps) for node in step.inputs}
+        kept = {node for node in self._results if isinstance(node, fx.Node)}
+        self._freed = [
+            [node for node in step.inputs if last[node] == number and node not in kept]
+            for number, step in enumerate(steps)
+        ]
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        known = dict(zip(self._arguments, arguments, strict=True))
+        for step, freed in zip(self._steps, self._freed, strict=True):
+            given = [known[node] for node in step.inputs]
+            for node in freed:
+                del known[node]
+            known.update(zip(step.outputs, step.run(given), strict=True))
+        return [known[each] if isinstance(each, fx.Node) else each for each in self._results]
+
+
+def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
+    return lambda given: module(*given)
+
+
 class GraphFunction:
     """What dynamo calls for a graph: a list of tensors and numbers -> a list of them.
 
-    Runs the graph as PyTorch does, operator by operator, if it cannot be compiled; a warning names
-    the operator then. May be called from several threads at once.
+    Runs in PyTorch, operator by operator, what cannot be compiled; a warning names the operators
+    then. The rest of the graph is compiled in pieces. May be called from several threads at once.
 
     Args:
         graph: of ATen operators, in which no value is written to.
@@ -114,14 +162,18 @@ class GraphFunction:
         self._current: _Program | None = None
         self._changes = 0
         self._eager = False
+        self._pieces: _Pieces | None = None
         self._lock = threading.RLock()
         nodes = [] if self._computing is None else self._computing.find_nodes(op="placeholder")
-        self._tables = {p for p, node in enumerate(nodes) if p in weights and used_as_tables(node)}
+        self._constants = {node for p, node in enumerate(nodes) if p in self._weights}
+        self._tables = {
+            p for p, node in enumerate(nodes) if node in self._constants and used_as_tables(node)
+        }
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether the last call ran a compiled model."""
-        return self._current is not None and not self._eager
+    def computes(self) -> bool:
+        """Whether the graph does more than make views of its arguments."""
+        return self._computing is not None
 
     def __call__(self, given: list[Any]) -> Any:
         arguments = list(given)
@@ -131,6 +183,9 @@ class GraphFunction:
         program = self._current
         if program is None or self._eager or not program.has(arguments):
             program = self._found(arguments)
+        if self._pieces is not None:
+            found = self._pieces(arguments)
+            return found if self._views is None else self._views(*arguments, *found)
         if program is None or not program.serves(arguments):
             return self._graph(*arguments)
         try:
@@ -143,7 +198,7 @@ class GraphFunction:
     def _found(self, arguments: list[Any]) -> _Program | None:
         """The program for these weights, compiled if it must be; None if PyTorch runs them."""
         with self._lock:
-            if self._eager:
+            if self._eager or self._pieces is not None:
                 return None
             weights = {p: arguments[p] for p in sorted(self._weights)}
             key = tuple(map(id, weights.values()))
@@ -178,7 +233,8 @@ class GraphFunction:
             tuned = self._tuned_before(translated, options)
             compiled = tuned or KeptModels(keep).compile(translated.model, options)
         except Exception as error:  # noqa: BLE001 - see above
-            self._give_up(error)
+            if not self._cut_around(self._refused(error)):
+                self._give_up(error)
             return None
         known = tuple(
             (p, weakref.ref(each), each.data_ptr(), each._version) for p, each in constants.items()
@@ -189,6 +245,44 @@ class GraphFunction:
                 target=self._tuned, args=(program,), name="tilewright-tuner", daemon=True
             ).start()
         return program
+
+    def _refused(self, error: Exception) -> Mapping[fx.Node, str]:
+        """The nodes of the graph that an error names, with the reasons."""
+        if isinstance(error, NotTranslatedError):
+            return error.refused
+        if self._computing is None or not isinstance(error, CompilerError):
+            return {}
+        nodes = {node.name: node for node in self._computing.nodes if node.op == "call_function"}
+        named = [nodes[name] for name in _NODE_NAME.findall(str(error)) if name in nodes]
+        return {node: f"{operator_name(node.target)}: {error}" for node in named[:1]}
+
+    def _cut_around(self, refused: Mapping[fx.Node, str]) -> bool:
+        """Leave these nodes to PyTorch from now on, and compile the pieces between them; False if
+        there is nothing to compile then."""
+        if not refused or self._computing is None:
+            return False
+        steps: list[_Step] = []
+        for piece in cut(self._graph, self._computing, refused, self._constants):
+            function: Callable[[list[Any]], Sequence[Any]] = _run_by_pytorch(piece.module)
+            if not piece.is_refused:
+                weights = [k for k, each in enumerate(piece.inputs) if each in self._constants]
+                function = GraphFunction(piece.module, weights, self._ranges, self._options)
+            steps.append(_Step(function, piece.inputs, piece.outputs))
+        if not any(isinstance(each.run, GraphFunction) and each.run.computes for each in steps):
+            return False
+        self._pieces = _Pieces(self._computing, steps)
+        operators = {node: why for node, why in refused.items() if node.op == "call_function"}
+        reasons = list(dict.fromkeys(operators.values()))
+        if not reasons:  # nothing computes with the arguments that the compiler does not take
+            return True
+        others = f" (and {len(reasons) - MOST_NAMED} others)" if len(reasons) > MOST_NAMED else ""
+        warnings.warn(
+            "operators of a graph run in PyTorch's eager mode, since they cannot be compiled; the "
+            f"rest of it is compiled: {'; '.join(reasons[:MOST_NAMED])}{others}",
+            ModelWarning,
+            stacklevel=2,
+        )
+        return True
 
     def _give_up(self, error: Exception) -> None:
         """Leave the graph to PyTorch from now on, and say why; of a defect the log says where."""

@@ -16,7 +16,15 @@ Size: TypeAlias = "int | sympy.Expr"
 
 
 class NotTranslatedError(CompilerError):
-    """An operator, or a form of one, that no rule writes in ONNX."""
+    """An operator, or a form of one, that no rule writes in ONNX.
+
+    Attributes:
+        refused: the nodes of a graph to which this applies, with the reasons; empty if unknown.
+    """
+
+    def __init__(self, reason: str, refused: Mapping[fx.Node, str] | None = None) -> None:
+        super().__init__(reason)
+        self.refused = dict(refused or {})
 
 
 def expression(size: Any) -> Size:

@@ -94,7 +94,7 @@ def translate(
         ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
 
     Raises:
-        NotTranslatedError: naming the operator that has no rule.
+        NotTranslatedError: naming the operator that has no rule; `refused` has all of them.
     """
     translator = Translator(constants, attributes)
     return translator.run(graph, names or {}, output_names, ranges or {})
@@ -123,6 +123,10 @@ class Translator:
     _places: Mapping[fx.Node, int] = field(default_factory=dict)
     _positions: dict[int, range] = field(default_factory=dict)
     """Arguments whose elements are positions, with their bounds."""
+    _refused: dict[fx.Node, str] = field(default_factory=dict)
+    """Nodes that no rule writes, and why."""
+    _at: str = ""
+    """The node whose rule runs: ONNX nodes have its name, and so errors of the compiler do."""
 
     def run(
         self,
@@ -139,11 +143,13 @@ class Translator:
         results: list[Any] = []
         for node in graph.nodes:
             if node.op == "get_attr":
-                self._values[node] = self.tensor(self.attributes(node.target))
+                self._constant(node, self.attributes(node.target))
             elif node.op == "call_function":
                 self._values[node] = self._call(node)
-            elif node.op == "output":
+            elif node.op == "output" and not self._refused:
                 outputs, results = self._outputs(node.args[0], output_names)
+        if self._refused:
+            raise NotTranslatedError(next(iter(self._refused.values())), self._refused)
         initializers = [
             TensorProto(name=name, dims=each.array.shape, data_type=self._types[name])
             for name, each in self._tensors.items()
@@ -168,7 +174,8 @@ class Translator:
         """Add a node with so many outputs; their names."""
         results = tuple(f"v{len(self.nodes)}_{k}" for k in range(count))
         given = {name: value for name, value in attributes.items() if value is not None}
-        self.nodes.append(helper.make_node(kind, [i or "" for i in inputs], results, **given))
+        operands = [name or "" for name in inputs]
+        self.nodes.append(helper.make_node(kind, operands, results, self._at, **given))
         return results
 
     def constant(self, value: Any, dtype: Any = None) -> str:
@@ -299,17 +306,18 @@ class Translator:
         for position, node in enumerate(placeholders):
             value = node.meta.get("val")
             if position in self.constants:
-                self._values[node] = self.tensor(self.constants[position])
+                self._constant(node, self.constants[position])
                 continue
             if isinstance(value, torch.SymInt):
                 numbers.append((position, node))
                 continue
             if not isinstance(value, torch.Tensor):
                 if isinstance(value, torch.SymFloat):
-                    raise NotTranslatedError("a number that is no whole one as an argument")
+                    self._refused[node] = "a number that is no whole one as an argument"
                 continue  # a plain number, which the nodes have too
             if value.dtype not in ELEMENT_TYPES:
-                raise NotTranslatedError(f"an argument of {value.dtype}")
+                self._refused[node] = f"an argument of {value.dtype}"
+                continue
             name = names.get(position, f"input_{len(taken)}")
             dims: list[int | str] = []
             for dim, size in enumerate(self.shape(node)):
@@ -334,25 +342,53 @@ class Translator:
             taken.append(position)
         return infos, tuple(taken), {name: size for size, name in open_dims.items()}
 
+    def _constant(self, node: fx.Node, given: Any) -> None:
+        """Give a node a tensor's memory; the operators that read any other are refused."""
+        if isinstance(given, torch.Tensor) and given.dtype in ELEMENT_TYPES:
+            self._values[node] = self.tensor(given)
+        else:
+            kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
+            self._refused[node] = f"a constant of {kind}"
+
     def _call(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             return self._part(node, *node.args)
         if not is_tensor_valued(node):
             return None  # a size: whoever uses it asks for its expression
         rule, name = rules().get(node.target), operator_name(node.target)
+        self._at = node.name
         try:
-            _check_types(node)
+            self._check_types(node)
             if rule is None:
                 raise NotTranslatedError("it has no rule")
             return rule(self, node, *node.args, **node.kwargs)
         except NotTranslatedError as error:
-            raise NotTranslatedError(f"{name}: {error}") from error
+            return self._refuse(node, f"{name}: {error}")
         except (
             Exception
         ) as error:  # a defect of the rule, which is not the user's: PyTorch can run it
             log.exception("the rule of %s failed on %s", name, node.format_node())
             said = f"its rule failed: {type(error).__name__}: {error}"
-            raise NotTranslatedError(f"{name}: {said}") from error
+            return self._refuse(node, f"{name}: {said}")
+
+    def _check_types(self, node: fx.Node) -> None:
+        """Raises NotTranslatedError for an argument or a result that ONNX has no type for, such as
+        a complex one."""
+        for each in node.all_input_nodes:
+            if each.op != "call_function" and each in self._refused:
+                raise NotTranslatedError(self._refused[each])
+        operands = [("an argument", each) for each in node.all_input_nodes]
+        for role, each in (*operands, ("a result", node)):
+            value = each.meta.get("val")
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, torch.Tensor) and part.dtype not in ELEMENT_TYPES:
+                    raise NotTranslatedError(f"{role} of {part.dtype}")
+
+    def _refuse(self, node: fx.Node, why: str) -> Any:
+        """Note that no rule writes a node, and go on: names that stand for its values."""
+        self._refused[node] = why
+        value = node.meta["val"]
+        return (node.name,) * len(value) if isinstance(value, tuple | list) else node.name
 
     def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
         """One of an operator's results."""
@@ -360,7 +396,8 @@ class Translator:
         if isinstance(found, str):
             found = (found,)
         if index >= len(found):
-            raise NotTranslatedError(f"{operator_name(whole.target)}: its result {index}")
+            self._refuse(whole, f"{operator_name(whole.target)}: its result {index}")
+            return str(node.name)
         part: str = found[index]
         return part
 
@@ -449,14 +486,6 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
     torch_sympy.Max: _emits("Max"),
     torch_sympy.Min: _emits("Min"),
 }
-
-
-def _check_types(node: fx.Node) -> None:
-    """Raises NotTranslatedError for a result that is no tensor of ONNX, such as a complex one."""
-    value = node.meta["val"]
-    for each in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(each, torch.Tensor) and each.dtype not in ELEMENT_TYPES:
-            raise NotTranslatedError(f"a result of {each.dtype}")
 
 
 def used_as_tables(node: fx.Node) -> bool:

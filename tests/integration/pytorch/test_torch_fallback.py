@@ -18,12 +18,87 @@ from compiler.torch import graph_function, tilewright, translation  # noqa: E402
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
 
 
-def test_an_operator_without_a_rule_is_named(made: list[Any]) -> None:
-    compiled = torch.compile(lambda x: torch.linalg.det(x @ x.mT), backend=tilewright)
-    with pytest.warns(ModelWarning, match=r"eager mode.*aten\._linalg_det"):
-        close(compiled(X), torch.linalg.det(X @ X.mT))
-    close(compiled(X), torch.linalg.det(X @ X.mT))
+def test_a_graph_of_operators_without_a_rule_runs_in_pytorch(made: list[Any]) -> None:
+    compiled = torch.compile(torch.linalg.det, backend=tilewright)
+    square = X @ X.mT
+    with pytest.warns(ModelWarning, match=r"a graph runs in .* eager mode.*aten\._linalg_det"):
+        close(compiled(square), torch.linalg.det(square))
+    close(compiled(square), torch.linalg.det(square))  # says it once
     assert not made
+
+
+class Interrupted(nn.Module):
+    """Layers around operators that have no rule, one of them behind the other, beside a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        before = self.first(x).relu()
+        size = torch.linalg.det(before @ before.mT + torch.eye(3))
+        between = before * size[:, None, None] + torch.lgamma(size).sum()
+        after = self.second(torch.cat([between, before.softmax(-1)], 1))
+        return after, size, before.mT, x.shape[0] * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_rest_of_a_graph_is_compiled(dynamic: bool, made: list[Any]) -> None:
+    model = Interrupted()
+    compiled = torch.compile(model, backend=tilewright, dynamic=dynamic)
+    named = r"the rest of it is compiled: aten\._linalg_det\.default: it has no rule; aten\.lgamma"
+    with pytest.warns(ModelWarning, match=named):
+        close(compiled(X)[:3], model(X)[:3])
+    assert len(made) == 2
+    found = compiled(X)
+    assert found[2].data_ptr() != X.data_ptr() and found[3] == 4
+    if dynamic:
+        more = torch.linspace(-2, 3, 60).reshape(5, 3, 4)
+        close(compiled(more)[:3], model(more)[:3])
+        assert compiled(more)[3] == 10
+        assert len(made) == 2
+    for weight in model.second.parameters():
+        weight.mul_(2)
+    close(compiled(X)[:3], model(X)[:3])
+    assert len(made) == 3  # the other piece has its weights still
+
+
+def test_random_numbers_of_pieces_come_in_order() -> None:
+    def function(x: Any) -> Any:
+        late = torch.rand_like(torch.lgamma(x).exp() + 1)
+        return late, torch.rand_like(x)
+
+    compiled = torch.compile(function, backend=tilewright)
+    torch.manual_seed(1)
+    wanted = function(X)
+    torch.manual_seed(1)
+    with pytest.warns(ModelWarning, match="the rest of it is compiled"):
+        close(compiled(X), wanted)
+
+
+def test_an_operator_that_the_compiler_refuses_is_cut_out(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(t: Any, node: Any, x: Any) -> Any:
+        return t.op("NoSuchOperator", t.value(x))
+
+    known = {**translation.rules(), torch.ops.aten.tanh.default: refused}
+    monkeypatch.setattr(translation, "rules", lambda: known)
+    compiled = torch.compile(lambda x: (x.relu() + 1).tanh() * 2, backend=tilewright)
+    with pytest.warns(ModelWarning, match=r"rest of it is compiled: aten\.tanh.*NoSuchOperator"):
+        close(compiled(X), (X.relu() + 1).tanh() * 2)
+    close(compiled(X), (X.relu() + 1).tanh() * 2)
+    assert len(made) == 2
+
+
+def test_an_argument_that_nothing_compiled_reads_may_be_of_any_type(made: list[Any]) -> None:
+    whole = torch.complex(X, X)
+    compiled = torch.compile(lambda x, z: (x.exp(), z.abs()), backend=tilewright)
+    with pytest.warns(
+        ModelWarning, match=r"compiled: aten\.abs\.default: an argument of .*complex"
+    ):
+        close(compiled(X, whole), (X.exp(), whole.abs()))
+    assert len(made) == 1
 
 
 def test_gradients_are_pytorchs(made: list[Any]) -> None:
@@ -45,16 +120,16 @@ def test_a_rule_that_fails_is_named_and_logged(
 
     known = {**translation.rules(), torch.ops.aten.tanh.default: broken}
     monkeypatch.setattr(translation, "rules", lambda: known)
-    compiled = torch.compile(lambda x: x.tanh() + 1, backend=tilewright)
+    compiled = torch.compile(lambda x: x.tanh(), backend=tilewright)
     named = r"eager mode.*aten\.tanh\.default: its rule failed: ZeroDivisionError: a defect"
     with (
         caplog.at_level(logging.ERROR, "tilewright.torch"),
         pytest.warns(ModelWarning, match=named),
     ):
-        close(compiled(X), X.tanh() + 1)
+        close(compiled(X), X.tanh())
     (record,) = [each for each in caplog.records if each.name == "tilewright.torch"]
     assert "aten.tanh.default" in record.getMessage() and record.exc_info is not None
-    close(compiled(X), X.tanh() + 1)  # says it once
+    close(compiled(X), X.tanh())  # says it once
     assert not made
 
 
