@@ -143,14 +143,14 @@ def compare_engines(
 ) -> PairedResult:
     """The reference, Tilewright untuned, and those of the others that are asked for."""
     result = PairedResult()
-    runs: dict[str, Run] = {REFERENCE: _onnxruntime(model, feeds)}
+    runs: dict[str, Run] = {REFERENCE: onnxruntime_run(model, feeds)}
     if openvino:
         runs["openvino"] = load_openvino(model, feeds, 1, "")
     with _failure_in(result, "untuned"):
-        runs["untuned"] = _tilewright(model, feeds, None)
+        runs["untuned"] = tilewright_run(model, feeds, None)
     if tuner is not None:
         with _failure_in(result, "tuned"):
-            runs["tuned"] = _tilewright(model, feeds, tuner.schedules(model))
+            runs["tuned"] = tilewright_run(model, feeds, tuner.schedules(model))
     expected = runs[REFERENCE]()
     for name in [name for name in runs if name != REFERENCE]:
         error = max(map(compare, runs[name](), expected))
@@ -189,10 +189,12 @@ def versions(packages: Iterable[str]) -> str:
     return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
-def _onnxruntime(model: Any, feeds: Arrays) -> Run:
+def onnxruntime_run(model: Any, feeds: Arrays) -> Run:
+    """ONNX Runtime on one thread, called as Python users call it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
+    options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -200,7 +202,8 @@ def _onnxruntime(model: Any, feeds: Arrays) -> Run:
     return lambda: list(session.run(None, inputs))
 
 
-def _tilewright(model: Any, feeds: Arrays, schedules: ScheduleSource | None) -> Run:
+def tilewright_run(model: Any, feeds: Arrays, schedules: ScheduleSource | None) -> Run:
+    """Tilewright on one thread, called as Python users call it."""
     executable = driver.compile_model(model, schedules=schedules)
     inputs = dict(feeds)
     return lambda: executable.run(inputs)

@@ -1,0 +1,211 @@
+"""Every operator at small, odd, one-channel, long and skewed shapes, beside ONNX Runtime.
+
+Each case is a model of one node, compiled with default schedules for one thread. Both engines run
+interleaved on the same arrays. A ratio is our processor time over ONNX Runtime's: below 1 we are
+faster. A line of JSON is written per case, so that a stopped run continues with the other cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.collection import written
+from benchmarks.paired import Sampling, fastest_seconds, onnxruntime_run, tilewright_run, versions
+from benchmarks.race import REFERENCE
+from benchmarks.report import Origin, commit, geometric_mean, markdown_table
+from benchmarks.sweep_cases import SweepCase, cases
+from compiler.runtime.verify import compare
+
+RESULTS = Path(__file__).parent / "results"
+
+LONG_SECONDS = 10e-6
+"""Cases of which ONNX Runtime takes less are bound by the call, and have no limit of their own."""
+
+CASE_LIMIT, MEAN_LIMIT, NOTED = 1.5, 1.0, 1.2
+"""Asked of each long case; of an operator's geometric mean; from when on a case is listed."""
+
+SAMPLING = Sampling(samples=7, sample_seconds=0.001)
+SLOW_SECONDS = 0.02
+"""A run that takes so long is sampled three times instead."""
+
+AGAIN = 2
+"""A case above NOTED is measured so many times more; the fastest times count."""
+
+REASONS: Mapping[str, str] = {}
+"""Why cases are slower, by a regular expression that the case's identity begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A case as measured. `problem` says why there is no ratio."""
+
+    operator: str
+    name: str
+    commit: str
+    ours_us: float = 0.0
+    theirs_us: float = 0.0
+    problem: str = ""
+
+    @property
+    def identity(self) -> str:
+        return f"{self.operator} {self.name}"
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_us / self.theirs_us
+
+    @property
+    def is_long(self) -> bool:
+        return self.theirs_us >= LONG_SECONDS * 1e6
+
+    @property
+    def reason(self) -> str:
+        """Why the case is slower than ONNX Runtime's, as far as it is known."""
+        if not self.is_long:
+            return "bound by the call"
+        found = [why for start, why in REASONS.items() if re.match(start, self.identity)]
+        return found[0] if found else ""
+
+
+def measured(case: SweepCase, at: str) -> SweepRow:
+    """A case on both engines, at a commit."""
+    row = SweepRow(case.operator, case.name, at)
+    model, feeds = case.build()
+    try:
+        theirs = onnxruntime_run(model, feeds)
+        expected = theirs()
+    except Exception as error:  # noqa: BLE001 - what the reference lacks is no reason to stop
+        return _problem(row, REFERENCE, error)
+    try:
+        ours = tilewright_run(model, feeds, None)
+        found = ours()
+    except Exception as error:  # noqa: BLE001 - hundreds of other cases are yet to be measured
+        return _problem(row, "tilewright", error)
+    largest = max(
+        compare(np.asarray(a, float), np.asarray(b, float))
+        for a, b in zip(found, expected, strict=True)
+        if a.size
+    )
+    if not largest <= case.largest_error:
+        return _problem(row, "tilewright", f"its output differs by {largest:.1e} of the largest")
+    runs = {"tilewright": ours, REFERENCE: theirs}
+    best = fastest_seconds(runs, SAMPLING)
+    if max(best.values()) < SLOW_SECONDS:
+        for _ in range(AGAIN):
+            if best["tilewright"] > NOTED * best[REFERENCE]:
+                again = fastest_seconds(runs, SAMPLING)
+                best = {name: min(best[name], again[name]) for name in runs}
+    times = {name: round(seconds * 1e6, 3) for name, seconds in best.items()}
+    return SweepRow(row.operator, row.name, row.commit, times["tilewright"], times[REFERENCE])
+
+
+def _problem(row: SweepRow, engine: str, error: object) -> SweepRow:
+    text = f"{engine}: {error}".strip().splitlines()[0]
+    return SweepRow(row.operator, row.name, row.commit, problem=text[:200].replace("|", "\\|"))
+
+
+def report(rows: Sequence[SweepRow], origin: Origin) -> str:
+    """Geometric means per operator, the cases above the limits, and those without a ratio."""
+    timed = [row for row in rows if not row.problem]
+    long = [row for row in timed if row.is_long]
+    above = [row for row in long if row.ratio > CASE_LIMIT]
+    operators = {row.operator: [r for r in timed if r.operator == row.operator] for row in timed}
+    means = {name: geometric_mean([row.ratio for row in of]) for name, of in operators.items()}
+    slower = [name for name, mean in means.items() if mean > MEAN_LIMIT]
+    lines = [
+        "# Every operator beside ONNX Runtime",
+        "",
+        f"{origin.sentence()} {versions(['onnxruntime', 'tilewright'])}.",
+        "",
+        "Processor time of a call on one thread, default schedules, over ONNX Runtime's: below 1 "
+        "we are faster. The fastest of interleaved samples.",
+        "",
+        f"{len(rows)} cases, {len(timed)} of them timed; geometric mean "
+        f"{geometric_mean([row.ratio for row in timed]):.2f}. Of {len(long)} cases that take ONNX "
+        f"Runtime at least {LONG_SECONDS * 1e6:.0f} us, {len(above)} are above {CASE_LIMIT}. Of "
+        f"{len(means)} operators, {len(slower)} have a geometric mean above {MEAN_LIMIT}"
+        + (f": {', '.join(slower)}." if slower else "."),
+        "",
+        f"## Above {NOTED}",
+        "",
+        _cases_table([row for row in timed if row.ratio > NOTED]),
+        "",
+        "## Operators",
+        "",
+        markdown_table(
+            ["operator", "cases", "geometric mean", "least", "most"],
+            [
+                [
+                    name,
+                    str(len(of)),
+                    f"{means[name]:.2f}",
+                    f"{min(row.ratio for row in of):.2f}",
+                    f"{max(row.ratio for row in of):.2f}",
+                ]
+                for name, of in operators.items()
+            ],
+            text=1,
+        ),
+        "",
+        "## Not timed",
+        "",
+        *(f"- {row.identity}: {row.problem}" for row in rows if row.problem),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cases_table(rows: Sequence[SweepRow]) -> str:
+    """The slowest first."""
+    ordered = sorted(rows, key=lambda row: -row.ratio)
+    return markdown_table(
+        ["case", "why", "ours, us", "ONNX Runtime, us", "ratio"],
+        [
+            [
+                row.identity,
+                row.reason,
+                f"{row.ours_us:.1f}",
+                f"{row.theirs_us:.1f}",
+                f"{row.ratio:.2f}",
+            ]
+            for row in ordered
+        ],
+        text=2,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose identity matches this expression")
+    parser.add_argument("--again", action="store_true", help="measure cases that are done, too")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
+    parser.add_argument("--name", default="operators", help="of the results")
+    options = parser.parse_args(arguments)
+    origin, at = Origin.of(options), commit()
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / f"{options.name}.jsonl"
+    chosen = [case for case in cases() if re.search(options.only, case.identity)]
+    rows = {row.identity: row for row in (SweepRow(**line) for line in written(path))}
+    if options.again:
+        for case in chosen:
+            rows.pop(case.identity, None)
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows.values()))
+    for case in chosen:
+        if case.identity in rows:
+            continue
+        row = rows[case.identity] = measured(case, at)
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        verdict = row.problem or f"{row.ours_us:.1f} {row.theirs_us:.1f} us, {row.ratio:.2f}"
+        print(f"{row.identity}: {verdict}", flush=True)
+    (options.results / f"{options.name}.md").write_text(report(list(rows.values()), origin))
+
+
+if __name__ == "__main__":
+    main()
