@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,20 @@ from service.jobs.stage_planning import plan_first_program
 def dims_of(port: Any) -> list[str | int]:
     """The dimensions of an input, a text for an open one."""
     return [dim.dim_param or dim.dim_value for dim in port.type.tensor_type.shape.dim]
+
+
+OPEN, SHARED = 0.3, 0.3
+"""How often a dimension is open, and how often it has the name of another one."""
+
+
+def open_dimensions(proto: Any, chance: random.Random) -> None:
+    """Open some dimensions of a model's inputs."""
+    count = 0
+    for port in proto.graph.input:
+        for dim in port.type.tensor_type.shape.dim:
+            if chance.random() < OPEN:
+                dim.dim_param = f"d{max(count - (chance.random() < SHARED), 0)}"
+                count += 1
 
 
 def refusal(proto: Any, feeds: Mapping[str, Any]) -> str:

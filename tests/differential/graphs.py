@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import onnxruntime
 from hypothesis import strategies as st
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from tests.differential.reference import evaluator
 
@@ -28,10 +29,17 @@ T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 OPSET = 23
+MICROSOFT = "com.microsoft"
 LARGEST = 1 << 10
-"""Elements of a value, and what the absolute value of an element may be."""
+"""Elements of a value, and what the absolute value of an element may be, unless a test says
+otherwise."""
 
 FLOAT, INT, BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
+
+
+_QUIET = onnxruntime.SessionOptions()
+_QUIET.log_severity_level = 4
+_QUIET.intra_op_num_threads = 1
 
 
 class Rejected(Exception):
@@ -57,9 +65,13 @@ class Value:
 
 @dataclass
 class Grower:
-    """A graph under construction, and the choices of one example."""
+    """A graph under construction, and the choices of one example.
+
+    `largest` limits the elements of a value and what their absolute values may be.
+    """
 
     draw: Draw
+    largest: int = LARGEST
     inputs: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
@@ -144,9 +156,11 @@ class Grower:
         outputs: int = 1,
         exact: bool = False,
         keep: bool = True,
+        captured: Sequence[Value] = (),
         **attributes: Any,
     ) -> Value:
-        """Append a node; returns its first result. `keep` offers the results to later nodes.
+        """Append a node; returns its first result. `keep` offers the results to later nodes, and
+        `captured` are the values that its bodies read.
 
         Raises:
             Rejected: if the reference refuses the operands, or the result is too large.
@@ -155,17 +169,27 @@ class Grower:
         node = helper.make_node(
             operator, [v.name if v else "" for v in operands], names, names[0], **attributes
         )
-        given = {v.name: v.array for v in operands if v}
-        results = [np.asarray(result) for result in _run(node, given)]
-        if any(r.size > LARGEST or r.size == 0 for r in results):
+        return self.append([node], [*(v for v in operands if v), *captured], names, exact, keep)
+
+    def append(
+        self,
+        nodes: Sequence[NodeProto],
+        operands: Sequence[Value],
+        names: Sequence[str],
+        exact: bool = False,
+        keep: bool = True,
+    ) -> Value:
+        """Append several nodes, for the tensors that the last of them give; as `add` else."""
+        results = [np.asarray(r) for r in _run(nodes, {v.name: v.array for v in operands}, names)]
+        if any(r.size > self.largest or r.size == 0 for r in results):
             raise Rejected
         floats = [r for r in results if r.dtype == FLOAT]
-        if any(not np.all(np.abs(r) <= LARGEST) for r in floats):  # not a number, too
+        if any(not np.all(np.abs(r) <= self.largest) for r in floats):  # not a number, too
             raise Rejected
-        exact = exact and all(v.exact for v in operands if v)
+        exact = exact and all(v.exact for v in operands)
         exact = exact and all(np.array_equal(r * 64, np.round(r * 64)) for r in floats)
         made = [Value(n, r, exact) for n, r in zip(names, results, strict=True)]
-        self.nodes.append(node)
+        self.nodes += nodes
         if keep:
             self.values += [v for v in made if v.array.dtype in (FLOAT, INT, BOOL)]
         return made[0]
@@ -189,8 +213,7 @@ class Grower:
         results = [_info(v.name, v.array) for v in ends]
         tensors = [numpy_helper.from_array(a, name) for name, a in self.constants.items()]
         graph = helper.make_graph(self.nodes, "drawn", infos, results, tensors)
-        opsets = [helper.make_opsetid("", OPSET)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        return _model(graph)
 
     expected: dict[str, Value] = field(default_factory=dict)
 
@@ -201,17 +224,23 @@ def _info(name: str, array: Array) -> Any:
     )
 
 
-def _run(node: NodeProto, given: dict[str, Array]) -> list[Any]:
-    """What onnx.reference gives for one node; Rejected where it gives anything but arrays."""
+def _model(graph: GraphProto) -> ModelProto:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def _run(nodes: Sequence[NodeProto], given: dict[str, Array], names: Sequence[str]) -> list[Any]:
+    """What onnx.reference gives for a few nodes, or ONNX Runtime for its own; Rejected where that
+    is anything but arrays."""
     infos = [_info(name, array) for name, array in given.items()]
-    results = [helper.make_empty_tensor_value_info(name) for name in node.output]
-    graph = helper.make_graph([node], "node", infos, results)
-    opsets = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    results = [helper.make_empty_tensor_value_info(name) for name in names]
+    model = _model(helper.make_graph(nodes, "nodes", infos, results))
     try:
+        if any(node.domain == MICROSOFT for node in nodes):
+            return onnxruntime.InferenceSession(model.SerializeToString(), _QUIET).run(None, given)
         with np.errstate(all="ignore"):
             found = evaluator(model).run(None, given)
-    except Exception as error:  # the reference raises whatever NumPy raises
+    except Exception as error:  # either raises what it likes
         raise Rejected from error
     return list(found)
 

@@ -13,11 +13,9 @@ from compiler.errors import ModelWarning
 from tests.differential.graph_nodes import drawn
 from tests.differential.test_graphs import describe, grown
 from tests.examples import graphs
-from tests.opened import dims_of, refusal
+from tests.opened import dims_of, open_dimensions, refusal
 
 EXAMPLES = 6
-OPEN, SHARED = 0.3, 0.3
-"""How often a dimension is open, and how often it has the name of another one."""
 
 
 @pytest.mark.graphs
@@ -42,12 +40,7 @@ def test_a_job_plans_graphs_with_open_dimensions(
         model = g.model()
         if not g.expected:
             return
-        chance, count = random.Random(seed), 0
-        for port in model.graph.input:
-            for dim in port.type.tensor_type.shape.dim:
-                if chance.random() < OPEN:
-                    dim.dim_param = f"d{max(count - (chance.random() < SHARED), 0)}"
-                    count += 1
+        open_dimensions(model, random.Random(seed))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ModelWarning)
             found = refusal(model, g.inputs)
