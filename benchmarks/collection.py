@@ -66,6 +66,8 @@ class Row:
     traceback: bool = False
     last_line: str = ""
     phases: str = ""
+    scalar: str = ""
+    too_scalar: bool = False
 
     def faults(self, seconds: float) -> list[str]:
         """What was asked and is not so."""
@@ -77,6 +79,7 @@ class Row:
             f"exit {self.exit_code}": self.exit_code != 0,
             "traceback": self.traceback,
             "not verified": not self.verified,
+            f"scalar {self.scalar}": self.too_scalar,
             f"{self.peak_bytes / 2**30:.1f} GiB": self.peak_bytes > memory_limit(self.model_bytes),
             f"{self.wall_seconds:.0f} s": self.wall_seconds > WALL_SHARE * seconds + WALL_SPARE,
         }
@@ -94,6 +97,7 @@ class Row:
             "-" if self.trials is None else str(self.trials),
             self.certificate,
             "-" if self.ratio is None else f"{self.ratio:.3f}",
+            self.scalar or "-",
             self.phases.removeprefix("time: "),
             self.last_line,
         ]
@@ -117,7 +121,7 @@ def stored_bytes(file: Path) -> int:
 
 HEADER = (
     *("model", "commit", "verdict", "profile", "wall s", "peak GiB", "trials", "certificate"),
-    *("ratio", "phases", "last line"),
+    *("ratio", "scalar", "phases", "last line"),
 )
 
 
@@ -137,6 +141,7 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
         manifest = Path(folder, "artifact", "manifest.json").exists()
         shutil.rmtree(Path(folder, "data"), ignore_errors=True)
     found = facts(done.printed)
+    scalar = scalar_share(file, options) if done.exit_code == 0 else {}
     return Row(
         identity=model.identity,
         commit=commit(),
@@ -152,7 +157,15 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
         traceback=done.traceback,
         last_line=done.last_line,
         phases=found.get("phases", ""),
+        **scalar,
     )
+
+
+def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a row from `benchmarks.scalar_share`; none if the model cannot be planned."""
+    command = [sys.executable, "-m", "benchmarks.scalar_share", "--json", str(file)]
+    done = run(command, os.environ, options.memory_gb, options.limit_seconds)
+    return json.loads(done.printed) if done.exit_code == 0 else {}
 
 
 def facts(printed: str) -> dict[str, Any]:

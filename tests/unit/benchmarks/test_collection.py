@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ def test_what_is_not_as_asked_is_said() -> None:
     assert Row("g/m", "c", exit_code=None).faults(20.0) == ["killed: it went on and on"]
     large = Row("g/m", "c", exit_code=0, verified=True, peak_bytes=5 << 30, model_bytes=1 << 30)
     assert large.faults(20.0) == [], "a large model may hold more"
+    slow = replace(GOOD, scalar="7.0% (conv 7.0%)", too_scalar=True)
+    assert slow.faults(20.0) == ["scalar 7.0% (conv 7.0%)"]
+    assert "7.0% (conv 7.0%)" in slow.cells(20.0)
+
+
+def test_a_tuned_model_says_how_much_of_it_is_scalar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(words: Any, *_: Any) -> collection.Done:
+        printed = {"scalar": "0.0%", "too_scalar": False} if words[3] == "--json" else {}
+        return collection.Done(0, json.dumps(printed) if printed else "", "", 3.0, 7)
+
+    monkeypatch.setattr(collection, "run", command)
+    options = collection.common_options("", "c")
+    options.add_argument("--seconds", type=float, default=20.0)
+    model = Collected("g", "m", lambda folder: tmp_path / "m.onnx")
+    assert collection.tried(model, options.parse_args([])).scalar == "0.0%"
 
 
 def test_facts_are_those_of_the_commands_own_json() -> None:

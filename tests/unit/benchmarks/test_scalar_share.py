@@ -1,0 +1,41 @@
+"""Scalar code takes next to nothing of any model, and the share that it takes is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import scalar_share
+from benchmarks.collection_quantised import QUANTISED
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import untuned_schedule
+from compiler.target import Target
+from compiler.workload import Workload
+from tests.integration.small_models import SMALL
+
+MODELS = Path(__file__).parents[2] / "models"
+EXPORTED = sorted(path.name for path in MODELS.glob("*.onnx"))
+BUILT = {**SMALL, **QUANTISED}
+
+
+@pytest.mark.parametrize("name", [*EXPORTED, *BUILT])
+def test_scalar_code_takes_little_of_a_model(name: str) -> None:
+    model = BUILT[name]().SerializeToString() if name in BUILT else MODELS / name
+    found = scalar_share.scalar_share(model)
+    assert found.share <= scalar_share.MOST, found.text()
+
+
+def test_scalar_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element at a time, convolutions take most of their model."""
+
+    def scalar_convolutions(workload: Workload, target: Target) -> Schedule:
+        if "conv" in workload.operators:
+            return Schedule.of("scalar")
+        return untuned_schedule(workload, target)
+
+    monkeypatch.setattr(scalar_share, "untuned_schedule", scalar_convolutions)
+    found = scalar_share.scalar_share(SMALL["convolutions"]().SerializeToString())
+    assert found.share > 0.8
+    assert found.share == pytest.approx(sum(found.workloads.values()))
+    assert "conv" in found.text()
