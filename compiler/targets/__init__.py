@@ -373,6 +373,8 @@ class Family:
         widening: the multiplication of int16 in int32; None where that is no faster than to widen
             them first.
         splits_pairs: whether an instruction makes a vector of every second element of two others.
+        saturates: whether the instructions that convert floats to integers of 32 bits and more
+            saturate.
     """
 
     name: str
@@ -422,6 +424,7 @@ class Family:
     scalar_factors: str = ""
     nearest: str = ""
     splits_pairs: bool = False
+    saturates: bool = True
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

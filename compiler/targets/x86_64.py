@@ -413,6 +413,7 @@ FAMILY = Family(
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
     fused={DType.FLOAT16: "avx512fp16"},
     rounding="sse4.1",
+    saturates=False,
     conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
     lone_factors="avx512f",

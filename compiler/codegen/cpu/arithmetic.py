@@ -204,7 +204,11 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         halves.has_instructions(emitter, source if source.is_float else to)
     ):
         return cast(emitter, cast(emitter, value, DType.FLOAT32), to)
-    elif source.is_float and to.bytes < 4 <= source.bytes:
+    elif (
+        source.bytes >= 4
+        and source.is_float
+        and (to.bytes < 4 or not emitter.target.family.saturates)
+    ):
         return _saturated(emitter, value, to)
     elif source.is_float:
         kind = "fptosi" if to.is_signed else "fptoui"
@@ -228,26 +232,38 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float as an integer of 8 or 16 bits: what it cannot hold saturates, NaN to the lowest.
+    """A float as an integer: what it cannot hold saturates, NaN to the lowest.
 
     The limits are floats, so that one conversion of floats in range is left. LLVM's own saturating
-    conversion to bytes goes lane by lane on some targets.
+    conversion goes lane by lane where no instruction saturates (x86), and to bytes on others, too.
     """
     source, lanes = value.dtype, value.lanes
     assert source is not None
     exact = emitter.rounded.get(value.name)
     limits = np.iinfo(to.numpy)
-    whole = rounding.nearest(emitter, value, int(limits.min), int(limits.max))
-    if whole is not None:
-        result = cast(emitter, whole, to)
-        emitter.wide[result.name, to] = whole
-        return result
-    low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
+    if to.bytes < 4:
+        whole = rounding.nearest(emitter, value, int(limits.min), int(limits.max))
+        if whole is not None:
+            result = cast(emitter, whole, to)
+            emitter.wide[result.name, to] = whole
+            return result
+    highest = source.numpy.type(limits.max)
+    if int(highest) > limits.max:  # it was rounded up
+        highest = np.nextafter(highest, source.numpy.type(0))
+    low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, highest))
     # A comparison with NaN is false: it becomes the lower limit.
+    inside = value
     for predicate, limit in (("ogt", low), ("olt", high)):
-        inside = _compare_floats(emitter, predicate, value, limit)
-        value = apply(emitter, Operation.SELECT, inside, value, limit)
-    result = cast(emitter, cast_unchecked(emitter, value, DType.INT32), to)
+        within = _compare_floats(emitter, predicate, inside, limit)
+        inside = apply(emitter, Operation.SELECT, within, inside, limit)
+    if to.bytes >= 4:
+        result = cast_unchecked(emitter, inside, to)
+        if int(highest) == limits.max:
+            return result
+        beyond = _compare_floats(emitter, "ogt", value, high)
+        most = emitter.const(int(limits.max), to, lanes)
+        return apply(emitter, Operation.SELECT, beyond, most, result)
+    result = cast(emitter, cast_unchecked(emitter, inside, DType.INT32), to)
     if to is DType.UINT8 and source is DType.FLOAT32 and exact is not None:
         emitter.bytes[result.name] = exact, 0
     return result
@@ -460,8 +476,9 @@ def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> V
 
 def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:
     """Float to integer where the value is known to be in range: one instruction."""
+    kind = "fptosi" if to.is_signed else "fptoui"
     return emitter.emit(
-        to, value.lanes, f"fptosi {value.type} %s to {type_text(to, value.lanes)}", value
+        to, value.lanes, f"{kind} {value.type} %s to {type_text(to, value.lanes)}", value
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.codegen.backend import backend_of
 from compiler.codegen.cpu.arithmetic import cast as emit_cast
 from compiler.codegen.cpu.combining import neutral
 from compiler.codegen.cpu.operations import apply as emit_operation
@@ -17,6 +18,7 @@ from compiler.loops import semantics
 from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from compiler.target import resolve_target
 from compiler.targets import Family
 from tests.kernels import HOST, WIDTHS, run_nest_code, width
 
@@ -227,6 +229,28 @@ def test_casts(source: DType) -> None:
         pairs = run(bits, [(source, x)], lambda x: [Cast(x, to) for to in CASTABLE])
         for to, (got, expected) in zip(CASTABLE, pairs, strict=True):
             assert_same(got, expected, f"{source} to {to} at {bits} bits")
+
+
+@pytest.mark.parametrize("source", [DType.FLOAT32, DType.FLOAT64])
+def test_floats_at_the_limits_of_integers(source: DType) -> None:
+    """The last float that an integer type holds, and the first that it does not."""
+    limits = [float(n) for to in INTEGERS for n in (np.iinfo(to.numpy).min, np.iinfo(to.numpy).max)]
+    whole = np.array([*limits, np.nan, np.inf], source.numpy)
+    x = np.concatenate([np.nextafter(whole, 0), whole, np.nextafter(whole, 2 * whole)])
+    for bits in WIDTHS:
+        pairs = run(bits, [(source, x)], lambda x: [Cast(x, to) for to in INTEGERS])
+        for to, (got, expected) in zip(INTEGERS, pairs, strict=True):
+            assert_same(got, expected, f"{source} to {to} at {bits} bits")
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("x86-64-v2", 4), ("x86-64-v3", 8)])
+def test_floats_become_integers_of_their_width_in_vectors(name: str, lanes: int) -> None:
+    """The first instruction converts a scalar: LLVM's saturating conversion is made of them."""
+    nest, _, _ = elementwise(lanes, 64, [DType.FLOAT32], lambda x: [Cast(x, DType.INT32)])
+    target = resolve_target(name)
+    backend = backend_of(target)
+    assembly = backend.assembly(backend.lower(nest, target).text, target)
+    assert "cvttss2si" not in assembly and "cvttps2dq" in assembly
 
 
 @pytest.mark.parametrize("to", CASTABLE)
