@@ -64,6 +64,10 @@ class InvalidInputError(CompilerError):
     """An input array at run time has a wrong name, shape or dtype, or is missing."""
 
 
+class StoppedError(CompilerError):
+    """A run ended early, because its caller stopped it."""
+
+
 class UnknownTargetError(CompilerError):
     """No target description has this name."""
 

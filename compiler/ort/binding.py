@@ -9,6 +9,7 @@ from compiler.ort.failures import InvalidArgument
 from compiler.ort.values import OrtValue, array_at, as_array, check_cpu, element_type_of
 
 if TYPE_CHECKING:
+    from compiler.ort.options import RunOptions
     from compiler.ort.session import InferenceSession
     from compiler.runtime.packing import Array
 
@@ -92,9 +93,9 @@ class IOBinding:
         """As `get_outputs`, as arrays."""
         return [value.numpy() for value in self._found]
 
-    def _run(self) -> None:
+    def _run(self, options: RunOptions | None) -> None:
         names = list(self._outputs)
-        found = self._session.run(names, self._inputs) if names else []
+        found = self._session.run(names, self._inputs, options) if names else []
         self._found = []
         for name, array in zip(names, found, strict=True):
             place = self._outputs[name]

@@ -11,7 +11,7 @@ from compiler.errors import (
 
 
 class Fail(CompilerError):
-    """A run is told to end."""
+    """A run was stopped by its options."""
 
 
 class InvalidArgument(InvalidInputError, ValueError):

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from compiler.errors import InvalidArgumentError
+from compiler.runtime.stopping import StopFlag
 
 if TYPE_CHECKING:
     from compiler.ort.values import OrtValue
@@ -115,17 +116,26 @@ class RunOptions:
     """How a session runs.
 
     Attributes:
-        terminate: whether a run that starts with these options ends at once, with a `Fail`. A run
-            that has begun goes on to its end.
+        stop: the flag behind `terminate`.
         others: taken and not used.
     """
 
     log_severity_level: int = 2
     log_verbosity_level: int = 0
     logid: str = ""
-    terminate: bool = False
     only_execute_path_to_fetches: bool = False
     entries: dict[str, str] = field(default_factory=dict)
+    stop: StopFlag = field(default_factory=StopFlag, repr=False)
+
+    @property
+    def terminate(self) -> bool:
+        """Whether runs with these options end with a `Fail`: those that begin at once, those that
+        have begun after the kernel at hand. Another thread may set it."""
+        return self.stop.is_set
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        self.stop.is_set = value
 
     def add_run_config_entry(self, key: str, value: str) -> None:
         """Taken and not used."""

@@ -19,6 +19,7 @@ from compiler.errors import (
     InvalidArgumentError,
     InvalidInputError,
     InvalidModelError,
+    StoppedError,
     UnsupportedOperatorError,
 )
 from compiler.granted_cores import granted_cores
@@ -62,12 +63,6 @@ def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
     except (DecodeError, OSError):
         readable = False
     return InvalidGraph(str(error)) if readable else InvalidProtobuf(str(error))
-
-
-def _check_going(options: RunOptions | None) -> None:
-    """Raises Fail if a run is told to end before it begins."""
-    if options is not None and options.terminate:
-        raise Fail("Exiting due to terminate flag being set to true.")
 
 
 def _as_given(output: Any) -> Any:
@@ -224,14 +219,13 @@ class InferenceSession:
         Args:
             output_names: which outputs, in this order; all if it is None or empty.
             input_feed: by name: arrays, lists, OrtValues, or whatever has `__dlpack__` on a CPU.
-            run_options: whether the run ends before it begins.
+            run_options: whether the run ends early.
 
         Raises:
             InvalidArgument: if an input is missing, unknown or of another type or shape, or there
                 is no such output.
-            Fail: if the options tell the run to end.
+            Fail: if the options stop the run.
         """
-        _check_going(run_options)
         if missing := [name for name in self._input_names if name not in input_feed]:
             raise InvalidArgument(
                 f"Required inputs ({missing}) are missing from input feed ({list(input_feed)})."
@@ -242,7 +236,10 @@ class InferenceSession:
         }
         try:
             with self._event("model_run"):
-                found = self._compiled.run(feeds)
+                stop = None if run_options is None else run_options.stop
+                found = self._compiled.run(feeds, stop=stop)
+        except StoppedError as error:
+            raise Fail("Exiting due to terminate flag being set to true.") from error
         except InvalidInputError as error:
             raise InvalidArgument(str(error)) from error
         outputs = dict(zip(self._compiled.output_names, map(_as_given, found), strict=True))
@@ -304,6 +301,5 @@ class InferenceSession:
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
         """Run on what is bound. Raises InvalidArgument as `run` does, or if an output does not fit
-        what it is bound to, and Fail if the options tell the run to end."""
-        _check_going(run_options)
-        iobinding._run()
+        what it is bound to, and Fail if the options stop the run."""
+        iobinding._run(run_options)

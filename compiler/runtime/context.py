@@ -20,6 +20,7 @@ from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.program import BufferSpace, Program, slot_dimension, slot_end
 from compiler.runtime.program_encoding import EncodedProgram
 from compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
+from compiler.runtime.stopping import StopFlag
 
 GROWTH = 1.5
 """Memory that grows gets room for so many times as much, so that few runs need new memory."""
@@ -223,6 +224,10 @@ class RunContext:
             for position, number in places.tolist():
                 self.pointers[position] = arena + numbers[number]
         self.ready = True
+
+    def watch(self, stop: StopFlag | None) -> None:
+        """Let runs end when this flag is set; None: never."""
+        self._struct.stop = None if stop is None else stop.address
 
     def _grow(self, arena: int, scratch: int) -> None:
         """Have at least so many bytes, zeros in the arena: what nothing writes is no signalling

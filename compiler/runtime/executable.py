@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
+from compiler.errors import (
+    InvalidInputError,
+    OutOfMemoryError,
+    StoppedError,
+    enough_memory_for,
+)
 from compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from compiler.runtime.kernel import ALIGNMENT
@@ -24,7 +29,11 @@ from compiler.runtime.program_check import check_program
 from compiler.runtime.program_encoding import encode
 from compiler.runtime.session import Session
 from compiler.runtime.slicing import Slicing
+from compiler.runtime.stopping import StopFlag
 from compiler.sizes import Dimension, dimensions
+
+STOPPED = -1
+"""The status of a run that its caller stopped, as in native/tilewright.h."""
 
 REFUSED = 4
 """The status of a run that met the program's first refusal, as in native/tilewright.h."""
@@ -143,7 +152,11 @@ class Executable:
         return Executable(program, self._weights, self._address_of, self.threads, self._code_owner)
 
     def run(
-        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        *,
+        labels: bool = True,
+        stop: StopFlag | None = None,
     ) -> list[Array]:
         """Run the model once.
 
@@ -157,6 +170,7 @@ class Executable:
             labels: whether texts are given as such, dictionaries as objects, sequences as lists of
                 arrays, and bfloat16 as ml_dtypes has it, where that is installed; else all is as
                 `outputs` describes it, numbers one by one, and bfloat16 its raw bits in uint16.
+            stop: ends the run when it is set.
 
         Returns:
             The outputs, in the order of `output_names`, or of `outputs` without labels.
@@ -166,17 +180,18 @@ class Executable:
                 dimension is outside of its range, or the model chooses a branch that contradicts
                 itself.
             OutOfMemoryError: if there is no room for the values between inputs and outputs.
+            StoppedError: if `stop` was set before the end.
         """
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
         parts = self._slicing.parts(arrays) if self._slicing is not None else []
         if parts and self.takes(arrays):
-            runs = [self.run_into(part, {}) for part in parts]
+            runs = [self.run_into(part, {}, stop=stop) for part in parts]
             with enough_memory_for(f"for the outputs of '{self.program.name}'"):
                 outputs = [np.concatenate(slices) for slices in zip(*runs, strict=True)]
         else:
-            outputs = self.run_into(arrays, {})
+            outputs = self.run_into(arrays, {}, stop=stop)
         if not labels:
             return outputs
         return self.listed(self.labelled(outputs))
@@ -278,6 +293,7 @@ class Executable:
         arrays: Sequence[Array | Placed],
         given: Mapping[int, Placed],
         rooms: tuple[int, ...] = (),
+        stop: StopFlag | None = None,
     ) -> list[Array]:
         """As `run`, with memory for some inputs and outputs, and with numbers for labels.
 
@@ -288,9 +304,10 @@ class Executable:
                 answers for what is placed.
             rooms: how much room there is in each of `rooms`: then all ports that have any are
                 placed, at the start of buffers that are so much longer; `()` is none.
+            stop: as in `run`.
 
         Raises:
-            InvalidInputError, OutOfMemoryError: as `run` does.
+            InvalidInputError, OutOfMemoryError, StoppedError: as `run` does.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         try:
@@ -338,7 +355,12 @@ class Executable:
                 port.rows_in(outputs[output])[...] = fitting
                 for position in port.positions:
                     pointers[position] = starts[output]
-            status = self._run(context.program)
+            if stop is None:
+                status = self._run(context.program)
+            else:
+                context.watch(stop)
+                status = self._run(context.program)
+                context.watch(None)
             for index, port in enumerate(context.outputs):
                 if port.stored is not port.shape and index not in given:
                     outputs[index] = np.ascontiguousarray(port.rows_in(outputs[index]))
@@ -350,6 +372,8 @@ class Executable:
             ) from error
         finally:
             self._idle.append(context)
+        if status == STOPPED:
+            raise StoppedError(f"a run of '{self.program.name}' was stopped")
         if status >= REFUSED:
             raise InvalidInputError(self.program.refusals[status - REFUSED])
         if status:

@@ -52,6 +52,7 @@ class ProgramStruct(ctypes.Structure):
         ("functions", ctypes.c_void_p),
         ("arguments", _Arguments),
         ("threads", ctypes.c_int64),
+        ("stop", ctypes.c_void_p),
     )
 
 

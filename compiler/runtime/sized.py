@@ -29,6 +29,7 @@ from compiler.runtime.ports import (
     sizes_text,
 )
 from compiler.runtime.session import Session
+from compiler.runtime.stopping import StopFlag
 from compiler.sizes import Dimension
 
 
@@ -126,7 +127,11 @@ class SizedExecutable:
         return needed <= sizes.keys() <= needed | set(self.open)
 
     def run(
-        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        *,
+        labels: bool = True,
+        stop: StopFlag | None = None,
     ) -> list[Array]:
         """Run the program for the inputs' sizes; the outputs in order, as `Executable.run` gives
         them.
@@ -134,23 +139,26 @@ class SizedExecutable:
         Raises:
             InvalidInputError: if an input is missing, contradicts another, or has sizes that are
                 not served.
+            StoppedError: if `stop` was set before the end.
         """
         arrays = arrays_in_order(inputs, self._names)
         if self.ranged is not None and not self._made and not self._own:
             if self._implied:
                 self._check_ranges(arrays)
             try:
-                return self.ranged.run(arrays, labels=labels)
+                return self.ranged.run(arrays, labels=labels, stop=stop)
             except InvalidInputError:
                 if self.ranged.takes(arrays):  # a dtype, then, and no size
                     raise
         sizes = self.sizes_of(arrays)
         padded = self.ports.pad and sizes not in (self.served or ())
         if not padded or (self.ranged is not None and self.ranged.takes(arrays)):
-            return self._fitting(arrays, sizes).run(arrays, labels=labels)
-        return self._padded(arrays, sizes, labels)
+            return self._fitting(arrays, sizes).run(arrays, labels=labels, stop=stop)
+        return self._padded(arrays, sizes, labels, stop)
 
-    def _padded(self, arrays: Sequence[Array], sizes: Sizes, labels: bool) -> list[Array]:
+    def _padded(
+        self, arrays: Sequence[Array], sizes: Sizes, labels: bool, stop: StopFlag | None
+    ) -> list[Array]:
         """The outputs of a larger size, cut back."""
         larger = self._next_sizes(sizes)
         padded = [
@@ -158,7 +166,7 @@ class SizedExecutable:
             for array, dims in zip(arrays, self.ports.inputs.values(), strict=True)
         ]
         executable = self.executable(dict(larger))
-        results = executable.run(padded, labels=False)
+        results = executable.run(padded, labels=False, stop=stop)
         cut = [
             _cut(result, _shape(dims, dict(sizes)))
             for result, dims in zip(results, self.ports.outputs.values(), strict=True)

@@ -27,6 +27,7 @@ from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
 from compiler.runtime.program import Port
 from compiler.runtime.staged_session import StagedSession
+from compiler.runtime.stopping import StopFlag
 from compiler.sizes import Dimension
 
 P = TypeVar("P")
@@ -271,7 +272,11 @@ class StagedExecutable:
         return tuple(dict.fromkeys(cut.reason for cut in self._first.walk() if cut.reason))
 
     def run(
-        self, inputs: Mapping[str, Array] | Sequence[Array], *, labels: bool = True
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        *,
+        labels: bool = True,
+        stop: StopFlag | None = None,
     ) -> list[Array]:
         """Run the model once; the outputs in order, as `Executable.run` gives them.
 
@@ -280,8 +285,9 @@ class StagedExecutable:
                 model contradicts itself for what the data decide, or an artifact has no program for
                 that.
             CompilerError: if a stage that this run is the first to need does not compile.
+            StoppedError: if `stop` was set before the end.
         """
-        return self._run(inputs, labels)[0]
+        return self._run(inputs, labels, stop)[0]
 
     def programs_of(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Ran]:
         """The programs that a run on these inputs consists of, each with its own inputs, in order.
@@ -312,12 +318,15 @@ class StagedExecutable:
         }
 
     def _run(
-        self, inputs: Mapping[str, Array] | Sequence[Array], labels: bool
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        labels: bool,
+        stop: StopFlag | None = None,
     ) -> tuple[list[Array], list[Ran]]:
         """What a run gives, and what ran for it."""
         ordered = arrays_in_order(inputs, self._names)
         if self._part is not None and (dims := self._apart(ordered)) != self._dims:
-            return self._run_parted(self._part, dims, ordered, labels)
+            return self._run_parted(self._part, dims, ordered, labels, stop)
         arrays = self._checked(ordered)
         values: dict[str, Array] = dict(zip(self._names, arrays, strict=True))
         ran: list[Ran] = []
@@ -326,7 +335,7 @@ class StagedExecutable:
             stage, given = self._stage(cut, values)
             if stage.program is not None:
                 ran.append((stage.program, given))
-                found = stage.program.run(given, labels=labels)
+                found = stage.program.run(given, labels=labels, stop=stop)
                 found = found if labels else stage.program.listed(found)
                 values |= dict(zip(stage.makes, found, strict=True))
             cut = stage.behind
@@ -374,6 +383,7 @@ class StagedExecutable:
         dims: tuple[Dims, ...],
         arrays: Sequence[Array],
         labels: bool,
+        stop: StopFlag | None,
     ) -> tuple[list[Array], list[Ran]]:
         """Run with these dimensions. If the model cannot have them, the inputs are at fault."""
         try:
@@ -381,7 +391,7 @@ class StagedExecutable:
                 other = self._parted.get(dims)
                 if other is None:
                     other = part(dict(zip(self._names, dims, strict=True)))
-            outputs = other._run(arrays, labels)
+            outputs = other._run(arrays, labels, stop)
         except CompilerError as error:
             try:
                 self._checked(arrays)

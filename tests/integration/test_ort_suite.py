@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler.ort as ort
 from compiler.errors import CompilerError
+from compiler.runtime.native import native
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -230,6 +231,81 @@ def test_a_run_that_is_told_to_end(module: Any) -> None:
         session(module).run([], {"X": X}, options)
     options.terminate = False
     assert np.array_equal(session(module).run([], {"X": X}, options)[0], X * X)
+
+
+def counting(rows: int | str, *, counted: bool = False) -> bytes:
+    """A loop that adds 1 to x as often as `steps` says; `counted`: to the elements that are not 0,
+    whose number the data decide."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["before", "one"], ["after"]),
+            helper.make_node("Identity", ["going"], ["goes_on"]),
+        ],
+        "body",
+        [value("step", INT64, []), value("going", BOOL, []), value("before", FLOAT, ["n"])],
+        [value("goes_on", BOOL, []), value("after", FLOAT, ["n"])],
+        [numpy_helper.from_array(np.float32(1), "one")],
+    )
+    loop = helper.make_node("Loop", ["steps", "", "x"], ["y"], body=body)
+    nodes = [loop]
+    if counted:
+        loop.input[2] = "found"
+        nodes = [
+            helper.make_node("NonZero", ["x"], ["places"]),
+            helper.make_node("Transpose", ["places"], ["turned"]),
+            helper.make_node("GatherND", ["x", "turned"], ["found"]),
+            loop,
+        ]
+    given = [value("steps", INT64, []), value("x", FLOAT, [rows])]
+    return made(nodes, given, [value("y", FLOAT, [None if counted else rows])])
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["run", "binding"])
+@pytest.mark.parametrize(
+    "model",
+    [counting(4), counting("n"), counting(4, counted=True)],
+    ids=["fixed", "open", "staged"],
+)
+def test_a_run_that_has_begun_is_ended(
+    model: bytes, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that would take years ends when another thread says so; the next run is right."""
+    begun = threading.Event()
+    interpreted = native().tw_run_program
+
+    def noticed(program: int) -> int:
+        begun.set()
+        return int(interpreted(program))
+
+    monkeypatch.setattr(native(), "tw_run_program", noticed)
+    made_session, options = session(ort, model), ort.RunOptions()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        feeds = {"steps": np.array(1 << 60), "x": np.ones(4, np.float32)}
+        binding = made_session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("y")
+        try:
+            if bound:
+                made_session.run_with_iobinding(binding, options)
+            else:
+                made_session.run(None, feeds, options)
+        except ort.Fail as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    options.terminate = True
+    thread.join(60)
+    assert "terminate flag" in str(failures[0])
+    options.terminate = False
+    (found,) = made_session.run(
+        None, {"steps": np.array(3), "x": np.array([1, 0, 2, 4], np.float32)}, options
+    )
+    assert found.tolist() == ([4, 5, 7] if "NonZero" in str(model) else [4, 3, 5, 7])
 
 
 @both

@@ -33,8 +33,10 @@ static int run(const tw_program *program, const int64_t *code, const int64_t *en
     const tw_stage *functions = program->functions;
     void *const *pointers = program->arguments.buffers;
     tw_arguments arguments = program->arguments;
+    const volatile uint8_t *stop = program->stop;
     int threads = (int)program->threads, status = TW_OK;
     for (; code < end && status == TW_OK; code += code[1]) {
+        if (stop && *stop) return TW_STOPPED;
         if (end - code < 2 || code[1] < 2 || code[1] > end - code) return TW_BAD_LENGTH;
         const int64_t *next = code + code[1];
         switch (code[0]) {

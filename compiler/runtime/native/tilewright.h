@@ -48,6 +48,7 @@ TW_EXPORT int tw_pool_sleeping(void);
 /* program.c */
 
 enum {
+    TW_STOPPED = -1, /* `stop` of the program was not 0 */
     TW_OK = 0,
     TW_BAD_OPCODE = 1,
     TW_BAD_LENGTH = 2,
@@ -87,9 +88,11 @@ typedef struct {
     const tw_stage *functions;
     tw_arguments arguments; /* `buffers` are all pointers of the program */
     int64_t threads;
+    const volatile uint8_t *stop; /* a byte that ends the run before the next instruction, once it is
+                                     not 0; another thread may write it; NULL: there is none */
 } tw_program;
 
-/* Run a program. Returns TW_OK, why it is refused, or what is wrong with the code. */
+/* Run a program. Returns TW_OK, TW_STOPPED, why it is refused, or what is wrong with the code. */
 TW_EXPORT int tw_run_program(const tw_program *program);
 
 /* The same, with the seconds of each instruction in seconds[its first word]: CPU time where threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,9 @@ class Doubling:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = dict(sizes)
 
-    def run(self, arrays: list[np.ndarray], *, labels: bool = True) -> list[np.ndarray]:
+    def run(
+        self, arrays: list[np.ndarray], *, labels: bool = True, stop: Any = None
+    ) -> list[np.ndarray]:
         x, mask = arrays
         assert x.shape == (self.sizes["batch"], 3)
         assert mask.shape == (self.sizes["batch"], self.sizes["sequence"])
@@ -171,7 +173,9 @@ class Ranged(Doubling):
         self.runs += 1
         return [2 * arrays[1]]
 
-    def run(self, arrays: list[np.ndarray], *, labels: bool = True) -> list[np.ndarray]:
+    def run(
+        self, arrays: list[np.ndarray], *, labels: bool = True, stop: Any = None
+    ) -> list[np.ndarray]:
         return self.run_into(arrays, {})
 
 

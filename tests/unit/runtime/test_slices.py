@@ -157,9 +157,11 @@ def test_each_run_takes_one_slice(executable: Executable, monkeypatch: pytest.Mo
     taken = []
     run_into = executable.run_into
 
-    def noted(arrays: Sequence[np.ndarray], given: Mapping[int, Any]) -> list[np.ndarray]:
+    def noted(
+        arrays: Sequence[np.ndarray], given: Mapping[int, Any], **more: Any
+    ) -> list[np.ndarray]:
         taken.append(len(arrays[0]))
-        return run_into(arrays, given)
+        return run_into(arrays, given, **more)
 
     monkeypatch.setattr(executable, "run_into", noted)
     executable.run(feeds(8))

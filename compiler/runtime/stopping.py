@@ -1,0 +1,31 @@
+"""A flag that ends runs which have begun."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_uint8
+
+
+class StopFlag:
+    """A byte that the interpreter of programs reads before each instruction.
+
+    Any thread may set it. A run that was given the flag then ends after the kernel at hand, with a
+    StoppedError.
+
+    Attributes:
+        address: of the byte.
+    """
+
+    __slots__ = ("_byte", "address")
+
+    def __init__(self) -> None:
+        self._byte = c_uint8()
+        self.address = addressof(self._byte)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether runs with this flag end."""
+        return bool(self._byte.value)
+
+    @is_set.setter
+    def is_set(self, value: bool) -> None:
+        self._byte.value = bool(value)
