@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
@@ -18,7 +16,10 @@ import onnx.version_converter
 
 from compiler.frontend.order import reads
 from compiler.runtime.packing import Array
+from service.quantize.biases import spell_out_biases
 from service.quantize.errors import NothingToQuantizeError, QuantizeError, require
+from service.quantize.messages import kept_in_log, log
+from service.quantize.names import fresh, graphs, rename, stand_ins
 
 LEAST_OPSET = 13
 """The first one with a scale for each channel."""
@@ -109,6 +110,8 @@ class Quantiser:
         calibration: samples for the ranges of a static method; they are used once.
         folder: for files in between; it outlives the quantiser.
         operators: those that the method quantises.
+        enclosed: how many weights nodes of these operators read in bodies of If, Loop and Scan,
+            where they stay in float32.
         wild: nodes that stay in float32, since the samples make values of theirs that have no
             range: NaN or infinity.
     """
@@ -118,18 +121,27 @@ class Quantiser:
     calibration: Sequence[Mapping[str, Array]]
     folder: Path
     operators: frozenset[str] = field(init=False)
+    enclosed: int = field(init=False)
     wild: frozenset[str] = field(init=False, default=frozenset())
     _left: frozenset[str] = field(init=False)
     """The nodes that no method touches."""
+    _source: onnx.ModelProto = field(init=False)
+    """The model with stand-ins for names."""
+    _stand_ins: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        main, *bodies = _graphs(self.model.graph)
+        self._stand_ins = stand_ins(self.model.graph)
+        self._source = onnx.ModelProto()
+        self._source.CopyFrom(self.model)
+        rename(self._source.graph, self._stand_ins)
+        main, *bodies = graphs(self._source.graph)
         self._left = frozenset(node.name for body in bodies for node in body.node) | _untyped(main)
         self.operators = frozenset(_operators(self.method))
-        onnx.save(self.model, self._source)
+        self.enclosed = len(_weights_in_bodies(self.model.graph, self.operators))
+        onnx.save(self._source, self._file)
 
     @property
-    def _source(self) -> str:
+    def _file(self) -> str:
         return str(self.folder / "prepared.onnx")
 
     @property
@@ -145,41 +157,27 @@ class Quantiser:
         Raises:
             QuantizeError: if onnxruntime cannot.
         """
-        try:
-            return self._quantised(keep)
-        except QuantizeError as error:
-            if not self._can_by_tensor(keep):
-                raise
-            raise QuantizeError(
-                "onnxruntime cannot quantise this model with a scale for each channel of its "
-                "weights; with one for each tensor it can: --per-tensor"
-            ) from error
-
-    def _can_by_tensor(self, keep: Collection[str]) -> bool:
-        """Whether one scale for a tensor helps where one for each channel is asked for."""
-        if isinstance(self.method, Int4) or not self.method.per_channel:
-            return False
-        other = replace(self, method=replace(self.method, per_channel=False))
-        try:
-            other._quantised(keep)
-        except QuantizeError:
-            return False
-        return True
+        made = self._quantised({self._stand_ins.get(name, name) for name in keep})
+        rename(made.graph, {other: name for name, other in self._stand_ins.items()})
+        return made
 
     def _quantised(self, keep: Collection[str]) -> onnx.ModelProto:
         from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
         result = str(self.folder / "quantised.onnx")
         kept = sorted({*keep, *self._left})
-        with _quiet(f"onnxruntime cannot quantise the model to {self.method}"):
+        hint = "; one scale for each tensor may work: --per-tensor"
+        if isinstance(self.method, Int4) or not self.method.per_channel:
+            hint = ""
+        with _border(f"onnxruntime cannot quantise the model to {self.method}", hint):
             match self.method:
                 case StaticInt8(per_channel, ranges):
 
                     def static(kept: Sequence[str]) -> None:
                         quantize_static(
-                            self._source,
+                            self._file,
                             result,
-                            _reader(self.calibration),
+                            _reader(self.calibration, self._stand_ins),
                             activation_type=QuantType.QUInt8,
                             weight_type=QuantType.QInt8,
                             per_channel=per_channel,
@@ -191,14 +189,14 @@ class Quantiser:
                     try:
                         static(kept)
                     except AssertionError:  # it asserts that scales are numbers
-                        self.wild = _wild(self.model.graph, self._ranges)
+                        self.wild = _wild(self._source.graph, self._ranges)
                         if not self.wild:
                             raise
                         static(sorted({*kept, *self.wild}))
                     return onnx.load(result)
                 case DynamicInt8(per_channel):
                     quantize_dynamic(
-                        self._source,
+                        self._file,
                         result,
                         op_types_to_quantize=list(DYNAMIC_OPERATORS),
                         weight_type=QuantType.QInt8,
@@ -215,7 +213,7 @@ class Quantiser:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
         model = onnx.ModelProto()
-        model.CopyFrom(self.model)
+        model.CopyFrom(self._source)
         quantiser = MatMulNBitsQuantizer(
             model, block_size=block, accuracy_level=level, nodes_to_exclude=list(kept)
         )
@@ -242,7 +240,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
         domains = ", ".join(f"'{one.domain}'" for one in model.opset_import)
         raise NothingToQuantizeError(f"'{path}' has operators of {domains} alone, and none of ONNX")
     written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
-    with _quiet(f"'{path}' cannot be prepared for quantising"):
+    with _border(f"'{path}' cannot be prepared for quantising"):
         _list_opsets_once(model)
         if opset < LEAST_OPSET:
             model = onnx.version_converter.convert_version(model, LEAST_OPSET)
@@ -254,7 +252,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
             wrapped.replace_gemm_with_matmul()
             model = wrapped.model
     _name_nodes(model.graph)
-    _flatten_biases(model.graph)
+    spell_out_biases(model.graph)
     return model
 
 
@@ -266,7 +264,7 @@ def load_whole(path: Path) -> onnx.ModelProto:
     """
     try:
         plain = onnx.load(path, load_external_data=False)
-        size = sum(_bytes(weight) for graph in _graphs(plain.graph) for weight in graph.initializer)
+        size = sum(_bytes(weight) for graph in graphs(plain.graph) for weight in graph.initializer)
         if size >= LARGEST_BYTES:
             raise QuantizeError(
                 f"'{path}' has weights of {size} bytes; onnxruntime.quantization is given models "
@@ -299,7 +297,7 @@ def _operators(method: Method) -> Collection[str]:
             assert_never(method)
 
 
-def _reader(samples: Sequence[Mapping[str, Array]]) -> Any:
+def _reader(samples: Sequence[Mapping[str, Array]], names: Mapping[str, str]) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
@@ -308,7 +306,9 @@ def _reader(samples: Sequence[Mapping[str, Array]]) -> Any:
 
         def get_next(self) -> dict[str, Array] | None:
             sample = next(self._left, None)
-            return None if sample is None else dict(sample)
+            if sample is None:
+                return None
+            return {names.get(name, name): array for name, array in sample.items()}
 
     return Reader()
 
@@ -329,7 +329,7 @@ def _calibration_method(ranges: Ranges) -> Any:
 
 def _check_float(model: onnx.ModelProto) -> None:
     """Raises NothingToQuantizeError if a node is what only quantised models have."""
-    for node in (node for graph in _graphs(model.graph) for node in graph.node):
+    for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.op_type in QUANTISED:
             raise NothingToQuantizeError(
                 f"the model is quantised already: node '{node.name or node.output[0]}' is a "
@@ -363,6 +363,29 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
     return frozenset(node.name for node in graph.node if values & {*node.input, *node.output})
 
 
+def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> frozenset[str]:
+    """The float32 constants of two dimensions or more that nodes of these operators read in bodies,
+    wherever the constants are."""
+    constants = set()
+    for one in graphs(graph):
+        made = [
+            (node.output[0], each.t)
+            for node in one.node
+            if node.op_type == "Constant"
+            for each in node.attribute
+            if each.name == "value"
+        ]
+        made += [(tensor.name, tensor) for tensor in one.initializer]
+        constants |= {
+            name
+            for name, tensor in made
+            if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1
+        }
+    _, *bodies = graphs(graph)
+    nodes = (node for body in bodies for node in body.node if node.op_type in operators)
+    return frozenset(value for node in nodes for value in node.input if value in constants)
+
+
 def _list_opsets_once(model: onnx.ModelProto) -> None:
     """Some exporters list a domain twice, which onnxruntime's tools refuse."""
     listed = {"" if o.domain == "ai.onnx" else o.domain: o for o in model.opset_import}
@@ -371,38 +394,12 @@ def _list_opsets_once(model: onnx.ModelProto) -> None:
     model.opset_import.extend(kept)
 
 
-def _flatten_biases(graph: onnx.GraphProto) -> None:
-    """Give each Gemm a bias of one dimension where it has one row: with scales for each channel,
-    onnxruntime takes no other."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        bias = constants.get(node.input[2]) if node.op_type == "Gemm" and node.input[2:] else None
-        if bias is not None and len(bias.dims) == 2 and bias.dims[0] == 1:
-            flat = onnx.TensorProto()
-            flat.CopyFrom(bias)
-            flat.dims[:] = [bias.dims[1]]
-            flat.name = node.input[2] = f"{node.name}.bias"
-            graph.initializer.append(flat)
-
-
 def _name_nodes(graph: onnx.GraphProto) -> None:
     """Give each node a name of its own, in bodies too: nodes are kept in float32 by name."""
     taken: set[str] = set()
-    for node in (node for one in _graphs(graph) for node in one.node):
-        name = node.name or f"{node.op_type}.{node.output[0]}"
-        while name in taken:
-            name += "_"
-        node.name = name
-        taken.add(name)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and then the bodies in it: branches of If, what Loop and Scan repeat."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _graphs(body)
+    for node in (node for one in graphs(graph) for node in one.node):
+        node.name = fresh(node.name or f"{node.op_type}.{node.output[0]}", taken)
+        taken.add(node.name)
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
@@ -426,21 +423,23 @@ def _scales(per_channel: bool) -> str:
 
 
 @contextlib.contextmanager
-def _quiet(failure: str) -> Iterator[None]:
-    """Nothing that onnxruntime prints or logs is seen; what it raises is one sentence.
+def _border(failure: str, hint: str = "") -> Iterator[None]:
+    """Messages of onnxruntime go to the log; its errors become one sentence that ends with a hint.
 
-    It raises whatever its Python meets in a model that it does not expect: this is the border.
+    It raises any exception that its Python meets in a model that it does not expect.
     """
-    root = logging.getLogger()
-    level, disabled = root.level, root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with kept_in_log():
             yield
     except MemoryError:
         raise
     except Exception as error:  # see above
-        raise QuantizeError(f"{failure}: {type(error).__name__}: {error}") from error
-    finally:
-        logging.disable(disabled)
-        root.setLevel(level)
+        log.info("%s", failure, exc_info=error)
+        raise QuantizeError(f"{failure}: {_said(error)}{hint}") from error
+
+
+def _said(error: Exception) -> str:
+    """What an error says to somebody who has not written the code that raised it."""
+    if "truth value of an array" in str(error):
+        return "its code takes an array for a single number"
+    return ": ".join(each for each in (type(error).__name__, str(error)) if each)

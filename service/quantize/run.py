@@ -115,12 +115,18 @@ class _Run:
                 f"{len(quantiser.wild)} nodes stay in float32: on the samples, values of theirs "
                 "are NaN or infinite"
             )
+        enclosed = ""
+        if quantiser.enclosed:
+            plural = "weights stay" if quantiser.enclosed > 1 else "weight stays"
+            enclosed = f"{quantiser.enclosed} {plural} in float32 in bodies of If, Loop and Scan"
+            self._notes.append(enclosed)
         self._layers = find_layers(self._model.graph, made.graph, quantiser.operators)
         if not self._layers:
             listed = ", ".join(sorted(quantiser.operators))
             raise NothingToQuantizeError(
                 f"'{work.model}': there is nothing that {work.method} changes: outside of bodies "
                 f"(of If, Loop, Scan) it has no {listed} with the weights or ranges that it takes"
+                + (f"; {enclosed}" if enclosed else "")
             )
         work.tell(f"running {len(samples.held_out)} samples quantised")
         outputs = whole = reference.compare(self._compiled(made))

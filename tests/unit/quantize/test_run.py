@@ -33,23 +33,7 @@ from service.quantize.output import check_place, save_model
 from service.quantize.run import QuantizeWork, quantize
 from service.quantize.samples import Samples
 from service.quantize.selection import PartNoise, Selection
-from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
-
-
-class Clockwork:
-    """A device on which every instruction takes as long as the one before and a microsecond."""
-
-    name = "clockwork"
-    facts = None
-
-    def __init__(self, runnable: bool = True) -> None:
-        self._runnable = runnable
-
-    def runs(self, target: object) -> bool:
-        return self._runnable
-
-    def profile(self, loadable: Any, threads: int, samples: int) -> np.ndarray:
-        return np.arange(1, 1 + len(list(loadable.program.walk()))) * 1e-6
+from tests.unit.quantize.small import Clockwork, drawn, model, network, perceptron, saved, weights
 
 
 def work(path: Path, method: Method, samples: Samples, **more: Any) -> QuantizeWork:
@@ -290,6 +274,7 @@ def test_bodies_stay_in_float32(tmp_path: Path, method: Method) -> None:
     (branch,) = (node for node in made.graph.node if node.op_type == "If")
     found = [node for attribute in branch.attribute for node in attribute.g.node]
     assert [node.op_type for node in found] == ["MatMul"] * 4
+    assert report.notes == ("3 weights stay in float32 in bodies of If, Loop and Scan",)
     names = [node.name for node in (*found, *made.graph.node)]
     assert all(names) and len(set(names)) == len(names)
     wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
@@ -331,7 +316,7 @@ def test_a_softmax_without_a_type_stays_in_float32(tmp_path: Path) -> None:
 
 def test_bodies_alone_are_nothing_to_quantise(tmp_path: Path) -> None:
     path = saved(branching(outside=False), tmp_path)
-    with pytest.raises(QuantizeError, match=r"outside of bodies .* it has no MatMul with"):
+    with pytest.raises(QuantizeError, match=r"it has no MatMul .*; 3 weights stay"):
         quantize(work(path, Int4(), drawn([4, 32])))
 
 

@@ -1,0 +1,60 @@
+"""Biases as onnxruntime quantises them with a scale for each channel: one number for each channel.
+It forgets a `beta`, which is multiplied in.
+
+Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
+Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from service.quantize.names import fresh
+
+
+def spell_out_biases(graph: onnx.GraphProto) -> None:
+    """Rewrite the constant biases of Gemm nodes that have another shape than (channels,).
+
+    Args:
+        graph: its nodes have names.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    kinds = {info.name: info.type for info in (*graph.value_info, *graph.output)}
+    taken = {*constants, *kinds, *(value for node in graph.node for value in node.output)}
+    taken.update(node.name for node in graph.node)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        bias = constants.get(node.input[2]) if node.op_type == "Gemm" and node.input[2:] else None
+        weight = constants.get(node.input[1]) if bias is not None else None
+        if bias is None or weight is None:
+            continue
+        given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        channels = weight.dims[0 if given.get("transB") else 1]
+        beta = given.get("beta", 1.0)
+        if list(bias.dims) == [channels] and beta == 1:
+            continue
+        array = numpy_helper.to_array(bias)
+        array = array * array.dtype.type(beta)
+        for each in node.attribute:
+            if each.name == "beta":
+                each.f = 1.0
+        name = fresh(f"{node.name}.bias", taken)
+        if array.ndim < 2 or array.shape[0] == 1:
+            array = np.broadcast_to(array.reshape(-1), (channels,))
+            node.input[2] = name
+        else:
+            (output,) = node.output
+            product = fresh(f"{output}.product", taken)
+            if output in kinds:
+                graph.value_info.add(name=product, type=kinds[output])
+            del node.input[2:]
+            node.output[0] = product
+            nodes.append(helper.make_node("Add", [product, name], [output], name))
+            taken.add(product)
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        taken.add(name)
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -1,0 +1,80 @@
+"""Messages that onnxruntime prints and logs while it quantises: they go to our log."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("tilewright.quantize")
+
+_THEIRS = ("root", "onnxruntime")
+"""The loggers that onnxruntime's Python writes to."""
+
+
+class _Forwarder(logging.Handler):
+    """Collects onnxruntime's records, and hands all others to the handlers that were there."""
+
+    def __init__(self, handlers: Sequence[logging.Handler]) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._others = handlers
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.split(".")[0] in _THEIRS:
+            self.lines.append(f"{record.levelname}: {record.getMessage()}")
+            return
+        for each in self._others:
+            if record.levelno >= each.level:
+                each.handle(record)
+
+
+@contextlib.contextmanager
+def kept_in_log() -> Iterator[None]:
+    """Let what onnxruntime prints, on either stream, and logs go to our log, on level INFO.
+
+    Its C++ code writes to the file of standard error, past Python: the file is replaced, so that
+    other threads write into the log too. The handlers and the level of the root logger, which its
+    modules change when they are imported, are left as they were.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    forwarder, printed = _Forwarder(handlers), io.StringIO()
+    root.handlers[:] = [forwarder]
+    written = ""
+    try:
+        with contextlib.redirect_stdout(printed), _standard_error() as file:
+            try:
+                yield
+            finally:
+                if file is not None:
+                    file.seek(0)
+                    written = file.read().decode(errors="replace")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for line in (*forwarder.lines, *printed.getvalue().splitlines(), *written.splitlines()):
+            log.info("onnxruntime: %s", line)
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[io.BufferedRandom | None]:
+    """A file in the place of standard error; None where the process has none."""
+    sys.stderr.flush()
+    try:
+        number = os.dup(2)
+    except OSError:
+        yield None
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
+        finally:
+            sys.stderr.flush()
+            os.dup2(number, 2)
+            os.close(number)

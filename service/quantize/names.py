@@ -1,0 +1,63 @@
+"""Names that the quantiser may derive others from without meeting one that the model has.
+
+onnxruntime derives the names of what it adds: `x` gets `x_scale`, `x_quantized` and
+`x_QuantizeLinear`. A model that has both `x` and `x_scale` would become an invalid one. So a name
+that is the beginning of another has a stand-in while the model is quantised:
+
+    x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import count
+
+import onnx
+
+
+def stand_ins(graph: onnx.GraphProto) -> dict[str, str]:
+    """By name of a node or value, in bodies too, that is the beginning of another name: its
+    stand-in, which no name begins with."""
+    names = {name for one in graphs(graph) for name in _names(one)}
+    starts = {name[:end] for name in names for end, letter in enumerate(name) if letter == "_"}
+    found: dict[str, str] = {}
+    for name in sorted(names & starts):
+        taken = names | starts
+        found[name] = next(
+            other for number in count() if (other := f"{name}.{number}") not in taken
+        )
+    return found
+
+
+def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
+    """Give nodes and values of a graph and its bodies other names."""
+    for one in graphs(graph):
+        for node in one.node:
+            node.name = to.get(node.name, node.name)
+            for values in (node.input, node.output):
+                values[:] = [to.get(value, value) for value in values]
+        for each in (*one.input, *one.output, *one.value_info, *one.initializer):
+            each.name = to.get(each.name, each.name)
+
+
+def fresh(base: str, taken: Collection[str]) -> str:
+    """A name that is not taken yet: `base`, or `base` with underscores."""
+    while base in taken:
+        base += "_"
+    return base
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and then the bodies in it: branches of If, what Loop and Scan repeat."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from graphs(body)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield from (name for name in (node.name, *node.input, *node.output) if name)
+    for each in (*graph.input, *graph.output, *graph.initializer):
+        yield each.name
