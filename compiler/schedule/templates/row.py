@@ -11,7 +11,7 @@ are summed, and the last pass reads them from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -125,7 +125,9 @@ class _Template:
         along, tiny = _along(found, lanes), _tiny(found, lanes)
         unroll = 1 if tiny else 4 if along else 8
         one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
-        keep = kept and not tiny and (along is not None or not one_tile)
+        # A masked load waits for the masked store before it, whose full width reaches over it.
+        stalls = along is not None and along.extent < lanes
+        keep = kept and not tiny and not stalls and (along is not None or not one_tile)
         return SubSpace("row", knobs, valid, Schedule.of("row", unroll=unroll, keep=keep))
 
     def lower(
@@ -309,13 +311,16 @@ def _reduction(
     stores, body, combiner = reduced.stores, reduced.body, reduced.reduction.combiner
     vector = reduced.vector
     if along is not None:
+        apart = () if tiny else _apart(reduced.axes, along, unroll, lanes)
+        outer = tuple(Tile(a, unroll=tiny) for a in reduced.axes if a not in apart)
         return Compute(
             stores,
             body,
             combiner,
-            reduce=tuple(Tile(a, unroll=tiny) for a in reduced.axes),
-            unroll=(Tile(along, lanes),),
+            reduce=outer + tuple(Tile(a, _CHAINS) for a in apart),
+            unroll=(*map(Tile, apart), Tile(along, lanes)),
             vector=along,
+            partial=apart,
             skip_padding=reduced.skips_padding,
         )
     if vector is None:
@@ -336,6 +341,18 @@ def _reduction(
         vector=vector,
         partial=(vector,),
     )
+
+
+_CHAINS = 4
+"""Accumulators that do not wait for one another keep a core busy."""
+
+
+def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:
+    """The reduced axis whose neighbours have accumulators of their own, for one vector of rows:
+    else each step waits for the one before it."""
+    alone = always_less(along.extent, min(unroll, 2) * lanes)
+    long = axes and always_less(4 * _CHAINS, axes[-1].extent)
+    return tuple(axes[-1:]) if alone and long else ()
 
 
 def _final(

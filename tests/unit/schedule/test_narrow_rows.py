@@ -1,0 +1,33 @@
+"""Reductions over long axes with few values side by side: one vector of rows, several sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.build import lower_workload
+from compiler.ops.interpret import run_graph
+from compiler.schedule.select import untuned_schedule
+from tests.kernels import HOST, run_workload
+from tests.unit.schedule.problems import unary
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "reduce_sum", "arg_max"])
+@pytest.mark.parametrize(("length", "width", "chains"), [(67, 3, 4), (67, 70, 1), (9, 3, 1)])
+def test_steps_of_a_narrow_row_do_not_wait_for_each_other(
+    op: str, length: int, width: int, chains: int
+) -> None:
+    """Each sum of 3 columns took the latency of an addition for every element."""
+    attrs = {"axes": (0,), "keepdims": False} if op == "reduce_sum" else {"axis": 0}
+    if op == "arg_max":
+        attrs |= {"keepdims": False, "last": False}
+    workload = unary(op, length, width, **attrs)
+    schedule = untuned_schedule(workload, HOST)
+    nest = lower_workload(workload, schedule, HOST).nest
+    reducing = [compute for compute in nest.computes if compute.combiner is not None]
+    assert {len(compute.partial) for compute in reducing} == {int(chains > 1)}
+    x = np.random.default_rng(0).standard_normal((length, width)).astype(np.float32)
+    x = np.round(x) if op == "arg_max" else x  # of equal ones the first
+    (expected,) = run_graph(workload.graph, {"x": x}, float64=True)
+    got = run_workload(workload, schedule, HOST, (x,), np.random.default_rng(1))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
