@@ -34,7 +34,7 @@ _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
 CONTROL_FLOW = {
     "If": "both branches give equal shapes where the condition is no constant",
     "Loop": "steps whose shapes differ are up to 4096, their number known at import; what steps "
-    "collect needs a trip count known at import",
+    "collect needs a trip count, or a bound of a counter in the condition, known at import",
     "Scan": "steps whose shapes differ are up to 4096",
 }
 """Operators with subgraphs, which the import spells out, or makes nodes with bodies of."""

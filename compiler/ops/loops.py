@@ -17,7 +17,8 @@ from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
 from compiler.ops.enclosed import Enclosure, inlined
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
-from compiler.sizes import larger, typical
+from compiler.ops.trip_counts import State, known_integer, trip_count
+from compiler.sizes import OpenSizeError, is_open, larger, smaller, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
@@ -25,6 +26,12 @@ It gives whether another step follows, the next states, and the rows of the step
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
 """Makes a branch and gives its outputs: values of the enclosure's graph."""
+
+NO_LIMIT = (1 << 31) - 1
+"""A trip count from here on is what exporters write where they know none."""
+
+COLLECTED_BYTES = 1 << 30
+"""What steps collect may take so much where a condition alone bounds their number."""
 
 CHEAP_ELEMENTS = 1 << 12
 """If the branches compute fewer elements, both are computed: so they fuse with what is around
@@ -63,6 +70,8 @@ def looped(
             stack and no number known at import bounds the steps.
         InvalidModelError: if the body contradicts itself.
     """
+    trips = None if isinstance(trips, int) and trips >= NO_LIMIT else trips
+    most = None if trips is None or isinstance(trips, str) else larger(trips, 0)
     enclosure = Enclosure(node)
     inner = enclosure.node
     kinds = [node.type(value) for value in states]
@@ -86,6 +95,14 @@ def looped(
         stacking = [value for value in rows if inner.type(value).elements]
         known = inner.builder.known(going)
         decides = known is None or not bool(known)
+        counted = None
+        if decides:
+            starts = (known_integer(node.builder, value) for value in states)
+            pairs = zip(given, map(State, starts, following), strict=True)
+            counted = trip_count(inner.builder, going, step, dict(pairs))
+        if counted is not None and _affordable(counted.most, [inner.type(v) for v in stacking]):
+            most, whole = _fewer(most, counted.most)
+            decides = not (counted.exact and whole)
         outputs = [*([going] if decides else []), *(following[k] for k in moving)]
         # A row that is also a state, or is collected twice, is an output only once.
         positions = {value: k for k, value in reversed(list(enumerate(outputs))) if k >= decides}
@@ -94,7 +111,6 @@ def looped(
                 positions[value] = len(outputs)
                 outputs.append(value)
         graph = enclosure.graph(outputs)
-    most = None if trips is None or isinstance(trips, str) else larger(trips, 0)
     if rows and most is None:
         raise node.unsupported("nothing known at import bounds how many steps give values")
     if most == 0:
@@ -132,8 +148,27 @@ def looped(
         for value in rows
     ]
     begins = node.builder.known(begin)
-    exact = most is not None and not decides and begins is not None and bool(begins)
+    certain = begins is not None and bool(begins) and not isinstance(trips, str)
+    exact = most is not None and not decides and certain
     return Looped([after.get(k, value) for k, value in enumerate(states)], wholes, steps, exact)
+
+
+def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
+    """Whether a bound that a condition gives says something: memory is taken for all its rows."""
+    if is_open(steps):
+        return True
+    each = sum(kind.bytes for kind in rows)
+    return steps < NO_LIMIT and (is_open(each) or steps * each <= COLLECTED_BYTES)
+
+
+def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
+    """The smaller number of steps, and whether it is known which that is."""
+    if most is None:
+        return counted, True
+    try:
+        return smaller(most, counted), True
+    except OpenSizeError:
+        return most, False
 
 
 def branched(

@@ -85,6 +85,14 @@ _EXACT = {
 """All integers up to this are exact in a float type."""
 
 
+def exact_integers(dtype: DType) -> tuple[int, int]:
+    """The first and the last integer of a range that an element type holds whole."""
+    if dtype.is_float:
+        return -_EXACT[dtype], _EXACT[dtype]
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min), int(limits.max)
+
+
 def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Results as elements of their type hold them.
 
@@ -93,11 +101,7 @@ def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
     """
     if dtype is DType.BOOL:
         return array
-    if dtype.is_float:
-        first, last = -_EXACT[dtype], _EXACT[dtype]
-    else:
-        limits = np.iinfo(dtype.numpy)
-        first, last = int(limits.min), int(limits.max)
+    first, last = exact_integers(dtype)
 
     def held(item: Item) -> Item:
         if isinstance(item, float) and not item.is_integer():

@@ -60,8 +60,8 @@ def test_a_scan_is_its_steps(attrs: dict[str, Any]) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
-def _loop(trips: int | None, stop: int, *, known: bool = True) -> ModelProto:
-    """s' = 2 s while i < stop, collecting s'."""
+def _loop(trips: int | None, stop: int | None, *, known: bool = True) -> ModelProto:
+    """s' = 2 s while i < stop (an input if it is None), collecting s'."""
     steps = [
         helper.make_node("Add", ["s", "s"], ["t"]),
         helper.make_node("Less", ["i", "stop"], ["on"]),
@@ -73,8 +73,12 @@ def _loop(trips: int | None, stop: int, *, known: bool = True) -> ModelProto:
         [info("i", INT64, ()), info("c", BOOL, ()), typed("s")],
         [info("on", BOOL, ()), typed("t"), typed("row")],
     )
-    constants = [numpy_helper.from_array(np.array(stop), "stop")]
     inputs = [info("s0", FLOAT, (2,))]
+    constants = []
+    if stop is None:
+        inputs.append(info("stop", INT64, ()))
+    else:
+        constants.append(numpy_helper.from_array(np.array(stop), "stop"))
     if trips is not None and known:
         constants.append(numpy_helper.from_array(np.array(trips), "n"))
     elif trips is not None:
@@ -93,6 +97,17 @@ def test_a_loop_ends_where_it_says(trips: int | None, stop: int, steps: int) -> 
     last, rows = run_graph(import_model(_loop(trips, stop)), {"s0": start})
     np.testing.assert_array_equal(last, start * 2**steps)
     np.testing.assert_array_equal(rows, [start * 2 ** (i + 1) for i in range(steps)])
+
+
+def test_a_condition_on_the_step_bounds_what_steps_collect() -> None:
+    graph = import_model(_loop(3, 9, known=False))
+    start = np.array([1.0, -3.0], np.float32)
+    for trips, steps in ((3, 3), (20, 10), (0, 0)):
+        last, rows = run_graph(graph, {"s0": start, "n": np.array(trips)})
+        np.testing.assert_array_equal(last, start * 2**steps)
+        assert rows.shape == (steps, 2)
+    with pytest.raises(UnsupportedOperatorError, match="bounds how many steps"):
+        import_model(_loop(3, 1 << 28, known=False))  # 2 GiB, for three steps
 
 
 def _growing(trips: int) -> ModelProto:
@@ -131,7 +146,7 @@ def test_what_is_short_is_spelled_out_and_what_is_long_is_a_loop() -> None:
 
 def test_loops_that_cannot_be_spelled_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"trip count .* run-time value") as caught:
-        import_model(_loop(3, 9, known=False))
+        import_model(_loop(3, None, known=False))
     assert caught.value.depends_on == ("n",)
     monkeypatch.setattr(unroll, "STEP_LIMIT", 5)
     with pytest.raises(UnsupportedOperatorError, match="more than 5 steps"):

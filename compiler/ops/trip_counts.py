@@ -1,0 +1,218 @@
+"""Trip counts of loops that end on a condition: what a counter is compared with says them.
+
+    s = 0                                       t = s + 1
+    loop: t = s + 1; s = t                      going = less(cast(t), cast(n))
+    -> n steps, for a size n of at least 1
+
+Exporters of TensorFlow write loops without a trip count: a state counts the steps, and the body
+compares it with the length of a sequence. A counter is a value that changes by the same integer in
+each step. Counters are compared with each other and with constants and sizes, through casts that
+are exact for all numbers that they see. Also called scalar evolution (Bachmann, Wang and Zima,
+"Chains of recurrences", 1994).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import cast
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import from_memory
+from compiler.ops.builder import GraphBuilder
+from compiler.ops.size_arithmetic import exact_integers
+from compiler.sizes import OpenSizeError, bounds, is_open, larger, smaller
+
+
+@dataclass(frozen=True, slots=True)
+class TripCount:
+    """The most steps of a loop, of which the first is known to be taken.
+
+    `exact` says that there are as many, whatever the data: nothing else ends the loop.
+    """
+
+    most: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of a loop, as its body has it: the value before the first step, if that is an integer
+    or a size, and the body's value for the next step."""
+
+    start: int | None
+    following: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """In step k a value is `first + each * k`, where the origin is a number, or that much more than
+    a state of which nothing else is known yet (`states` is 1)."""
+
+    first: int
+    each: int = 0
+    states: int = 0
+
+    def __add__(self, other: _Counter) -> _Counter:
+        return _Counter(
+            self.first + other.first, self.each + other.each, self.states + other.states
+        )
+
+    def __neg__(self) -> _Counter:
+        return _Counter(-self.first, -self.each, -self.states)
+
+
+def trip_count(
+    body: GraphBuilder, going: str, step: str, states: Mapping[str, State]
+) -> TripCount | None:
+    """The steps of a loop whose body says whether another step follows.
+
+    Args:
+        body: the graph of the body, under construction.
+        going: its value that says whether another step follows.
+        step: its input with the number of the step, from 0 on.
+        states: its inputs that are states.
+
+    Returns:
+        None where no counter is found that ends the loop.
+    """
+    found = _Analysis(body, step, states)
+    ends, exact = found.ends(going)
+    if not ends:
+        return None
+    most = ends[0]
+    for other in ends[1:]:
+        try:
+            most = smaller(most, other)
+        except OpenSizeError:  # either of them bounds the steps
+            exact = False
+    return TripCount(most, exact) if found.holds(most) else None
+
+
+def known_integer(builder: GraphBuilder, value: str) -> int | None:
+    """The one element of a value, if that is an integer or a size which is known at import."""
+    kind, known = builder.types[value], builder.known(value)
+    if kind.elements != 1:
+        return None
+    if known is not None:
+        (item,) = from_memory(known, kind.dtype).flat
+        return int(item) if float(item).is_integer() else None
+    sizes = builder.sizes.get(value)
+    return None if sizes is None else cast(int, sizes.item())
+
+
+class _Analysis:
+    """The counters of one body, and the element types that hold them."""
+
+    def __init__(self, body: GraphBuilder, step: str, states: Mapping[str, State]) -> None:
+        self._body = body
+        self._step = step
+        self._states = states
+        self._symbol: str | None = None
+        self._resolved: dict[str, _Counter | None] = {}
+        self._seen: list[tuple[_Counter, DType]] = []
+
+    def ends(self, condition: str) -> tuple[list[int], bool]:
+        """After how many steps each comparison of a conjunction is false for the first time, and
+        whether that is all there is to the condition.
+
+        A number of steps is an upper bound where the ranges of sizes do not decide it.
+        """
+        known = self._body.known(condition)
+        if known is not None and known.size == 1:
+            return ([] if bool(known.reshape(-1)[0]) else [1]), True
+        node = self._body.maker(condition)
+        if node is None or self._body.types[condition].elements != 1:
+            return [], False
+        match node.op:
+            case "reshape" | "identity":
+                return self.ends(node.inputs[0])
+            case "logical_and":
+                parts = [self.ends(value) for value in node.inputs]
+                return [end for ends, _ in parts for end in ends], all(whole for _, whole in parts)
+            case "less" | "less_or_equal":
+                left, right = map(self._counter, node.inputs)
+            case "greater" | "greater_or_equal":
+                right, left = map(self._counter, node.inputs)
+            case _:
+                return [], False
+        if left is None or right is None:
+            return [], False
+        margin = right + -left
+        over = margin.first + (1 if node.op.endswith("equal") else 0)
+        low, high = bounds(over)
+        if margin.each >= 0:
+            return ([1] if high <= 0 else []), low > 0 or high <= 0
+        pace = -margin.each
+        try:
+            return [(larger(over, 0) + pace - 1) // pace + 1], True
+        except OpenSizeError:  # which bounds the steps, unless there is no first one
+            return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
+
+    def holds(self, steps: int) -> bool:
+        """Whether element types hold all numbers of the counters in so many steps exactly."""
+        for counter, dtype in self._seen:
+            first, last = exact_integers(dtype)
+            for value in (counter.first, counter.first + counter.each * steps):
+                low, high = bounds(value)
+                # A dimension without a bound stays far below what 64 bits count.
+                if not dtype.is_float and dtype.bytes == 8 and is_open(value):
+                    continue
+                if low < first or high > last:
+                    return False
+        return True
+
+    def _counter(self, value: str) -> _Counter | None:
+        """The value as a counter; None if it is none, or more than one element."""
+        kind = self._body.types[value]
+        if kind.elements != 1 or kind.dtype is DType.BOOL:
+            return None
+        found = self._found(value)
+        if found is not None:
+            self._seen.append((found, kind.dtype))
+        return found
+
+    def _found(self, value: str) -> _Counter | None:
+        body = self._body
+        if value == self._symbol:
+            return _Counter(0, 0, 1)
+        if value == self._step:
+            return _Counter(0, 1)
+        if value in self._states:
+            return self._state(value)
+        known = known_integer(body, value)
+        if known is not None:
+            return _Counter(known)
+        node = body.maker(value)
+        if node is None:
+            return None
+        match node.op:
+            case "cast" | "reshape" | "identity":
+                return self._counter(node.inputs[0])
+            case "add" | "sub":
+                left, right = map(self._counter, node.inputs)
+                if left is None or right is None:
+                    return None
+                return left + (right if node.op == "add" else -right)
+        return None
+
+    def _state(self, name: str) -> _Counter | None:
+        """A state that its own next value is a constant away from."""
+        if name in self._resolved:
+            return self._resolved[name]
+        self._resolved[name] = None  # meanwhile: of two states that move each other neither counts
+        start, around, first = self._states[name].start, self._symbol, len(self._seen)
+        self._symbol = name
+        moved = None if start is None else self._counter(self._states[name].following)
+        self._symbol = around
+        found = None
+        if start is not None and moved is not None and (moved.each, moved.states) == (0, 1):
+            found = None if is_open(moved.first) else _Counter(start, moved.first)
+        if found is not None:
+            self._seen[first:] = [
+                (_Counter(found.first + each.first, found.each) if each.states else each, dtype)
+                for each, dtype in self._seen[first:]
+            ]
+        self._resolved[name] = found
+        return found
