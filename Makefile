@@ -4,6 +4,8 @@
 #   demo          start the service and a worker, tune two models, compare with ONNX Runtime;
 #                 KEEP=1 goes on serving, with the dashboard
 #   test          the test suite
+#   test-all      also the groups of slow tests whose sources are unchanged since they passed
+#                 (tests/unchanged.py); a run without a failure writes tests/unchanged.json, to be committed
 #   docs          the documentation as pages, in build/site; a dead link is an error
 #   reference     docs/reference anew, from the code
 #   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
@@ -41,7 +43,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-devices check fuzz format bench collection collection-commands collection-service mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-all test-devices check fuzz format bench collection collection-commands collection-service mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -74,6 +76,10 @@ demo: $(STAMPS)/run
 
 test: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: $(STAMPS)/test
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal --all-groups $(ARGS)
+	$(PY) -m tests.unchanged
 
 test-devices: $(STAMPS)/test
 	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal tests/devices $(ARGS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from pathlib import Path
 
 # Set before numpy or xgboost is imported: several test processes share the cores.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -35,9 +36,30 @@ import pytest  # noqa: E402 - after the environment is set
 
 from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
 from tests.logs import plain_logs  # noqa: E402 - as above
+from tests.unchanged import ALL_GROUPS, left_out, unchanged  # noqa: E402 - as above
 
 register_profiles()
 plain_logs()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(ALL_GROUPS, action="store_true", help="also groups that are unchanged")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption(ALL_GROUPS):
+        return None
+    named = [Path(config.invocation_params.dir, each.split("::")[0]) for each in config.args]
+    return left_out(collection_path, named, unchanged()) or None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not config.getoption(ALL_GROUPS) and (groups := ", ".join(sorted(unchanged()))):
+        terminalreporter.write_line(
+            f"unchanged since they passed, left out unless named: {groups} (`make test-all`)"
+        )
 
 
 def pytest_collection() -> None:
