@@ -19,13 +19,15 @@ from compiler.ops.enclosed import Enclosure
 from compiler.ops.loops import looped
 from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import HALVES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 from compiler.sizes import is_open, same_extents
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows a step), and
-compiles in the time of one step."""
+compiles in the time of one step. So do two steps of 16-bit floats: what is between those that are
+spelled out is stored in 16 bits (`passes.narrow`)."""
 
 _Activation = Callable[[str], str]
 
@@ -54,6 +56,8 @@ class _Layer:
         given: (batch, gates * hidden) at this step: input times W, plus biases.
         product: how the state is multiplied by `recurrence`.
         recurrence: what holds R transposed, (hidden, gates * hidden).
+        state, factor: the hidden state before the step, and as it is multiplied: in the type of the
+            weights.
         recurrence_bias: (gates * hidden,), where it is not among the steps' biases.
         peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
             None.
@@ -66,6 +70,8 @@ class _Layer:
     given: str
     product: MatrixProduct
     recurrence: Sequence[str]
+    state: str
+    factor: str
     recurrence_bias: str | None
     peepholes: str | None
     activations: Sequence[_Activation]
@@ -78,7 +84,22 @@ class _Layer:
 
     def recurrent(self, state: str) -> str:
         """The state times R."""
-        return self.product(self.node, state, self.recurrence)
+        return self._times(state, self.recurrence)
+
+    def gate_recurrent(self, state: str, number: int) -> str:
+        """The state times the columns of one gate, with their bias; R is a plain matrix."""
+        (recurrence,) = self.recurrence
+        product = self._times(state, [self.gate(recurrence, number)])
+        if self.recurrence_bias is None:
+            return product
+        return self.node.emit("add", [product, self.gate(self.recurrence_bias, number)])
+
+    def _times(self, state: str, matrix: Sequence[str]) -> str:
+        """Factors have the type of the weights, sums that of the state."""
+        node, factor = self.node, self.factor
+        if state != self.state:
+            factor = cast_to(node, state, node.type(factor).dtype)
+        return cast_to(node, self.product(node, factor, matrix), node.type(state).dtype)
 
     def clipped(self, value: str) -> str:
         limit = self.node.attrs.get("clip")
@@ -108,15 +129,7 @@ def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
     h = (1 - z) h~ + z h"""
     node, (h,) = layer.node, states
     f, g = layer.activations
-    given, bias = layer.given, layer.recurrence_bias
-
-    def recurrent(value: str, number: int) -> str:
-        (recurrence,) = layer.recurrence
-        product = node.emit("matmul", [value, layer.gate(recurrence, number)])
-        if bias is None:
-            return product
-        return node.emit("add", [product, layer.gate(bias, number)])
-
+    given, recurrent = layer.given, layer.gate_recurrent
     gates = [
         f(layer.clipped(node.emit("add", [layer.gate(given, i), recurrent(h, i)]))) for i in (0, 1)
     ]
@@ -254,15 +267,22 @@ def _recurrent(
         raise node.invalid(f"weights for {weights.width} features, input {show(node.shape(x))}")
     _activations(node, names, directions)  # raises before anything is emitted
     ends = _ends(node, length, batch)
+    dtype = node.type(x).dtype
+
+    def wide(value: str) -> str:
+        """A value of the steps, which take 16-bit floats as float32 and round their results once:
+        an error of the state would grow with each step."""
+        return cast_to(node, value, DType.FLOAT32) if dtype in HALVES else value
+
     count = 2 if step is _lstm_step else 1
     wholes: list[str] = []
     finals: list[Sequence[str]] = []
     for number, backward in enumerate(known[direction]):
         flat = node.reshape(x, (length * batch, width))
-        projected = weights.of_inputs(node, flat, weights.inputs[number])
+        projected = wide(weights.of_inputs(node, flat, weights.inputs[number]))
         recurrence_bias = None
         if bias is not None:
-            both = row_of(node, bias, number)
+            both = wide(row_of(node, bias, number))
             given, recurrent = (part(node, both, 0, i * rows, rows) for i in range(2))
             if step is _gru_step:  # a gate multiplies the recurrent bias alone
                 recurrence_bias = recurrent
@@ -277,17 +297,19 @@ def _recurrent(
             backward,
             weights.of_states,
             weights.states[number],
-            (recurrence_bias, peepholes and row_of(node, peepholes, number)),
+            dtype,
+            (recurrence_bias, peepholes and wide(row_of(node, peepholes, number))),
             partial(_activations, names=names, directions=directions, direction=number),
             step,
         )
-        states = [_initial(node, 5 + i, number, batch, hidden, swapped) for i in range(count)]
-        few = not is_open(length) and length <= SPELLED_STEPS
+        states = [wide(_initial(node, 5 + i, number, batch, hidden, swapped)) for i in range(count)]
+        most = 1 if dtype in HALVES else SPELLED_STEPS
+        few = not is_open(length) and length <= most
         run = sequence.spelled if few else sequence.looped
         whole, last = run(states)
         wholes.append(whole)
         finals.append(last)
-    return _results(node, wholes, finals, swapped)
+    return [cast_to(node, v, dtype) for v in _results(node, wholes, finals, swapped)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +319,7 @@ class _Sequence:
     Attributes:
         steps: (length, batch, gates * hidden): what each step is given.
         ends: (batch, 1), how long each sequence is; None where all are whole.
-        product, recurrence: those of `_Layer`.
+        product, recurrence, factors: those of `_Layer`.
         parameters: recurrence bias, peepholes of `_Layer`.
         activations: those of `_Layer`, for the node that emits them.
     """
@@ -308,6 +330,7 @@ class _Sequence:
     backward: bool
     product: MatrixProduct
     recurrence: Sequence[str]
+    factors: DType
     parameters: tuple[str | None, str | None]
     activations: Callable[[OnnxNode], Sequence[_Activation]]
     step: _Step
@@ -325,11 +348,14 @@ class _Sequence:
             row = part(self.node, self.steps, 0, t, 1)
             given = self.node.reshape(row, self.node.shape(row)[1:])
             place = self.node.constant(np.array(t, np.int64))
-            outputs[t], *states = self._one(self.node, given, place, states, lambda value: value)
+            factor = cast_to(self.node, states[0], self.factors)
+            outputs[t], *states = self._one(self.node, given, place, states, factor, _here)
         return _stacked(self.node, outputs), states
 
     def looped(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The same, as a loop of the run."""
+        """The same, as a loop of the run. A factor of 16 bits is a state of its own: bodies keep
+        what they are given as it is stored."""
+        apart = self.factors is not self.node.type(states[0]).dtype
 
         def body(enclosure: Enclosure, number: str, now: Sequence[str]) -> Sequence[str]:
             inner = enclosure.node
@@ -338,13 +364,17 @@ class _Sequence:
                 last = inner.scalar(self.length - 1, DType.INT64)
                 place = inner.emit("sub", [last, number])
             given = inner.emit("gather", [enclosure.capture(self.steps), place], axis=0)
-            output, *new = self._one(inner, given, place, now, enclosure.capture)
-            return [inner.constant(np.array(True)), *new, output]
+            *before, factor = now if apart else (*now, now[0])
+            output, *new = self._one(inner, given, place, before, factor, enclosure.capture)
+            factors = [cast_to(inner, new[0], self.factors)] if apart else []
+            return [inner.constant(np.array(True)), *new, *factors, output]
 
         begin = self.node.constant(np.array(True))
-        found = looped(self.node, self.length, begin, states, body)
+        first = [*states, cast_to(self.node, states[0], self.factors)] if apart else states
+        found = looped(self.node, self.length, begin, first, body)
         (whole,) = found.rows
-        return flip(self.node, whole, [0]) if self.backward else whole, found.states
+        last = found.states[: len(states)]
+        return flip(self.node, whole, [0]) if self.backward else whole, last
 
     def _one(
         self,
@@ -352,6 +382,7 @@ class _Sequence:
         given: str,
         place: str,
         states: Sequence[str],
+        factor: str,
         outside: Callable[[str], str],
     ) -> list[str]:
         """Output and states after a step; `outside` brings a value to where the node emits."""
@@ -363,12 +394,26 @@ class _Sequence:
         hidden = node.shape(states[0])[1]
         activations = self.activations(node)
         layer = _Layer(
-            node, hidden, given, self.product, recurrence, bias, peepholes, activations, active
+            node,
+            hidden,
+            given,
+            self.product,
+            recurrence,
+            states[0],
+            factor,
+            bias,
+            peepholes,
+            activations,
+            active,
         )
         new = self.step(layer, tuple(states))
         nothing = node.scalar(0, node.type(given).dtype)
         kept = [layer.kept(n, o) for n, o in zip(new, states, strict=True)]
         return [layer.kept(new[0], nothing), *kept]
+
+
+def _here(value: str) -> str:
+    return value
 
 
 def row_of(node: OnnxNode, value: str, number: int) -> str:

@@ -19,14 +19,16 @@ from compiler.ops.attributes import integer
 from compiler.passes.dead_code import dead_code
 
 
-def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
-    """Optimise the bodies of all nodes. The graph itself changes only in those nodes' operands."""
+def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
+    """Optimise the bodies of all nodes; `optimise` is told of each whether it is a loop's. The
+    graph itself changes only in those nodes' operands."""
     if not any(node.bodies for node in graph.nodes):
         return graph
     nodes = []
     for node in graph.nodes:
         if node.bodies:
-            bodies = [optimise(body) for body in _with_constants(graph, node)]
+            repeated = node.op == "loop"
+            bodies = [optimise(body, repeated) for body in _with_constants(graph, node)]
             node = _without_unread(node, bodies)
         nodes.append(node)
     return dead_code(graph.replace(nodes=nodes))

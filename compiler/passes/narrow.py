@@ -52,13 +52,16 @@ tenths for 16, and twice as long for 128."""
 _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
-def narrow(graph: Graph, dtype: DType) -> Graph:
+def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
     """Store and multiply in `dtype`, which is float16 or bfloat16, what may be.
+
+    In the body of a loop, which is `repeated`, only factors are narrow: errors of what else goes
+    into a state would grow with each step.
 
     Raises:
         InvalidModelError: if a weight does not fit into float16: it would be infinite.
     """
-    return _Narrowing(graph, dtype).graph()
+    return _Narrowing(graph, dtype, repeated=repeated).graph()
 
 
 def narrow_products(graph: Graph, dtype: DType) -> Graph:
@@ -68,10 +71,13 @@ def narrow_products(graph: Graph, dtype: DType) -> Graph:
 
 
 class _Narrowing:
-    def __init__(self, graph: Graph, dtype: DType, *, chooses: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, dtype: DType, *, chooses: bool = True, repeated: bool = False
+    ) -> None:
         self._source = graph
         self._dtype = dtype
         self._chooses = chooses
+        self._repeated = repeated
         self._groups = fuse(graph)
         self._types: dict[str, TensorType] = dict(graph.types)
         self._constants = dict(graph.constants)
@@ -128,7 +134,7 @@ class _Narrowing:
             for value in makers
             if self._may_be_narrow(value, makers[value], readers.get(value, []))
             and value in after
-            and (value in before or value in factors)
+            and ((value in before and not self._repeated) or value in factors)
             and value not in sums
         }
         while True:

@@ -82,12 +82,13 @@ def optimise(
     without: Collection[str] = (),
     factor: ByteFactor = unsigned,
     stored: DType = DType.FLOAT32,
+    repeated: bool = False,
 ) -> Graph:
     """Run the passes that are not in `without` until nothing changes, then the same on bodies.
 
     `factor` gives the type in which stored bytes are multiplied. `stored` is the type that `narrow`
     stores values in; a graph that multiplies in a 16-bit float keeps that one. The bodies' values
-    stay in their own types.
+    stay in their own types. The body of a loop is `repeated` (`narrow`).
 
     Raises:
         InvalidModelError: if a weight is infinite in that type.
@@ -118,11 +119,16 @@ def optimise(
             graph = step(of_bytes.get(each, each), graph, each.__name__)
         if graph.nodes == before.nodes:
             break
-    graph = optimise_bodies(graph, lambda body: optimise(body, None, timings, without, factor))
+
+    def of_body(body: Graph, inner: bool) -> Graph:
+        again = repeated or inner
+        return optimise(body, None, timings, without, factor, repeated=again)
+
+    graph = optimise_bodies(graph, of_body)
     narrow_type = own or stored
     last: list[Pass] = [partial(narrow_products, dtype=dtype) for dtype in halves]
     if narrow_type is not DType.FLOAT32:
-        last = [partial(narrow, dtype=narrow_type)]
+        last = [partial(narrow, dtype=narrow_type, repeated=repeated)]
     for each in last:
         graph = step(_cleared(each), graph, narrow.__name__)
     return graph

@@ -309,7 +309,7 @@ def looping() -> Graph:
 
 def bodies(graph: Graph) -> Graph:
     """What the pipeline does to bodies after its last round."""
-    return optimise_bodies(graph, optimise)
+    return optimise_bodies(graph, lambda body, repeated: optimise(body, repeated=repeated))
 
 
 def integers() -> Graph:

@@ -91,7 +91,7 @@ def test_a_constant_gets_a_name_of_its_own() -> None:
     block = g("branch", g.input("condition", dtype=DType.BOOL), g.weight("c", 4),
               then=first, otherwise=first)  # fmt: skip
     graph = g.graph(g("field", block, dtype="float32", offset=0, shape=(4,)))
-    after = optimise_bodies(graph, lambda body: body)
+    after = optimise_bodies(graph, lambda body, repeated: body)
     assert_equivalent(graph, after)
     assert branch(after).inputs == ("condition",)
     assert len(branch(after).bodies[0].constants) == 2
