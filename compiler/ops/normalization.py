@@ -59,7 +59,10 @@ def _batch_norm_expression(
 
 
 def _trained_batch_norm(node: OnnxNode) -> list[str]:
-    """With the mean and variance of this batch, which the running ones follow."""
+    """With the mean and variance of this batch, which the running ones follow.
+
+    Before opset 14 the mean and variance of the batch are outputs, too.
+    """
     x, scale, bias, mean, variance = (node.input(i) for i in range(5))
     kind, momentum = node.type(x), node.number("momentum", 0.9)
     axes = tuple(dim for dim in range(len(kind.shape)) if dim != 1)
@@ -73,22 +76,24 @@ def _trained_batch_norm(node: OnnxNode) -> list[str]:
     )
     normal = node.emit("div", [centred, node.emit("sqrt", [inverse])])
     results = [node.emit("add", [node.emit("mul", [normal, factor]), offset])]
+    of_batch = []
     for running, now in ((mean, found), (variance, spread)):
         dtype = node.type(running).dtype
         flat = cast_to(node, node.reshape(now, node.shape(running)), dtype)
+        of_batch.append(flat)
         kept = node.emit("mul", [running, node.scalar(momentum, dtype)])
         added = node.emit("mul", [flat, node.scalar(1 - momentum, dtype)])
         results.append(node.emit("add", [kept, added]))
-    return results
+    return [*results, *of_batch][: len(node.outputs)]
 
 
 def _onnx_batch_norm(node: OnnxNode) -> str | list[str]:
-    if node.integer("training_mode", 0):
+    if node.integer("spatial", 1) == 0:
+        raise node.unsupported("spatial=0")
+    if node.integer("training_mode", 0) or (node.opset < 14 and any(node.outputs[1:])):
         return _trained_batch_norm(node)
     if any(node.outputs[1:]):
         raise node.unsupported("outputs of the training mode")
-    if node.integer("spatial", 1) == 0:
-        raise node.unsupported("spatial=0")
     operands = [node.input(i) for i in range(5)]
     return node.emit("batch_norm", operands, epsilon=node.number("epsilon", 1e-5))
 
@@ -327,7 +332,7 @@ OPERATORS = (
         _infer_batch_norm,
         _batch_norm_reference,
         _batch_norm_expression,
-        (OnnxRule("BatchNormalization", _onnx_batch_norm, limits="training from opset 14"),),
+        (OnnxRule("BatchNormalization", _onnx_batch_norm),),
     ),
     Operator(
         "layer_norm",

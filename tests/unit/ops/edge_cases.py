@@ -78,15 +78,45 @@ NO_STEPS = [
     ),
 ]
 
+
+def old_training(
+    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> list[np.ndarray]:
+    """Training before opset 14 gives the batch's mean and variance beside the running ones."""
+    axes = tuple(dim for dim in range(x.ndim) if dim != 1)
+    wide = x.astype(np.float64)
+    now, spread = wide.mean(axis=axes), wide.var(axis=axes)
+
+    def along(value: np.ndarray) -> np.ndarray:
+        return np.expand_dims(value, tuple(range(1, x.ndim - 1)))
+
+    y = (wide - along(now)) / np.sqrt(along(spread) + 1e-5) * along(scale) + along(bias)
+    kept = [0.75 * mean + 0.25 * now, 0.75 * variance + 0.25 * spread]
+    return [each.astype(FLOAT) for each in (y, *kept, now, spread)]
+
+
 TRAINED = [
-    Case(
-        "BatchNormalization",
-        (shape, (3,), (3,), drawn(3), drawn(3) ** 2),
-        {"training_mode": 1, "momentum": momentum},
-        opset=15,
-        outputs=3,
-    )
-    for shape, momentum in (((2, 3, 4, 5), 0.9), ((5, 3), 0.25), ((1, 3, 7), 0.0))
+    *(
+        Case(
+            "BatchNormalization",
+            ((4, 3, 5), (3,), (3,), drawn(3), drawn(3) ** 2),
+            {"momentum": 0.75, **is_test},
+            opset=opset,
+            outputs=5,
+            numpy=old_training,
+        )
+        for opset, is_test in ((6, {"is_test": 0}), (9, {}))
+    ),
+    *(
+        Case(
+            "BatchNormalization",
+            (shape, (3,), (3,), drawn(3), drawn(3) ** 2),
+            {"training_mode": 1, "momentum": momentum},
+            opset=15,
+            outputs=3,
+        )
+        for shape, momentum in (((2, 3, 4, 5), 0.9), ((5, 3), 0.25), ((1, 3, 7), 0.0))
+    ),
 ]
 
 SEEDED = [
