@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +15,7 @@ from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
 from compiler.loops.index import Affine
-from compiler.ops.attributes import axis_of, dimension, ints, number
+from compiler.ops.attributes import axis_of, dimension, ints, number, word
 from compiler.ops.computed import counting, table
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
@@ -138,7 +141,11 @@ def _onnx_pad(node: OnnxNode) -> str:
         x = node.emit("slice", [x], starts=starts, steps=(1,) * rank, sizes=sizes)
     if all(pad == 0 for pad in (*before, *after)):
         return x
+    if mode not in (*AROUND, "constant"):
+        raise node.invalid(f"mode is '{mode}'")
     if mode != "constant":
+        if _boxes(sizes, (*before, *after), mode):
+            return node.emit("extend", [x], pads=(*before, *after), mode=mode)
         return _gathered(node, x, mode, before, after)
     return node.emit("pad", [x], pads=(*before, *after), value=fill)
 
@@ -170,29 +177,115 @@ def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
     return tuple(full)
 
 
+AROUND = ("reflect", "edge", "wrap")
+"""Modes of padding by elements of the operand."""
+
+_MOST_BOXES = 32
+"""Copies that padding is made of: 27 are what edges of three dimensions take."""
+
+
+def _places(places: Any, extent: int, mode: str) -> Any:
+    """Which elements of a dimension stand at places that may lie beside it: numbers, also of the
+    graph."""
+    match mode:
+        case "edge":
+            return np.clip(places, 0, extent - 1)
+        case "reflect":  # around the first element, then around the last
+            if not is_open(extent):  # and so on, if the padding is longer than the operand
+                places = np.mod(places, max(2 * (extent - 1), 1))
+            return extent - 1 - abs(extent - 1 - abs(places))
+        case _:
+            return np.mod(places, extent)
+
+
+class _Run(NamedTuple):
+    """Neighbours in the output that are `step` apart in the operand, along one dimension."""
+
+    offset: int
+    size: int
+    start: int
+    step: int
+
+
+def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
+    """A padded dimension, or nothing where its padding is no such runs for all sizes."""
+    middle = _Run(before, extent, 0, 1)
+    if before == 0 and after == 0:
+        return [middle]
+    if not any(map(is_open, (extent, before, after))):
+        sides = [(0, before), (before + extent, after)]
+        first, last = (
+            _split(offset, _places(np.arange(offset, offset + size) - before, extent, mode))
+            for offset, size in sides
+        )
+        return [*first, middle, *last]
+    end = before + extent
+    match mode:
+        case "edge":
+            sides_ = _Run(0, before, 0, 0), _Run(end, after, extent - 1, 0)
+        case "reflect" if larger(before, after) < extent:
+            sides_ = _Run(0, before, before, -1), _Run(end, after, extent - 2, -1)
+        case _:
+            return []
+    return [run for run in (sides_[0], middle, sides_[1]) if run.size != 0]
+
+
+def _split(offset: int, places: np.ndarray) -> list[_Run]:
+    """Places of the operand as runs; the first is at `offset` in the output."""
+    found, first = [], 0
+    while first < len(places):
+        steps = np.diff(places[first:])
+        other = np.flatnonzero(steps != steps[:1])
+        size = int(other[0]) + 1 if other.size else len(places) - first
+        step = int(steps[0]) if steps.size else 0
+        found.append(_Run(offset + first, size, int(places[first]), step))
+        first += size
+    return found
+
+
+def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
+    """All combinations of the dimensions' runs; nothing where they are too many, or none."""
+    rank = len(shape)
+    sides = zip(shape, pads[:rank], pads[rank:], strict=True)
+    runs = [_runs(extent, before, after, mode) for extent, before, after in sides]
+    if not 0 < prod(map(len, runs)) <= _MOST_BOXES:
+        return ()
+    return tuple(
+        Piece(0, *(tuple(part) for part in zip(*chosen, strict=True))) for chosen in product(*runs)
+    )
+
+
+def _extend_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ...]:
+    return _boxes(types[0].shape, ints(attrs, "pads"), word(attrs, "mode"))
+
+
+def _extend_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    for dim, (b, a) in enumerate(zip(*_pads(attrs, x.ndim), strict=True)):
+        extent = x.shape[dim]
+        places = _places(np.arange(extent + b + a) - b, extent, word(attrs, "mode"))
+        x = np.take(x, places, axis=dim)
+    return x
+
+
+def _infer_extend(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    found = _infer_pad(types, attrs)
+    if not _extend_pieces(types, attrs):
+        raise InvalidModelError(f"pads {ints(attrs, 'pads')} of {show(types[0].shape)}")
+    return found
+
+
 def _gathered(
     node: OnnxNode, x: str, mode: str, before: tuple[int, ...], after: tuple[int, ...]
 ) -> str:
     """Padding by elements of the operand: a gather along each padded axis."""
-
-    if mode not in ("reflect", "edge", "wrap"):
-        raise node.invalid(f"mode is '{mode}'")
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
         if b == 0 and a == 0:
             continue
         extent = node.shape(x)[dim]
         if mode == "reflect" and is_open(extent) and larger(b, a) >= extent:
             raise node.invalid(f"padding of {larger(b, a)} reflects {extent} elements")
-        places = counting(node, extent + b + a) - b
-        match mode:
-            case "edge":
-                places = np.clip(places, 0, extent - 1)
-            case "reflect":  # around the first element, then around the last
-                if not is_open(extent):  # and so on, if the padding is longer than the operand
-                    places = np.mod(places, max(2 * (extent - 1), 1))
-                places = extent - 1 - abs(extent - 1 - abs(places))
-            case _:
-                places = np.mod(places, extent)
+        places = _places(counting(node, extent + b + a) - b, extent, mode)
         x = node.emit("gather", [x, table(node, places, DType.INT64)], axis=dim)
     return x
 
@@ -215,5 +308,13 @@ OPERATORS = (
         _no_expression,
         (OnnxRule("Pad", _onnx_pad),),
         _pad_pieces,
+    ),
+    Operator(
+        "extend",
+        OpKind.PIECES,
+        _infer_extend,
+        _extend_reference,
+        _no_expression,
+        pieces=_extend_pieces,
     ),
 )

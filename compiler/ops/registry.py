@@ -72,14 +72,22 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of a PIECES operator's output: a whole operand, or the fill value (operand None).
+    """A box of a PIECES operator's output: elements of an operand, or the fill value.
 
-    `offset` and `extents` are in elements of the output. Later pieces overwrite earlier ones.
+    `operand` None is the fill value. `offset` and `extents` are in elements of the output. Later
+    pieces overwrite earlier ones. The elements start at `starts` in the operand and are `steps`
+    apart; by default, the box is the whole operand.
     """
 
     operand: int | None
     offset: tuple[int, ...]
     extents: tuple[int, ...]
+    starts: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def moves(self, dim: int) -> bool:
+        """Whether elements of the operand change their place along a dimension within the box."""
+        return bool(self.starts) and (self.starts[dim], self.steps[dim]) != (0, 1)
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], TensorType]

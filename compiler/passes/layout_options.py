@@ -335,8 +335,9 @@ class Options:
         found: list[Option] = []
         for layout in self.layouts(node.output):
             block = max((factor.mod or 1 for factor in layout.factors), default=1)
-            starts = [box.offset for box in boxes]
-            whole = all(start[1] % block == 0 for start in starts) if block > 1 else True
+            whole = block == 1 or all(
+                box.offset[1] % block == 0 and not box.moves(1) for box in boxes
+            )
             if not whole or not all(layout in self.layouts(v) for v in node.inputs):
                 continue
             choice = LayoutChoice(layout, {value: Demand(layout) for value in node.inputs})

@@ -42,7 +42,7 @@ from compiler.sizes import typical
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
 """Products, and how many of their operands are factors."""
 
-_MOVES = ("transpose", "slice", "expand", "reshape", "gather", "pad")
+_MOVES = ("transpose", "slice", "expand", "reshape", "gather", "pad", "extend")
 """What gives elements of its first operand; a concatenation gives those of all."""
 
 _FEW_ROWS = 16

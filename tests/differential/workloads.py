@@ -320,7 +320,12 @@ def pieces(random: Random, lanes: int) -> Case:
             parts.append(make.input(f"x{number}", *shape))
         return case(make, make("concat", *parts, axis=axis), random)
     pads = tuple(int(p) for p in random.integers(0, 4, 2 * rank))
-    value = make("pad", make.input("x", *shape), pads=pads, value=pick(random, 0.0, -1.5))
+    mode, x = pick(random, "constant", "edge", "reflect", "wrap"), make.input("x", *shape)
+    if mode == "constant":
+        value = make("pad", x, pads=pads, value=pick(random, 0.0, -1.5))
+    else:  # two dimensions: three would be too many boxes where a reflection is reflected
+        pads = tuple(p if dim % rank < 2 else 0 for dim, p in enumerate(pads))
+        value = make("extend", x, pads=pads, mode=mode)
     return case(make, value, random)
 
 

@@ -52,7 +52,11 @@ def analyse(workload: Workload) -> tuple[Problem, ...]:
             value = node.attr("value", 0.0)
             body = Const(value if isinstance(value, int | float) else 0.0, out.type.dtype)
         else:
-            body = Load(tensors[node.inputs[piece.operand]], tuple(map(affine, axes)))
+            places = tuple(map(affine, axes))
+            if piece.starts:
+                parts = zip(places, piece.starts, piece.steps, strict=True)
+                places = tuple(place * step + start for place, start, step in parts)
+            body = Load(tensors[node.inputs[piece.operand]], places)
         problem = Problem(workload, axes, Load(output, index), body, tuple(tensors.values()))
         problems.append(merge_axes(problem))
     return tuple(problems)

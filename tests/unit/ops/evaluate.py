@@ -88,7 +88,12 @@ def _from_pieces(
     for piece in operator.pieces(types, attrs):
         box = tuple(slice(o, o + e) for o, e in zip(piece.offset, piece.extents, strict=True))
         fill = dict(attrs).get("value", 0.0)
-        output[box] = fill if piece.operand is None else arrays[piece.operand]
+        source = fill if piece.operand is None else arrays[piece.operand]
+        if piece.starts:
+            parts = zip(piece.starts, piece.steps, piece.extents, strict=True)
+            places = [start + step * np.arange(extent) for start, step, extent in parts]
+            source = np.asarray(source)[np.ix_(*places)]
+        output[box] = source
         written[box] += 1
     assert (written >= 1).all(), "the pieces leave elements out"
     return output

@@ -208,6 +208,10 @@ CASES = [
     Case("iota", (), {"dtype": "int64", "shape": (), "start": 7, "step": 1}),
     Case("pad", ((2, 3, 2),), {"pads": (1, 0, 2, 0, 1, 1), "value": 2.5}),
     Case("pad", ((2, 3),), {"pads": (0, 0, 0, 0)}),
+    *(
+        Case("extend", ((2, 4, 3),), {"pads": (0, 3, 1, 5, 0, 2), "mode": mode})
+        for mode in ("edge", "reflect", "wrap")
+    ),
     Case("gather", ((5, 3), ((2, 2), LONG)), {"axis": 0}, low=-9, high=9),
     Case("gather", ((2, 4, 3), ((5,), INT)), {"axis": -2}, low=-4, high=3),
     Case("gather", ((2, 4), ((), LONG)), {"axis": 1}),

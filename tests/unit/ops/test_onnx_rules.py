@@ -195,6 +195,10 @@ CASES = [
     Case("Pad", ((2, 3),), {"pads": [1, 0, 0, 2], "value": 1.5}, opset=10),
     Case("Pad", ((2, 5), i64(1, -1, 0, 2))),
     *(Case("Pad", ((4, 5), i64(2, 1, 0, 3)), {"mode": mode}) for mode in ("reflect", "edge")),
+    *(
+        Case("Pad", ((2, 1, 3), i64(5, 0, 7, 3, 2, 8)), {"mode": mode})
+        for mode in ("reflect", "wrap")
+    ),
     Case("Pad", ((2, 3, 4), i64(1, 2), None, i64(1)), {"mode": "wrap"}, opset=19),
     Case("Gather", ((5, 3), data([[0, -1], [4, 2]])), {"axis": 0}),
     Case("Gather", ((2, 4), data(1, np.int32)), {"axis": -1}),
