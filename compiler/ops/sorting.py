@@ -77,7 +77,12 @@ def _onnx_top_k(node: OnnxNode) -> list[str]:
     if node.shape(x)[axis] == 1 and k == 1:  # there is no order among one
         found = [x, filled(node, 0, node.shape(x), DType.INT64)]
     else:
-        indices = node.emit("top_k", [x], axis=axis, k=k, largest=largest)
+        if k == 1 and (largest or not node.type(x).dtype.is_float):
+            # The smallest float is no `arg_min`, which takes NaN before any number.
+            name = "arg_max" if largest else "arg_min"
+            indices = node.emit(name, [x], axis=axis, keepdims=1, last=0)
+        else:
+            indices = node.emit("top_k", [x], axis=axis, k=k, largest=largest)
         found = [elements_along(node, x, indices, axis), indices]
     if count is None:
         return found

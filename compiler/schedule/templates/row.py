@@ -21,6 +21,7 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
     Expr,
+    Fold,
     Items,
     Load,
     Op,
@@ -150,14 +151,24 @@ def _along(found: Rows, lanes: int) -> Axis | None:
     along = found.lanes
     if along not in found.outer or along is None or along in padded_axes(found.problem):
         return None
+    least = 4 * lanes if _dear_rows(found) else lanes
     for reduction in found.problem.reductions:
         for load in loads(reduction.body):
             side_by_side = any(
-                typical(a.extent) >= lanes and unit_stride(load, a) for a in reduction.axes
+                typical(a.extent) >= least and unit_stride(load, a) for a in reduction.axes
             )
             if side_by_side and not unit_stride(load, along):
                 return None
     return along
+
+
+def _dear_rows(found: Rows) -> bool:
+    """Whether much is computed once for each row, by scalars where the lanes run along it: a fold
+    joins its lanes in steps, a result is more than a few operations."""
+    reductions = found.problem.reductions
+    inside = {node for reduction in reductions for node in walk(reduction.body)}
+    last = {node for node in walk(found.problem.expr) if isinstance(node, Op)} - inside
+    return len(last) >= _DEAR or any(isinstance(r.combiner, Fold) for r in reductions)
 
 
 def _tiny(found: Rows, lanes: int) -> bool:

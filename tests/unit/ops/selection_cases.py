@@ -7,6 +7,7 @@ import numpy as np
 from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
 TIES = data([[3, 1, 3, 0], [2, 2, 2, 2], [-5, 7, 7, -5]], np.int64)
+NO_NUMBER = data([[3.0, np.nan, -2.0], [0.0, -0.0, 1.0]], FLOAT)
 MIXED = data([[0.0, -1.5, 0.0], [2.0, 0.0, 3.0]], FLOAT)
 CHOSEN = data([False, True, True], np.bool_)
 BOXES = data(
@@ -29,7 +30,24 @@ ORDERED = [
         Case("TopK", ((3, 5, 4), i64(k)), {"axis": axis, "largest": largest}, outputs=2)
         for k, axis, largest in ((1, -1, 1), (3, 1, 0), (5, 1, 1), (3, 0, 1), (0, 2, 1))
     ),
-    *(Case("TopK", (TIES, i64(3)), {"largest": large}, outputs=2) for large in (0, 1)),
+    *(
+        Case("TopK", (TIES, i64(k)), {"largest": large}, outputs=2)
+        for large in (0, 1)
+        for k in (1, 3)
+    ),
+    Case(
+        "TopK",
+        (NO_NUMBER, i64(1)),
+        outputs=2,
+        numpy=lambda x, k: (np.array([[np.nan], [1]], FLOAT), np.array([[1], [2]])),
+    ),
+    Case(
+        "TopK",
+        (NO_NUMBER, i64(1)),
+        {"largest": 0},
+        outputs=2,
+        numpy=lambda x, k: (np.array([[-2], [0]], FLOAT), np.array([[2], [0]])),
+    ),
     Case("TopK", (data([2**31 - 1, -(2**31), 0, -1], np.int32), i64(4)), outputs=2),
     Case("TopK", ((2, 9),), {"k": 4}, opset=9, outputs=2),
     Case("TopK", ((4, 1, 3), i64(1)), {"axis": 1}, outputs=2),

@@ -8,8 +8,11 @@ import pytest
 from compiler.build import lower_workload
 from compiler.ops.interpret import run_graph
 from compiler.schedule.select import untuned_schedule
+from compiler.target import resolve_target
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import unary
+
+WIDE = resolve_target("x86-64-v4")
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "reduce_sum", "arg_max"])
@@ -31,3 +34,19 @@ def test_steps_of_a_narrow_row_do_not_wait_for_each_other(
     (expected,) = run_graph(workload.graph, {"x": x}, float64=True)
     got = run_workload(workload, schedule, HOST, (x,), np.random.default_rng(1))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "width", "along_rows"),
+    [("arg_max", 17, True), ("arg_max", 100, False), ("reduce_sum", 17, False)],
+)
+def test_lanes_that_are_joined_in_many_steps_run_along_rows(
+    op: str, width: int, along_rows: bool
+) -> None:
+    """Joining the lanes of each row took most of the time of rows of 17."""
+    more = {"axis": 1, "last": False} if op == "arg_max" else {"axes": (1,)}
+    workload = unary(op, 40, width, keepdims=False, **more)
+    schedule = untuned_schedule(workload, WIDE)
+    (compute,) = lower_workload(workload, schedule, WIDE).nest.computes
+    assert compute.vector is not None
+    assert compute.vector.extent == (40 if along_rows else width)
