@@ -36,27 +36,33 @@ def _transposed(node: OnnxNode, x: str, w: str, group: int, steps: _Steps) -> st
     """x: (N, C, ...), w: (C, filters of a group, ...). Returns (N, filters, *output)."""
     rank = len(steps.strides)
     dims = range(2, 2 + rank)
-    w = spread(node, w, 2, steps.dilations)
-    reach = node.shape(w)[2:]
     strides = steps.strides
+    moves = tuple(zip(steps.dilations, strides, strict=True))
+    # With stride 1 the convolution itself is dilated.
+    w = spread(node, w, 2, [1 if s == 1 else d for d, s in moves])
+    dilations = tuple(d if s == 1 else 1 for d, s in moves)
+    reach = node.shape(w)[2:]
     counts = tuple(-(-k // s) for k, s in zip(reach, strides, strict=True))
-    w = window(node, w, {d: (0, c * s) for d, c, s in zip(dims, counts, strides, strict=True)})
+    # Remainders beyond the reach are zeros, and not computed.
+    some = tuple(min(k, s) for k, s in zip(reach, strides, strict=True))
+    w = window(node, w, {d: (0, c * s) for d, c, s in zip(dims, counts, some, strict=True)})
     channels, filters = node.shape(w)[:2]
-    pairs = tuple(e for pair in zip(counts, strides, strict=True) for e in pair)
+    pairs = tuple(e for pair in zip(counts, some, strict=True) for e in pair)
     split = node.reshape(w, (group, channels // group, filters, *pairs))
     taps, remainders = range(3, 3 + 2 * rank, 2), range(4, 4 + 2 * rank, 2)
     weight = transposed(node, split, (0, 2, *remainders, 1, *taps))
-    weight = node.reshape(weight, (group * filters * prod(strides), channels // group, *counts))
+    weight = node.reshape(weight, (group * filters * prod(some), channels // group, *counts))
     full = node.emit(
         "conv",
         [x, flip(node, weight, dims)],
         strides=(1,) * rank,
-        dilations=(1,) * rank,
-        pads=tuple(c - 1 for c in counts) * 2,
+        dilations=dilations,
+        pads=tuple((c - 1) * d for c, d in zip(counts, dilations, strict=True)) * 2,
         group=group,
     )
     batch, places = node.shape(full)[0], node.shape(full)[2:]
-    parts = node.reshape(full, (batch, group * filters, *strides, *places))
+    parts = node.reshape(full, (batch, group * filters, *some, *places))
+    parts = window(node, parts, {d: (0, s) for d, s in zip(dims, strides, strict=True)})
     order = tuple(e for d in dims for e in (d + rank, d))
     merged = tuple(q * s for q, s in zip(places, strides, strict=True))
     image = node.reshape(transposed(node, parts, (0, 1, *order)), (batch, group * filters, *merged))

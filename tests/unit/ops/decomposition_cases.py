@@ -179,6 +179,12 @@ CONV_TRANSPOSED = [
         {"dilations": [2, 3], "strides": [1, 2], "output_padding": [0, 1]},
     ),
     Case("ConvTranspose", ((1, 1, 4), (1, 1, 3)), {"strides": [2], "auto_pad": "SAME_LOWER"}),
+    Case(
+        "ConvTranspose",
+        ((1, 2, 5, 4), (2, 3, 3, 2)),
+        {"dilations": [2, 3], "strides": [1, 2], "pads": [1, 0, 2, 1]},
+    ),
+    Case("ConvTranspose", ((1, 2, 5, 4), (2, 3, 1, 2)), {"strides": [2, 3]}),
     Case("ConvTranspose", ((1, 1, 4), (1, 1, 3)), {"strides": [3], "output_shape": [12]}),
     Case("ConvTranspose", ((1, 1, 2, 3, 2), (1, 2, 2, 2, 2)), {"strides": [2, 1, 2]}),
     Case("Col2Im", ((1, 5, 5), i64(5, 5), i64(1, 5)), opset=18),
