@@ -9,10 +9,14 @@ import numpy as np
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy import functions as torch_sympy
 
 from compiler.errors import CompilerError
 
 Size: TypeAlias = "int | sympy.Expr"
+
+LARGEST_DIVISOR = 1 << 20
+"""Of sizes that float64 computes exactly: steps such as 0.5, not 0.1."""
 
 
 class NotTranslatedError(CompilerError):
@@ -40,6 +44,32 @@ def expression(size: Any) -> Size:
     if isinstance(size, sympy.Expr):
         return size
     raise NotTranslatedError(f"{size!r} where a whole number is expected")
+
+
+def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
+    """A floating-point expression over sizes as a whole number and the one that divides it.
+
+    Raises:
+        NotTranslatedError: if floating-point arithmetic may round it.
+    """
+    above, below = sympy.fraction(sympy.together(_exact(size)))
+    if not isinstance(below, sympy.Integer) or abs(below) > LARGEST_DIVISOR:
+        raise NotTranslatedError(f"the size {size}")
+    return (above, below) if below > 0 else (-above, -below)
+
+
+def _exact(size: sympy.Expr) -> sympy.Expr:
+    """The same expression in rational numbers."""
+    if isinstance(size, sympy.Float):
+        return sympy.Rational(*float(size).as_integer_ratio())
+    if isinstance(size, torch_sympy.ToFloat):
+        return _exact(size.args[0])
+    if isinstance(size, torch_sympy.FloatTrueDiv | torch_sympy.IntTrueDiv):
+        above, below = size.args
+        return _exact(above) / _exact(below)
+    if isinstance(size, sympy.Add | sympy.Mul):
+        return size.func(*map(_exact, size.args))
+    return size
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:

@@ -30,7 +30,13 @@ from compiler.ops.onnx_node import OnnxTensor
 from compiler.torch.element_types import ELEMENT_TYPES, as_numpy
 from compiler.torch.positions import are_within, narrowed, source_of
 from compiler.torch.results import OutputSpec
-from compiler.torch.symbolic import NotTranslatedError, Size, bounded, expression
+from compiler.torch.symbolic import (
+    NotTranslatedError,
+    Size,
+    bounded,
+    expression,
+    quotient,
+)
 from compiler.torch.views import is_tensor_valued
 
 OPSET = 22
@@ -451,6 +457,11 @@ class Translator:
                 found = self.op("Gather", shape, self.constant(place[1]), axis=0)
         elif isinstance(size, torch_sympy.FloorDiv):
             found = self._floor(*size.args)
+        elif isinstance(size, torch_sympy.FloorToInt):
+            found = self._floor(*quotient(size.args[0]))
+        elif isinstance(size, torch_sympy.CeilToInt):
+            above, below = quotient(size.args[0])
+            found = self.op("Neg", self._floor(-above, below))
         elif (kind := _EXPRESSIONS.get(type(size))) is not None:
             first, *rest = (self._computed(argument) for argument in size.args)
             found = first

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.symbolic import NotTranslatedError
 from compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
@@ -47,16 +46,25 @@ def _arange(t: Translator, node: fx.Node, *bounds: Any, **_: Any) -> str:
     (size,) = t.shape(node)
     if isinstance(size, int) and not any(isinstance(b, fx.Node) for b in bounds):
         return t.tensor(torch.arange(start, end, step, dtype=dtype))
-    if dtype is not torch.int64:
-        raise NotTranslatedError(f"of {dtype} to an open end")
-    return t.op("Range", t.number(start), t.number(end), t.number(step))
+    if dtype is torch.int64:
+        return t.op("Range", t.number(start), t.number(end), t.number(step))
+    # in float64, as PyTorch computes it, and rounded once; whole numbers are exact in it up to 2^53
+    exact = torch.float64
+    steps = t.op("Mul", t.cast(counted(t, size), exact), t.value(step, exact))
+    return t.cast(t.op("Add", steps, t.value(start, exact)), dtype)
+
+
+def counted(t: Translator, size: Any) -> str:
+    """0, 1, 2, ... below a size, int64."""
+    return t.op("Range", t.constant(0), t.number(size), t.constant(1))
 
 
 def _eye(t: Translator, node: fx.Node, *sizes: Any, **_: Any) -> str:
     shape: Sequence[Any] = t.shape(node)
-    if not all(isinstance(size, int) for size in shape):
-        raise NotTranslatedError("of an open size")
-    return t.tensor(torch.eye(*shape, dtype=t.dtype(node)))
+    if all(isinstance(size, int) for size in shape):
+        return t.tensor(torch.eye(*shape, dtype=t.dtype(node)))
+    rows = t.op("Unsqueeze", counted(t, shape[0]), t.constant([1]))
+    return t.cast(t.op("Equal", rows, counted(t, shape[1])), t.dtype(node))
 
 
 RULES: dict[Any, Rule] = {

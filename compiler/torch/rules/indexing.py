@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.rules.shapes import sliced
-from compiler.torch.symbolic import NotTranslatedError
+from compiler.torch.rules.creation import counted
+from compiler.torch.rules.shapes import END, sliced
+from compiler.torch.symbolic import NotTranslatedError, Size, expression
 from compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
@@ -88,38 +89,72 @@ def _slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> str:
-    """What was there before the part, the part, and what was behind it."""
+    """A part of a dimension replaced, of which the source's own size says how long it is."""
     axis = dim + len(t.shape(x)) if dim < 0 else dim
-    size = t.shape(x)[axis]
-    first, last = 0 if start is None else start, size if end is None else end
-    if step != 1 or not (isinstance(first, int) and isinstance(last, int)):
-        raise NotTranslatedError("in steps, or at open positions")
-    if not isinstance(size, int):
-        raise NotTranslatedError("along an open dimension")
-    first, last = (max(0, min(k + size if k < 0 else k, size)) for k in (first, last))
-    parts = [t.value(source, t.dtype(node))]
-    if first:
-        parts.insert(0, sliced(t, t.value(x), axis, 0, first))
-    if last < size:
-        parts.append(sliced(t, t.value(x), axis, last, size))
+    size, length = t.shape(x)[axis], t.shape(source)[axis]
+    first = expression(start or 0)
+    if isinstance(first, int) and first < 0:
+        first = size + first
+    if isinstance(first, int) and isinstance(size, int):
+        first = max(0, min(first, size))
+    part = t.value(source, t.dtype(node))
+    if step == 1:
+        return _replaced(t, t.value(x), part, axis, first, first + length, size)
+    if length == 0:
+        return t.value(x)
+    # each element of the dimension takes one of the source's, or stays
+    apart = t.op("Sub", counted(t, size), t.number(first))
+    place = t.op("Div", apart, t.constant(step))
+    behind = t.op("GreaterOrEqual", apart, t.constant(0))
+    inside = t.op("And", behind, t.op("Less", place, t.number(length)))
+    hit = t.op("Equal", t.op("Mul", place, t.constant(step)), apart)
+    most = t.number(length - 1)
+    near = t.op("Max", t.op("Min", place, most), t.constant(0))
+    rank = len(t.shape(x))
+    mask = t.op("And", inside, hit)
+    if axis < rank - 1:
+        mask = t.op("Unsqueeze", mask, t.constant(list(range(1, rank - axis))))
+    return t.op("Where", mask, t.op("Gather", part, near, axis=axis), t.value(x))
+
+
+def _replaced(
+    t: Translator, x: str, part: str, axis: int, first: Size, last: Size, size: Size
+) -> str:
+    """A value with another part from `first` to `last` along an axis of a size."""
+    parts = [part]
+    if first != 0:
+        parts.insert(0, sliced(t, x, axis, 0, first))
+    if last != size:
+        parts.append(sliced(t, x, axis, last, END))
     return parts[0] if len(parts) == 1 else t.op("Concat", *parts, axis=axis)
 
 
 def _select_scatter(
-    t: Translator, node: fx.Node, x: fx.Node, source: fx.Node, dim: int, index: int
+    t: Translator, node: fx.Node, x: fx.Node, source: fx.Node, dim: int, index: Any
 ) -> str:
     axis = dim + len(t.shape(x)) if dim < 0 else dim
-    size = t.shape(x)[axis]
-    if not isinstance(size, int) or not isinstance(index, int):
-        raise NotTranslatedError("at an open position")
-    place = index + size if index < 0 else index
+    size, place = t.shape(x)[axis], expression(index)
+    if isinstance(place, int) and place < 0:
+        place = size + place
     part = t.op("Unsqueeze", t.value(source, t.dtype(node)), t.constant([axis]))
-    parts = [part]
-    if place:
-        parts.insert(0, sliced(t, t.value(x), axis, 0, place))
-    if place + 1 < size:
-        parts.append(sliced(t, t.value(x), axis, place + 1, size))
-    return parts[0] if len(parts) == 1 else t.op("Concat", *parts, axis=axis)
+    return _replaced(t, t.value(x), part, axis, place, place + 1, size)
+
+
+def _grid_sample(
+    t: Translator,
+    node: fx.Node,
+    x: fx.Node,
+    grid: fx.Node,
+    how: int,
+    padding: int,
+    align_corners: bool,
+) -> str:
+    mode = ("linear", "nearest", "cubic")[how]
+    around = ("zeros", "border", "reflection")[padding]
+    operands = t.value(x), t.value(grid)
+    return t.op(
+        "GridSample", *operands, mode=mode, padding_mode=around, align_corners=int(align_corners)
+    )
 
 
 def _scatter(
@@ -244,6 +279,8 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_index.Tensor: _index,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
+    aten.grid_sampler_2d.default: _grid_sample,
+    aten.grid_sampler_3d.default: _grid_sample,
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,
     aten.scatter.reduce: _scatter,

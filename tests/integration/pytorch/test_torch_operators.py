@@ -21,6 +21,8 @@ from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
 
 N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)
+GRID = torch.linspace(-7, 8, 2 * 3 * 5 * 2).cos().reshape(2, 3, 5, 2) * 1.3
+"""Places, some of them beyond the image."""
 MASK = X > 0.5
 WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
 SLOPES = torch.tensor([0.1, 0.2, 0.3])
@@ -38,6 +40,12 @@ def put(where: Any, values: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "grids": lambda: tuple(
+        functional.grid_sample(IMAGE, GRID, mode, padding, align)
+        for mode in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border", "reflection")
+        for align in (False, True)
+    ),
     "arithmetic": lambda: (X + N) * 2 - X / 3 + torch.add(X, X, alpha=3) + (1 - X),
     "divisions": lambda: (
         N // 3,

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
+from compiler.errors import ModelWarning  # noqa: E402
 from compiler.torch import tilewright  # noqa: E402
 from tests.integration.pytorch.comparison import IDS, Small, X, close, same  # noqa: E402
 
@@ -126,4 +127,44 @@ def test_bfloat16(made: list[Any]) -> None:
     found = compiled(X.bfloat16())
     assert found.dtype is torch.bfloat16
     torch.testing.assert_close(found, model(X.bfloat16()), rtol=0.02, atol=0.02)
+    assert len(made) == 1
+
+
+def written(x: Any, part: Any, place: Any) -> Any:
+    whole = x.clone()
+    whole[:, place] = part
+    return whole
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (torch.arange(0, x.shape[0], dtype=torch.float32), x.exp()),
+        lambda x: (torch.arange(0.5, x.shape[0], 0.5), torch.arange(x.shape[0] / 2), x.exp()),
+        lambda x: (torch.arange(x.shape[0], 0, -2.0), torch.arange(x.shape[1]).int(), x.exp()),
+        lambda x: (torch.eye(x.shape[0]), torch.eye(x.shape[0], x.shape[1] + 2), x.exp()),
+        lambda x: torch.slice_scatter(x, x[:-2] * 2, 0, 2),
+        lambda x: torch.slice_scatter(x, x[:, 1:] * 2, 1, 0, x.shape[1] - 1),
+        lambda x: torch.slice_scatter(x, x[:, -2:] * 2, 1, -2),
+        lambda x: torch.slice_scatter(x, x[:, : (x.shape[1] + 1) // 3] * 2, 1, 1, None, 3),
+        lambda x: (written(x, 0, -1), written(x, 1, slice(1, None)), written(x, x[:, 0], 2)),
+        lambda x: written(x, 7, slice(0, None, 2)),
+    ],
+)
+def test_positions_and_parts_of_open_sizes(function: Any, made: list[Any]) -> None:
+    compiled = torch.compile(function, backend=tilewright, dynamic=True)
+    for rows, columns in ((5, 8), (7, 11)):
+        x = torch.randn(rows, columns)
+        close(compiled(x), function(x))
+    assert len(made) == 1  # one program, and no warning
+
+
+def test_a_size_that_floating_point_may_round_is_pytorchs(made: list[Any]) -> None:
+    def function(x: Any) -> Any:
+        return torch.arange(0, x.shape[0], 0.1), x.exp()
+
+    compiled = torch.compile(function, backend=tilewright, dynamic=True)
+    x = torch.randn(7)
+    with pytest.warns(ModelWarning, match=r"rest of it is compiled: aten\.arange.*the size Float"):
+        close(compiled(x), function(x))
     assert len(made) == 1
