@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from compiler.errors import ModelWarning
+from compiler.torch.decomposed import DECOMPOSITIONS
 from compiler.torch.graph_function import GraphFunction
 from compiler.torch.options import BackendOptions
 from compiler.torch.translation import rules
@@ -75,6 +76,7 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """PyTorch's own ways to write operators with others, for those that have no rule here."""
+    """Ways to write operators with others, for those that have no rule here."""
     known = rules()
-    return {op: way for op, way in core_aten_decompositions().items() if op not in known}
+    theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
+    return {**theirs, **DECOMPOSITIONS}

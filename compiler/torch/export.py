@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from compiler.errors import ArtifactError, InvalidArgumentError
 from compiler.frontend.model_file import write_model
 from compiler.options import CompileOptions
+from compiler.torch.decomposed import DECOMPOSITIONS
 from compiler.torch.symbolic import NotTranslatedError
 from compiler.torch.translation import Translated, rules, translate
 
@@ -84,6 +85,7 @@ def exported(
         for op in rules():
             if op in table:
                 del table[op]
+        table.update(DECOMPOSITIONS)
         program = program.run_decompositions(table)
     signature = program.graph_signature
     constants: dict[int, torch.Tensor] = {}

@@ -13,6 +13,7 @@ from compiler.errors import ModelWarning
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from compiler.torch import tilewright  # noqa: E402
@@ -23,6 +24,9 @@ N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)
 GRID = torch.linspace(-7, 8, 2 * 3 * 5 * 2).cos().reshape(2, 3, 5, 2) * 1.3
 """Places, some of them beyond the image."""
+TRIANGLES = torch.linspace(-3, 4, 2 * 5 * 5).sin().reshape(2, 5, 5) * 0.5 + 2 * torch.eye(5)
+"""The other triangle is not 0, and is not read."""
+RIGHT = torch.linspace(-1, 1, 15).reshape(5, 3)
 MASK = X > 0.5
 WHOLE = torch.tensor([1.0, -1.0, 0.0, 6.0])
 SLOPES = torch.tensor([0.1, 0.2, 0.3])
@@ -40,6 +44,21 @@ def put(where: Any, values: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "histograms": lambda: (
+        torch.histc(X, 5),
+        torch.histc(X, 7, -2, 3),
+        torch.histc(ENDS, 4, -1, 1),  # elements on both borders; NaN and infinity are in none
+        torch.histc(NONE, 3),
+        torch.histc(SLOPES[:1], 3),
+    ),
+    "triangles": lambda: tuple(
+        torch.linalg.solve_triangular(
+            TRIANGLES, RIGHT if left else RIGHT.mT, upper=upper, left=left, unitriangular=ones
+        )
+        for upper in (False, True)
+        for left in (False, True)
+        for ones in (False, True)
+    ),
     "grids": lambda: tuple(
         functional.grid_sample(IMAGE, GRID, mode, padding, align)
         for mode in ("bilinear", "nearest", "bicubic")
@@ -334,3 +353,26 @@ def test_layers_over_time(layer: Any, made: list[Any]) -> None:
 def test_layers_over_time_are_pytorchs_unless_dynamo_traces_them(made: list[Any]) -> None:
     same(torch.nn.LSTM(4, 5).eval(), X)
     assert not made
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_fast_path_of_an_encoder_layer(
+    options: dict[str, Any], dynamic: bool, made: list[Any]
+) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options).eval()
+
+    def function(x: Any, padding: Any, hidden: Any) -> Any:
+        return (
+            layer(x),
+            layer(x, src_key_padding_mask=padding),
+            layer(x, src_mask=hidden),
+            layer(x, src_mask=hidden, src_key_padding_mask=padding),
+        )
+
+    compiled = torch.compile(function, backend=tilewright, dynamic=dynamic)
+    for tokens in (5, 7) if dynamic else (5,):
+        padding = torch.arange(tokens) >= torch.tensor([[tokens], [3]])
+        given = torch.randn(2, tokens, 16), padding, torch.ones(tokens, tokens).triu(1).bool()
+        close(compiled(*given), function(*given))
+    assert len(made) == 1  # one program, and no warning

@@ -1,0 +1,134 @@
+"""Operators that are written with others of PyTorch before their rules write them in ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+LARGEST_TRIANGLE = 64
+"""Rows of a triangle that is solved row by row: each is a kernel or two."""
+
+
+def _encoder_layer(
+    source: torch.Tensor,
+    width: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    projection_weight: torch.Tensor,
+    projection_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    epsilon: float,
+    first_scale: torch.Tensor,
+    first_shift: torch.Tensor,
+    second_scale: torch.Tensor,
+    second_shift: torch.Tensor,
+    up_weight: torch.Tensor,
+    up_bias: torch.Tensor,
+    down_weight: torch.Tensor,
+    down_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """`nn.TransformerEncoderLayer` in evaluation, whose fast path is one operator.
+
+    source: (batch, tokens, width); mask: see `_additive`.
+    """
+    size = source.shape[-1] // heads
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        joined = functional.linear(x, qkv_weight, qkv_bias)
+        parts = joined.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)
+        bias = None if mask is None else _additive(mask, mask_type, x.dtype)
+        found = functional.scaled_dot_product_attention(*parts.unbind(0), bias)
+        return functional.linear(
+            found.transpose(1, 2).flatten(2), projection_weight, projection_bias
+        )
+
+    def fed(x: torch.Tensor) -> torch.Tensor:
+        inner = functional.linear(x, up_weight, up_bias)
+        inner = functional.gelu(inner) if use_gelu else functional.relu(inner)
+        return functional.linear(inner, down_weight, down_bias)
+
+    def normal(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (x.shape[-1],), scale, shift, epsilon)
+
+    if norm_first:
+        source = source + attended(normal(source, first_scale, first_shift))
+        return source + fed(normal(source, second_scale, second_shift))
+    source = normal(source + attended(source), first_scale, first_shift)
+    return normal(source + fed(source), second_scale, second_shift)
+
+
+def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores (batch, heads, queries, keys): -inf where a mask of truth values is
+    true, or a mask of numbers itself, as the layer's other path has it.
+
+    Args:
+        mask: by `mask_type` 0 (queries, keys), 1 (batch, keys), 2 as the scores.
+        mask_type: as PyTorch numbers the kinds.
+        dtype: of the scores.
+    """
+    if mask_type == 1:
+        mask = mask[:, None, None]
+    if mask.dtype is not torch.bool:
+        return mask
+    return mask.new_zeros((), dtype=dtype).masked_fill(mask, -torch.inf)
+
+
+def _histogram(x: torch.Tensor, bins: int = 100, low: float = 0, high: float = 0) -> torch.Tensor:
+    """How many elements are in each of `bins` intervals of equal length from `low` to `high`, or
+    from the least to the largest element."""
+    flat = x.reshape(-1)
+    least, most = flat.new_full((), low), flat.new_full((), high)
+    if low == high:
+        least, most = (flat.amin(), flat.amax()) if flat.numel() else (least, most)
+        same = least == most
+        least, most = torch.where(same, least - 1, least), torch.where(same, most + 1, most)
+    inside = (flat >= least) & (flat <= most)
+    place = ((flat - least) * bins / (most - least)).clamp(0, bins - 1)
+    place = torch.where(inside, place, 0).long()
+    return flat.new_zeros(bins).scatter_add(0, place, inside.to(flat.dtype))
+
+
+def _solved(
+    a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> torch.Tensor:
+    """x where a x = b, or x a = b: halves of a triangle are solved one after the other."""
+    size = a.shape[-1]
+    if not isinstance(size, int) or not 0 < size <= LARGEST_TRIANGLE:
+        return NotImplemented
+    if not left:
+        turned = _solved(a.mT, b.mT, upper=not upper, unitriangular=unitriangular)
+        return turned if turned is NotImplemented else turned.mT
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    b = b.expand(*batch, *b.shape[-2:])
+
+    def solved(first: int, last: int, given: torch.Tensor) -> torch.Tensor:
+        """Of the rows and columns from `first` to `last` of the triangle."""
+        if last - first == 1:
+            return given if unitriangular else given / a[..., first:last, first:last]
+        middle = (first + last) // 2
+        rows = middle - first
+        if upper:
+            below = solved(middle, last, given[..., rows:, :])
+            known = a[..., first:middle, middle:last] @ below
+            return torch.cat([solved(first, middle, given[..., :rows, :] - known), below], -2)
+        above = solved(first, middle, given[..., :rows, :])
+        known = a[..., middle:last, first:middle] @ above
+        return torch.cat([above, solved(middle, last, given[..., rows:, :] - known)], -2)
+
+    return solved(0, size, b)
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    aten.histc.default: _histogram,
+    aten.linalg_solve_triangular.default: _solved,
+}
