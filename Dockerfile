@@ -9,6 +9,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml setup.py README.md LICENSE ./
+COPY tilewright tilewright
 COPY compiler compiler
 COPY tuner tuner
 COPY db db
@@ -49,7 +50,7 @@ ENV TILEWRIGHT_DATA_FOLDER=/var/lib/tilewright
 VOLUME /var/lib/tilewright
 EXPOSE 8080
 # of `serve`; who runs a tuner of this image disables it, as docker-compose.yml does
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "service.health"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "tilewright.service.health"]
 ENTRYPOINT ["tilewright"]
 # needs TILEWRIGHT_TLS_CERTIFICATE, or TILEWRIGHT_TRUSTED_PROXIES and a proxy before it
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -8,12 +8,12 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-NATIVE = "compiler/runtime/native"
+NATIVE = "tilewright/compiler/runtime/native"
 
 setup(
     ext_modules=[
         Extension(
-            "compiler.runtime._native",
+            "tilewright.compiler.runtime._native",
             sources=sorted(glob(f"{NATIVE}/*.c")),
             depends=sorted(glob(f"{NATIVE}/*.h")),
             extra_compile_args=[

@@ -22,14 +22,14 @@ import numpy as np
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin
-from compiler import driver
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
-from compiler.runtime.verify import compare
-from compiler.schedule.select import untuned_schedules
-from compiler.target import Target, host_target
-from compiler.workload import Workload
-from tuner.measure.oracle import input_specs
+from tilewright.compiler import driver
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.runtime.verify import compare
+from tilewright.compiler.schedule.select import untuned_schedules
+from tilewright.compiler.target import Target, host_target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure.oracle import input_specs
 
 Arrays = Mapping[str, np.ndarray]
 MODES = ("fast", "strict")  # untuned, "loose" is "fast"

@@ -29,13 +29,14 @@ import onnx
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
-from compiler import compile_model, driver, load_artifact
-from compiler.artifacts import save_artifact
-from compiler.c_library import write_c_library
-from compiler.program_builder import ProgramBuilder
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.verify import compare
-from compiler.target import host_target
+from tilewright import compile_model, load_artifact
+from tilewright.compiler import driver
+from tilewright.compiler.artifacts import save_artifact
+from tilewright.compiler.c_library import write_c_library
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.verify import compare
+from tilewright.compiler.target import host_target
 
 NAME = "c-latency"
 SOURCE = Path(__file__).with_name("c_turns.c")

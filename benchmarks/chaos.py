@@ -31,15 +31,15 @@ from benchmarks.liars import Liar, Lie
 from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.postgres import Postgres
 from benchmarks.report import Origin, markdown_table, write_result
-from db.engine import reading
-from db.errors import DatabaseError
-from db.models import LeaseRow
-from db.stores.tokens import Scope
-from service.api.schemas.jobs import JobRequest
-from service.client import Client, ClientError
-from service.embedded import owner_token
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.db.engine import reading
+from tilewright.db.errors import DatabaseError
+from tilewright.db.models import LeaseRow
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.client import Client, ClientError
+from tilewright.service.embedded import owner_token
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 WRONG_BY_SECONDS = -60.0
 """The clock of the second replica."""
@@ -121,14 +121,14 @@ class Chaos:
         ports = {"web": free_port(), "web-slow": free_port()}
         proxy = FaultyProxy(free_port(), list(ports.values()), Faults(), plan.seed)
         self.proxy = stack.enter_context(proxy)
-        serve = ["service.cli", "serve", "--no-tuner", "--port"]
+        serve = ["tilewright.service.cli", "serve", "--no-tuner", "--port"]
         commands = {
             "web": ["-m", *serve, str(ports["web"])],
             "web-slow": [
                 *("-m", "benchmarks.shifted_clock", str(WRONG_BY_SECONDS)),
                 *(*serve, str(ports["web-slow"])),
             ],
-            "tuner": ["-m", "service.cli", "tuner"],
+            "tuner": ["-m", "tilewright.service.cli", "tuner"],
             **{name: self._worker(name, folder) for name in WORKERS},
         }
         environment = {
@@ -157,7 +157,7 @@ class Chaos:
         file.touch(mode=0o600)
         file.write_text(self._token(name))
         return [
-            *("-m", "service.worker", "--server", self.proxy.url, "--name", name),
+            *("-m", "tilewright.service.worker", "--server", self.proxy.url, "--name", name),
             *("--token-file", str(file), "--spool", str(folder / name)),
         ]
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
-from db.stores.record_ledger import StoredRecord
-from tuner.measure.measurement import Phase
-from tuner.measure.run_wire import is_run, read_request
-from tuner.measure.wire import LEAST_SECONDS, MeasureRequest
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.tuner.measure.measurement import Phase
+from tilewright.tuner.measure.run_wire import is_run, read_request
+from tilewright.tuner.measure.wire import LEAST_SECONDS, MeasureRequest
 
 _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 

@@ -134,7 +134,7 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
     size = stored_bytes(file)
     with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as folder:
         # the JSON goes to standard output, and what a person reads to standard error
-        command = [sys.executable, "-m", "service.cli", "tune", str(file)]
+        command = [sys.executable, "-m", "tilewright.service.cli", "tune", str(file)]
         command += ["--seconds", f"{options.seconds:g}", "-o", f"{folder}/artifact", "--json"]
         environment = {**os.environ, "TILEWRIGHT_DATA_FOLDER": f"{folder}/data"}
         done = run(command, environment, options.memory_gb, options.limit_seconds)
@@ -170,7 +170,7 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def facts(printed: str) -> dict[str, Any]:
     """What the command's JSON says of the job; empty if it printed none."""
-    from service.wording import phases_text, result_lines
+    from tilewright.service.wording import phases_text, result_lines
 
     try:
         report = json.loads(printed)

@@ -143,7 +143,7 @@ class Place:
 
     def run(self, words: Sequence[str]) -> Done:
         """Run a command; of `lookup` what the service holds for it counts, too."""
-        command = [sys.executable, "-m", "service.cli", *words]
+        command = [sys.executable, "-m", "tilewright.service.cli", *words]
         with MemoryWatch(lambda: self.service, LOOK_SECONDS) as watch:
             done = run(command, self.environment(), self.memory_gb, self.limit_seconds)
         if words[0] != "lookup":
@@ -157,7 +157,15 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
     """A service without a tuner, for as long as the block runs."""
     port = free_port()
     place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-tuner"]
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.service.cli",
+        "serve",
+        "--port",
+        str(port),
+        "--no-tuner",
+    ]
     environment = {**place.environment(), **BYTECODE, "PYTHONPATH": str(REPOSITORY)}
     with (folder / "serve.log").open("w") as log:
         service = subprocess.Popen(

@@ -16,17 +16,17 @@ from benchmarks.chaos_checks import check
 from benchmarks.collection import BYTECODE
 from benchmarks.fleet import Fleet, answers, free_port, until
 from benchmarks.process_memory import MemoryWatch, resident_bytes, tree
-from db.stores.jobs import Job
-from db.stores.tokens import Scope
-from service.api.schemas.jobs import JobRequest
-from service.client import Client
-from service.embedded import owner_token
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.client import Client
+from tilewright.service.embedded import owner_token
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 WEB, TUNER, WORKER = "web", "tuner", "worker"
 
-OF_A_JOB = b"compiler.process.bounded"
+OF_A_JOB = b"tilewright.compiler.process.bounded"
 """What the command line of a child that computes for a job holds."""
 
 LEFT = ("job cancelled", "job let go", "job given back", "job ended", "job failed")
@@ -54,10 +54,10 @@ class ObservedService:
         token.touch(mode=0o600)
         token.write_text(self.storage.tokens.create(WORKER, [Scope.MEASURE])[0])
         commands = {
-            WEB: ["-m", "service.cli", "serve", "--no-tuner", "--port", str(port)],
-            TUNER: ["-m", "service.cli", "tuner"],
+            WEB: ["-m", "tilewright.service.cli", "serve", "--no-tuner", "--port", str(port)],
+            TUNER: ["-m", "tilewright.service.cli", "tuner"],
             WORKER: [
-                *("-m", "service.worker", "--server", url, "--name", WORKER),
+                *("-m", "tilewright.service.worker", "--server", url, "--name", WORKER),
                 *("--token-file", str(token), "--spool", str(folder / "spool")),
             ],
         }

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.collection_fleet import TUNER, ObservedService, lives, waited
-from db.stores.jobs import Job
+from tilewright.db.stores.jobs import Job
 
 GONE_SECONDS = 1.0
 """How long the processes of a job may live after it was cancelled, or its tuner killed."""

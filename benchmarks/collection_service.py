@@ -39,7 +39,7 @@ from benchmarks.collection_scenarios import (
 )
 from benchmarks.real_fetch import FetchError
 from benchmarks.report import Origin, markdown_table
-from service.client import ClientError
+from tilewright.service.client import ClientError
 
 MEMORY_SPARE = 64 << 20
 """How much more a tuner may hold after all jobs than after the first: allocators keep some."""

@@ -21,14 +21,14 @@ from typing import Any
 from benchmarks.models import build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
-from compiler import driver
-from compiler.build import lower_workload
-from compiler.codegen.statistics import InnerLoop, inner_loops
-from compiler.schedule.select import untuned_schedule
-from compiler.target import Target, resolve_target
 from tests.devices.packages import debian
-from tuner.analysis.accesses import KINDS, OperationKind
-from tuner.analysis.compute_costs import compute_costs
+from tilewright.compiler import driver
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.schedule.select import untuned_schedule
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.tuner.analysis.accesses import KINDS, OperationKind
+from tilewright.tuner.analysis.compute_costs import compute_costs
 
 NAME = "core-shares"
 ASKED = {

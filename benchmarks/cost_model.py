@@ -28,14 +28,14 @@ import numpy as np
 from benchmarks.cost_model_collect import collect, database
 from benchmarks.cost_model_tasks import families
 from benchmarks.report import Origin, write_result
-from compiler.build import CODEGEN_VERSION
-from compiler.target import resolve_target
-from db.engine import open_engine
-from db.migrate import upgrade
-from db.stores.records import SqlRecordStore
-from tuner.analysis.features import COLUMNS, FEATURE_VERSION
-from tuner.cost_model.dataset import samples_of
-from tuner.cost_model.metrics import (
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import resolve_target
+from tilewright.db.engine import open_engine
+from tilewright.db.migrate import upgrade
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.tuner.analysis.features import COLUMNS, FEATURE_VERSION
+from tilewright.tuner.cost_model.dataset import samples_of
+from tilewright.tuner.cost_model.metrics import (
     LEAST_SAMPLES,
     Scores,
     average,
@@ -43,9 +43,9 @@ from tuner.cost_model.metrics import (
     evaluate,
     random_order,
 )
-from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
-from tuner.measure.measurement import RecordKey, Trial
+from tilewright.tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
+from tilewright.tuner.measure.measurement import RecordKey, Trial
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 

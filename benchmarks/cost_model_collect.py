@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cost_model_tasks import families
-from compiler.build import CODEGEN_VERSION
-from compiler.schedule.schedule import Schedule
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
-from db.engine import open_engine
-from db.migrate import upgrade
-from db.stores.records import SqlRecordStore
-from db.stores.tasks import WorkloadStore
-from service.jobs.workload_facts import workload_name
-from service.worker.facts import device_facts
-from tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
-from tuner.measure.builder import ProcessBuilder, Ticket
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
-from tuner.measure.references import NoReference, ReferenceCache
-from tuner.measure.runner import Runner
-from tuner.measure.wire import RepeatSettings
-from tuner.search.memory import Memory
-from tuner.tasks import Task, make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.db.engine import open_engine
+from tilewright.db.migrate import upgrade
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.tasks import WorkloadStore
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.service.worker.facts import device_facts
+from tilewright.tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
+from tilewright.tuner.measure.builder import ProcessBuilder, Ticket
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tilewright.tuner.measure.references import NoReference, ReferenceCache
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.measure.wire import RepeatSettings
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.tasks import Task, make_task
 
 ROUNDS = RepeatSettings(samples=12, round_seconds=0.1, margin=0.5, abandon_ratio=6.0)
 """More than a search would spend, and on slow candidates, too: they are half of what is learned."""

@@ -13,12 +13,12 @@ from typing import Any
 from benchmarks import operators
 from benchmarks.models import build
 from benchmarks.search_tables import heaviest_workload
-from compiler import costs
-from compiler.schedule.select import schedule_space
-from compiler.target import Target
-from compiler.workload import Workload
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.workload_facts import workload_name
+from tilewright.compiler import costs
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.workload_facts import workload_name
 
 NETWORKS = (
     "resnet50",

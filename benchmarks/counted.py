@@ -28,14 +28,14 @@ import onnx
 from benchmarks.models import build, case, feeds
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, rows_json
-from compiler import driver
-from compiler.artifacts import save_artifact
-from compiler.program_builder import ProgramBuilder
-from compiler.runtime import verify
-from compiler.target import resolve_target
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import NEOVERSE_N1, RISCV64, Machine
 from tests.devices.packages import cached, fetch
+from tilewright.compiler import driver
+from tilewright.compiler.artifacts import save_artifact
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.runtime import verify
+from tilewright.compiler.target import resolve_target
 
 NAME = "counted"
 MODELS = ("mobilenetv2", "mobilenetv2-qdq", "minilm-l6-128", "resnet50")
@@ -47,7 +47,7 @@ RUNS = 2
 """The last one counts: a first one also makes what later ones reuse."""
 
 OURS = """
-from compiler import load_artifact
+from tilewright import load_artifact
 executable = load_artifact(sys.argv[1] + "/artifact")
 run = lambda: executable.run(inputs)
 """

@@ -19,14 +19,14 @@ from typing import Any
 from benchmarks.dask_cluster import Cluster, stretched, until
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
-from compiler.graph.text import parse_graph
-from compiler.target import resolve_target
-from compiler.workload import make_workload
-from service.jobs.model_tasks import task_of
-from tuner.measure.builder import Built, ProcessBuilder
-from tuner.measure.dask_builder import DaskBuilder
-from tuner.measure.measurement import Status
-from tuner.tasks import Task
+from tilewright.compiler.graph.text import parse_graph
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import make_workload
+from tilewright.service.jobs.model_tasks import task_of
+from tilewright.tuner.measure.builder import Built, ProcessBuilder
+from tilewright.tuner.measure.dask_builder import DaskBuilder
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.tasks import Task
 
 NAME = "dask-builders"
 TARGET = "x86-64-v3"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.measure.builder import compile_with_compiler
+from tilewright.tuner.measure.builder import compile_with_compiler
 
 PATIENCE_SECONDS = 120.0
 ROOT = Path(__file__).parents[1]

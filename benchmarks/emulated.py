@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 from benchmarks.models import build, case, feeds
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
-from compiler import driver
-from compiler.artifacts import save_artifact
-from compiler.c_library import write_wasm_module
-from compiler.plan import GraphPlan
-from compiler.program_builder import ProgramBuilder, build_program
-from compiler.runtime import verify
-from compiler.target import Target, resolve_target
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64
+from tilewright.compiler import driver
+from tilewright.compiler.artifacts import save_artifact
+from tilewright.compiler.c_library import write_wasm_module
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import ProgramBuilder, build_program
+from tilewright.compiler.runtime import verify
+from tilewright.compiler.target import Target, resolve_target
 
 NAME = "emulated"
 MACHINES = {each.name: each for each in (HASWELL, CORTEX_A72, CORTEX_A15, RISCV64)}
@@ -53,7 +53,7 @@ LARGEST_ERROR = 1e-4
 SCRIPT = """
 import sys
 import numpy as np
-from compiler import load_artifact
+from tilewright import load_artifact
 inputs = dict(np.load(sys.argv[1] + "/inputs.npz"))
 np.savez(sys.argv[1] + "/outputs.npz", *load_artifact(sys.argv[1] + "/artifact").run(inputs))
 """

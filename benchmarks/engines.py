@@ -124,15 +124,15 @@ def load_untuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
     """Tilewright with every workload's default schedule, beside an artifact for its target."""
-    import compiler
-    from compiler.target import host_target
+    import tilewright
+    from tilewright.compiler.target import host_target
 
     target = "host"
     if (manifest := Path(schedules) / "manifest.json").exists():
         named = json.loads(manifest.read_text())["target"]["name"]
         # a host that LLVM names otherwise than any target (emeraldrapids) is a target all the same
         target = "host" if named == host_target().name else named
-    executable = compiler.compile_model(model, target, threads=threads, precision=precision)
+    executable = tilewright.compile_model(model, target, threads=threads, precision=precision)
     return lambda: executable.run(feeds)
 
 
@@ -140,14 +140,14 @@ def load_tuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
     """Tilewright as tuned: `schedules` is an artifact's folder or the service's data folder."""
-    from compiler.runtime.artifact import load_artifact
+    from tilewright.compiler.runtime.artifact import load_artifact
 
     if (Path(schedules) / "manifest.json").exists():
         executable: Any = load_artifact(Path(schedules), threads=threads)
     else:
-        from service.jobs.known_model import KnownModel
-        from service.settings import Settings
-        from service.storage import open_storage
+        from tilewright.service.jobs.known_model import KnownModel
+        from tilewright.service.settings import Settings
+        from tilewright.service.storage import open_storage
 
         storage = open_storage(Settings(data_folder=Path(schedules)))
         data = model.SerializeToString()

@@ -20,17 +20,17 @@ from pathlib import Path
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
-from compiler.detection import this_device
-from compiler.loops.nest import LoopNest
-from compiler.process import settle_process
-from compiler.schedule.problem import anchor
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
-from compiler.target import resolve_target
-from compiler.workload import Workload
-from service.jobs.planning import ModelRequest, plan_model
-from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.tasks import make_task
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.process import settle_process
+from tilewright.compiler.schedule.problem import anchor
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
+from tilewright.tuner.tasks import make_task
 
 NAME = "features"
 NETWORKS = ("resnet50", "mobilenetv2", "bert-base-128")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from service.client import Client, ClientError
+from tilewright.service.client import Client, ClientError
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 180.0

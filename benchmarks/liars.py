@@ -17,12 +17,12 @@ from typing import Any, assert_never
 
 import httpx2
 
-from compiler.runtime.speeds import Level, Speeds
-from service.worker.facts import registration_facts
 from tests.measured import honest
-from tuner.measure.model_runs import Race
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.compiler.runtime.speeds import Level, Speeds
+from tilewright.service.worker.facts import registration_facts
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     ProfileWork,
     RaceWork,
@@ -30,8 +30,8 @@ from tuner.measure.run_wire import (
     SpeedsWork,
     read_request,
 )
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import LEAST_SECONDS, PROTOCOL, MeasureRequest, MeasureResult
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import LEAST_SECONDS, PROTOCOL, MeasureRequest, MeasureResult
 
 BODY = Mapping[str, Any]
 

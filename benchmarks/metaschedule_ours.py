@@ -16,19 +16,19 @@ from pathlib import Path
 import onnx
 
 from benchmarks.metaschedule_runs import tell
-from compiler import driver
-from compiler.build import CODEGEN_VERSION
-from compiler.detection import this_device
-from compiler.target import host_target
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.events import Ended
-from tuner.loop import tune
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase, Trial
-from tuner.options import TuneOptions
-from tuner.tasks import make_task
+from tilewright.compiler import driver
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.target import host_target
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.events import Ended
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import Phase, Trial
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.tasks import make_task
 
 
 def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:

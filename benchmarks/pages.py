@@ -25,9 +25,9 @@ from fastapi.routing import APIRoute
 from benchmarks.pages_database import Known, Size, fill
 from benchmarks.report import Origin, markdown_table, write_result
 from benchmarks.service_load_server import serve_service, serving
-from service.api.app import route_modules
-from service.dashboard.app import PATH, ROUTERS
-from service.dashboard.session import COOKIE
+from tilewright.service.api.app import route_modules
+from tilewright.service.dashboard.app import PATH, ROUTERS
+from tilewright.service.dashboard.session import COOKIE
 
 GOAL = 0.2
 """Seconds that a page may take."""

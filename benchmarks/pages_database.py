@@ -18,13 +18,13 @@ import sqlalchemy as sa
 
 from benchmarks.light import light_model
 from benchmarks.service_load_server import TARGET, record_of_load, retain, settings_of
-from compiler.device import find_device
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedule
-from compiler.target import known_targets
-from db.engine import writing
-from db.job_states import JobState
-from db.models import (
+from tilewright.compiler.device import find_device
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import untuned_schedule
+from tilewright.compiler.target import known_targets
+from tilewright.db.engine import writing
+from tilewright.db.job_states import JobState
+from tilewright.db.models import (
     CostModelRow,
     EventRow,
     JobRow,
@@ -36,19 +36,19 @@ from db.models import (
     WorkloadRow,
     WorkloadShapeRow,
 )
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.records import record_values
-from db.stores.shapes import extent
-from db.stores.statements import table_of
-from db.stores.tasks import TaskStatus
-from db.stores.tokens import Scope
-from service.jobs.families import shape_of
-from service.jobs.planning import ModelRequest, plan_model
-from service.storage import open_storage
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.records import record_values
+from tilewright.db.stores.shapes import extent
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tasks import TaskStatus
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.jobs.families import shape_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.storage import open_storage
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.measure.wire import PROTOCOL
 
 MODELS = 40
 WORKLOADS = 25

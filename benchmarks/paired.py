@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 from benchmarks.engines import load_openvino
 from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
-from compiler import driver
-from compiler.build import CODEGEN_VERSION
-from compiler.detection import this_device
-from compiler.kernels import ScheduleSource
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.verify import compare
-from compiler.schedule.schedule import Schedule
-from compiler.target import host_target
-from tuner.loop import tune
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import RecordKey
-from tuner.options import TuneOptions
-from tuner.store import MemoryStore
-from tuner.tasks import make_task
+from tilewright.compiler import driver
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.verify import compare
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import host_target
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import MemoryStore
+from tilewright.tuner.tasks import make_task
 
 
 @dataclass(slots=True)

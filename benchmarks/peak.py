@@ -5,8 +5,8 @@ Speeds of kernels are given as shares of it.
 
 from __future__ import annotations
 
-from compiler.roofline import peak_flops
-from compiler.target import host_target
+from tilewright.compiler.roofline import peak_flops
+from tilewright.compiler.target import host_target
 
 if __name__ == "__main__":
     host = host_target()

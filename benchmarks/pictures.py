@@ -18,8 +18,8 @@ from playwright.sync_api import ViewportSize, sync_playwright
 
 from benchmarks.light import light_model
 from examples.demo_processes import Processes, free_port, wait_until_answering
-from service.api.schemas.jobs import JobRequest
-from service.client import Client
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.client import Client
 
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 DESK = ViewportSize(width=1200, height=860)
@@ -46,12 +46,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         url = f"http://127.0.0.1:{free_port()}"
         environment = {"TILEWRIGHT_DATA_FOLDER": str(folder / "data"), "OMP_NUM_THREADS": "1"}
         with Processes(folder / "logs", environment) as processes:
-            serve = [sys.executable, "-m", "service.cli", "serve", "--port", url.split(":")[-1]]
+            serve = [
+                sys.executable,
+                "-m",
+                "tilewright.service.cli",
+                "serve",
+                "--port",
+                url.split(":")[-1],
+            ]
             processes.start("serve", serve)
             wait_until_answering(f"{url}/v1/health", processes, 120.0)
             token_file = folder / "data" / "token"
-            worker = [sys.executable, "-m", "service.worker", "--name", "desk", "--server", url]
-            worker += ["--token-file", str(token_file), "--spool", str(folder / "spool")]
+            worker = [
+                sys.executable,
+                "-m",
+                "tilewright.service.worker",
+                "--name",
+                "desk",
+                "--server",
+                url,
+            ]
+            worker += [
+                "--name",
+                "desk",
+                "--token-file",
+                str(token_file),
+                "--spool",
+                str(folder / "spool"),
+            ]
             processes.start("worker", worker)
             token = token_file.read_text().strip()
             with Client(url, token) as client:

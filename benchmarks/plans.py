@@ -18,16 +18,16 @@ from typing import Any
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
-from service.jobs.builders import default_builders
-from service.jobs.graph_choice import choose_plan
-from service.jobs.job_spec import JobBudget
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, plan_model
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.references import ReferenceCache
+from tilewright.service.jobs.builders import default_builders
+from tilewright.service.jobs.graph_choice import choose_plan
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.references import ReferenceCache
 
 NAME = "plans"
 

@@ -30,15 +30,15 @@ import onnx
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin
-from compiler.driver import compile_model
-from service.jobs.local_device import LocalDevice
-from service.quantize.errors import QuantizeError
-from service.quantize.fidelity import Fidelity
-from service.quantize.limit import LeastSqnr
-from service.quantize.methods import DynamicInt8, Int4, Method, StaticInt8
-from service.quantize.report import QuantizeReport
-from service.quantize.run import QuantizeWork, quantize
-from service.quantize.samples import Samples
+from tilewright.compiler.driver import compile_model
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.fidelity import Fidelity
+from tilewright.service.quantize.limit import LeastSqnr
+from tilewright.service.quantize.methods import DynamicInt8, Int4, Method, StaticInt8
+from tilewright.service.quantize.report import QuantizeReport
+from tilewright.service.quantize.run import QuantizeWork, quantize
+from tilewright.service.quantize.samples import Samples
 
 MODELS = (
     *("squeezenet", "shufflenet", "mobilenetv2", "inception-v1", "inception-v2", "densenet121"),

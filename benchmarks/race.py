@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from benchmarks import models
 from benchmarks.engines import ENGINES
 from benchmarks.report import Origin, RaceReport, write_report
-from compiler.runtime import verify
+from tilewright.compiler.runtime import verify
 
 REFERENCE = "onnxruntime"
 RESULTS_FOLDER = Path(__file__).parent / "results"

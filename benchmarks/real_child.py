@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.verify import compare
+from tilewright.compiler.runtime.verify import compare
 
 Run = Callable[[Mapping[str, NDArray[Any]]], list[Any]]
 
@@ -79,9 +79,9 @@ def _of_onnxruntime(path: Path, *, optimised: bool = True) -> Run:
 
 
 def _of_tilewright(path: Path) -> Run:
-    import compiler
+    import tilewright
 
-    executable = compiler.compile_model(str(path), threads=1, keep=False)
+    executable = tilewright.compile_model(str(path), threads=1, keep=False)
     run: Run = lambda feeds: list(executable.run(feeds))  # noqa: E731
     return run
 

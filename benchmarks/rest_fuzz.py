@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from schemathesis.core import NOT_SET
 from schemathesis.core.result import Err
 
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.api.app import create_app
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.app import create_app
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 MEDIA_TYPE = "application/problem+json"
 

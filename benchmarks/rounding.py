@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, rows_json
-from compiler.driver import compile_model
 from tests.differential.reference import evaluator
 from tests.differential.test_quantised import KINDS, drawn
+from tilewright.compiler.driver import compile_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.errors import ModelWarning
-from compiler.schedule.select import lower_schedule, untuned_schedule
-from compiler.target import Target
-from compiler.workload import Workload
-from service.jobs.planning import ModelRequest
-from service.jobs.stage_planning import plan_first_program
-from tuner.analysis.compute_costs import placed_computes
-from tuner.analysis.estimate import estimate_nest
-from tuner.analysis.features import target_facts
-from tuner.analysis.machine import describe
+from tilewright.compiler.errors import ModelWarning
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.tuner.analysis.compute_costs import placed_computes
+from tilewright.tuner.analysis.estimate import estimate_nest
+from tilewright.tuner.analysis.features import target_facts
+from tilewright.tuner.analysis.machine import describe
 
 MOST = 0.05
 """The share of a model's time that scalar code may take."""

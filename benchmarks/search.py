@@ -35,17 +35,17 @@ from benchmarks.search_tables import (
     record,
 )
 from benchmarks.warm import FirstPicks, base_model, first_picks
-from compiler.build import CODEGEN_VERSION
-from compiler.detection import this_device
-from compiler.target import resolve_target
-from service.worker.facts import device_facts
-from tuner.forecast import ForecastError
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase
-from tuner.options import TuneOptions
-from tuner.replay import TableAnswers, restricted, tune_from
-from tuner.store import MemoryStore
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.target import resolve_target
+from tilewright.service.worker.facts import device_facts
+from tilewright.tuner.forecast import ForecastError
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import Phase
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.replay import TableAnswers, restricted, tune_from
+from tilewright.tuner.store import MemoryStore
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 

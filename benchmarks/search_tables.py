@@ -16,19 +16,26 @@ from statistics import median
 from typing import Any
 
 from benchmarks import operators
-from compiler.build import CODEGEN_VERSION
-from compiler.costs import cost
-from compiler.schedule.schedule import Schedule
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
-from service.jobs.planning import ModelRequest, plan_model
-from tuner.loop import tune
-from tuner.measure.builder import Builder
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, trial_id
-from tuner.measure.runner import Runner
-from tuner.options import TuneOptions
-from tuner.store import MemoryStore
-from tuner.tasks import Task, make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.costs import cost
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    trial_id,
+)
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import MemoryStore
+from tilewright.tuner.tasks import Task, make_task
 
 FOLDER = Path(__file__).parent / "data" / "search"
 

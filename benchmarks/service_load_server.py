@@ -15,21 +15,21 @@ from pathlib import Path
 import uvicorn
 
 from benchmarks.light import light_model
-from compiler.process import settle_process
-from compiler.schedule.schedule import Schedule
-from compiler.target import known_targets
-from db.engine import writing
-from db.storage import Storage
-from db.stores.records import record_values, serve
-from db.stores.requests import NewRequest
-from db.stores.statements import chunks
-from db.stores.tokens import Scope
-from service.api.listening import listen
-from service.jobs.planning import ModelRequest, plan_model
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.process import settle_process
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import known_targets
+from tilewright.db.engine import writing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.records import record_values, serve
+from tilewright.db.stores.requests import NewRequest
+from tilewright.db.stores.statements import chunks
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.listening import listen
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.wire import PROTOCOL
 
 COMMITS = 20
 """Commits a second of the process that commits."""
@@ -181,8 +181,8 @@ def serve_bare(sockets: list[socket.socket]) -> None:
 
 def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
     """The service, without a tuner."""
-    from service.api.app import create_app
-    from service.api.server import server_config
+    from tilewright.service.api.app import create_app
+    from tilewright.service.api.server import server_config
 
     settle_process()  # as `tilewright serve` does
     settings = settings_of(url, Path(folder))

@@ -15,22 +15,22 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from benchmarks.service_load_server import TARGET, beside, settings_of
-from compiler.process import settle_process
-from compiler.schedule.schedule import Schedule
-from db.engine import writing
-from db.errors import StorageError
-from db.job_states import JobState
-from db.models import JobRow
-from db.storage import Storage
-from db.stores.job_rows import JobClaim, JobProgress
-from db.stores.statements import table_of
-from service.jobs.job_run import PROGRESS_SECONDS
-from service.jobs.remote_runner import RemoteRunner
-from service.jobs.waiting import match_jobs
-from service.storage import open_storage
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import RecordKey, Trial
-from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.compiler.process import settle_process
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.engine import writing
+from tilewright.db.errors import StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.models import JobRow
+from tilewright.db.storage import Storage
+from tilewright.db.stores.job_rows import JobClaim, JobProgress
+from tilewright.db.stores.statements import table_of
+from tilewright.service.jobs.job_run import PROGRESS_SECONDS
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.jobs.waiting import match_jobs
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import RecordKey, Trial
+from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
 
 BATCH = 8
 """Candidates of a batch, as a tuning run has them."""

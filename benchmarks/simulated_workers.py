@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.service_load_server import TARGET
-from service.worker.facts import registration_facts
-from service.worker.hand import PREFETCHED
-from tuner.measure.job_queue import MOST_TOGETHER
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
+from tilewright.service.worker.facts import registration_facts
+from tilewright.service.worker.hand import PREFETCHED
+from tilewright.tuner.measure.job_queue import MOST_TOGETHER
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
 
 POLL_SECONDS, SHORT_POLL_SECONDS = 20.0, 1.0
 """How long a claim waits with nothing in hand, and while something is measured."""

@@ -26,8 +26,8 @@ from benchmarks.service_load_server import serve_bare, serve_service, serving, s
 from benchmarks.simulated_tuner import BATCH, BATCHES, queue_jobs, tuning
 from benchmarks.simulated_workers import Crowd, Told
 from benchmarks.simulation_rows import ROWS_HEADER, RowsResult, compare_rows, rows_cells
-from db.stores.tokens import Scope
-from service.storage import open_storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.storage import open_storage
 
 START_SECONDS = 180.0
 

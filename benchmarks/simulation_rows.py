@@ -19,15 +19,15 @@ from benchmarks.service_load import database_url
 from benchmarks.service_load_server import TARGET, record_of_load, settings_of
 from benchmarks.simulated_tuner import LIBRARY, batch
 from benchmarks.simulated_workers import measured
-from db.engine import writing
-from db.models import RecordRow, TrialRow
-from db.storage import Storage
-from db.stores.records import record_values, serve
-from db.stores.requests import NewRequest
-from db.stores.statements import table_of
-from service.storage import open_storage
-from tuner.measure.measurement import RecordKey, Trial
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.engine import writing
+from tilewright.db.models import RecordRow, TrialRow
+from tilewright.db.storage import Storage
+from tilewright.db.stores.records import record_values, serve
+from tilewright.db.stores.requests import NewRequest
+from tilewright.db.stores.statements import table_of
+from tilewright.service.storage import open_storage
+from tilewright.tuner.measure.measurement import RecordKey, Trial
+from tilewright.tuner.measure.wire import PROTOCOL
 
 FEW = 100
 """Records of the empty database: what is looked up is there."""

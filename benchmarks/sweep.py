@@ -21,7 +21,7 @@ from benchmarks.paired import Sampling, fastest_seconds, onnxruntime_run, tilewr
 from benchmarks.race import REFERENCE
 from benchmarks.report import Origin, commit, geometric_mean, markdown_table
 from benchmarks.sweep_cases import SweepCase, cases
-from compiler.runtime.verify import compare
+from tilewright.compiler.runtime.verify import compare
 
 RESULTS = Path(__file__).parent / "results"
 

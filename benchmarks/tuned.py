@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
-from compiler.timings import Timings
+from tilewright.compiler.timings import Timings
 
 LINES = "tuned.jsonl"
 """In the folder: one run a line."""
@@ -65,13 +65,13 @@ def tune(
     Raises:
         CompilerError: if the model or the budget is wrong.
     """
-    from service.jobs.builders import open_builder
-    from service.jobs.job_spec import JobBudget, JobSpec
-    from service.jobs.local_device import LocalDevice
-    from service.jobs.run_job import JobWatcher, Workshop, run_job
-    from service.settings import Settings
-    from service.storage import open_storage
-    from tuner.cancel import CancelToken
+    from tilewright.service.jobs.builders import open_builder
+    from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.local_device import LocalDevice
+    from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+    from tilewright.service.settings import Settings
+    from tilewright.service.storage import open_storage
+    from tilewright.tuner.cancel import CancelToken
 
     settings = Settings(data_folder=folder)
     storage = open_storage(settings)

@@ -24,7 +24,7 @@ from benchmarks.open_models import open_bert
 from benchmarks.open_sizes import Feeds, seconds_of, tokens
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
-from compiler.driver import compile_model
+from tilewright.compiler.driver import compile_model
 
 TARGET = "x86-64-v3"
 
@@ -94,7 +94,7 @@ class RangeResult:
 
 def tune(name: str, folder: Path, trials: int) -> None:
     """Tune a model for its range and for each size, into the folder's database."""
-    from service.cli import run
+    from tilewright.service.cli import run
 
     case = CASES[name]
     model = folder / f"{name}.onnx"
@@ -110,8 +110,8 @@ def tune(name: str, folder: Path, trials: int) -> None:
 
 def race(name: str, folder: Path, samples: int) -> RangeResult:
     """The programs of each size in turns; the fastest of `samples` turns counts."""
-    from service.settings import Settings
-    from service.storage import open_storage
+    from tilewright.service.settings import Settings
+    from tilewright.service.storage import open_storage
 
     os.environ["TILEWRIGHT_DATA_FOLDER"] = str(folder)
     storage = open_storage(Settings())

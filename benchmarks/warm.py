@@ -16,14 +16,14 @@ import numpy as np
 from benchmarks.cost_model import read_samples
 from benchmarks.cost_model_tasks import families
 from benchmarks.search_tables import Table
-from compiler import costs
-from compiler.detection import this_device
-from compiler.target import resolve_target
-from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import XGBoostModel
-from tuner.measure.measurement import Status
-from tuner.replay import restricted
+from tilewright.compiler import costs
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
+from tilewright.tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.replay import restricted
 
 SAME_WORK = 0.02
 """Tasks whose operations differ by a smaller share are taken for one task."""

@@ -33,11 +33,11 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
 from benchmarks.web_browser import race_in_page
 from benchmarks.web_tensorflow import NoCallError, write_calls
-from compiler import driver
-from compiler.c_library import write_wasm_module
-from compiler.program_builder import build_program
-from compiler.runtime import verify
-from compiler.target import resolve_target
+from tilewright.compiler import driver
+from tilewright.compiler.c_library import write_wasm_module
+from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.runtime import verify
+from tilewright.compiler.target import resolve_target
 
 PEER = "onnxruntime-web"
 TENSORFLOW = "TensorFlow.js"
@@ -153,7 +153,13 @@ def _module(folder: Path, target_name: str) -> str:
 def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
     """As a user has it made, with the records in the data folder of a service."""
     made = folder / f"{target_name}{TUNED}"
-    command = [sys.executable, "-m", "service.cli", "compile", str(folder / "model.onnx")]
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.service.cli",
+        "compile",
+        str(folder / "model.onnx"),
+    ]
     command += ["--target", target_name, "--name", "raced", "-o", str(made)]
     subprocess.run(
         command,

@@ -18,22 +18,22 @@ import onnx
 
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, rows_json
-from compiler import driver, ops
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
-from compiler.ops.registry import OpKind
-from compiler.options import PRECISIONS
-from compiler.program_builder import build_program
-from service.jobs.certificate import WrongProgramError, certify
-from service.jobs.loadables import of_compiled
-from service.jobs.local_device import LocalDevice
-from service.jobs.observation import Observation
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.ties import jumps
-from service.jobs.verification import MODEL_TOLERANCE
-from tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
+from tilewright.compiler import driver, ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.options import PRECISIONS
+from tilewright.compiler.program_builder import build_program
+from tilewright.service.jobs.certificate import WrongProgramError, certify
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.observation import Observation
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.ties import jumps
+from tilewright.service.jobs.verification import MODEL_TOLERANCE
+from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
 
 UNCHANGED = {DType.FLOAT32: 2e-6, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2}
 """A change that moves no output by more, as a share of its largest element, is none: rounding does

@@ -6,15 +6,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from compiler.build import CODEGEN_VERSION
-from compiler.codegen.backend import backend_of
-from compiler.plan import GraphPlan
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.runtime.artifact import Artifact, SizedProgram
-from compiler.runtime.artifact_writer import ArtifactWriter
-from compiler.runtime.ports import OpenPorts, Sizes
-from compiler.runtime.stages import DataCut
-from compiler.timings import Timings, timed
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
+from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
+from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.timings import Timings, timed
 
 
 def save_artifact(

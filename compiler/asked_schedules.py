@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ArtifactError
+from tilewright.compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from compiler.kernels import ScheduleSource
-    from compiler.schedule.schedule import Schedule
+    from tilewright.compiler.kernels import ScheduleSource
+    from tilewright.compiler.schedule.schedule import Schedule
 
 
 class AskedSchedules:

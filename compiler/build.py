@@ -6,18 +6,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.codegen.backend import KernelCode, backend_of
-from compiler.errors import CompilerError, ScheduleError
-from compiler.loops.expr import Role, Tensor
-from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule
-from compiler.sizes import dimensions, open_sizes
-from compiler.target import Target
-from compiler.timings import Timings, timed
-from compiler.workload import Workload
+from tilewright.compiler.codegen.backend import KernelCode, backend_of
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.loops.expr import Role, Tensor
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule
+from tilewright.compiler.sizes import dimensions, open_sizes
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
+from tilewright.compiler.workload import Workload
 
 CODEGEN_VERSION = "25"
 """Raised when equal schedules may give other code; kept with every record."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError
 
 LayoutNames = tuple[str, ...]
 """How a group of nodes writes its output and reads its inputs: layouts as text, `any` for none."""

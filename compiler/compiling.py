@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.kept_models import KeptModels, own_folder
-from compiler.options import CompileOptions
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.kept_models import KeptModels, own_folder
+from tilewright.compiler.options import CompileOptions
 
 if TYPE_CHECKING:
-    from compiler.driver import Model
-    from compiler.kept_models import Compiled
-    from compiler.kernels import ScheduleSource
-    from compiler.options import ModelPlanner
-    from compiler.ranges import SizeRange
-    from compiler.timings import Timings
+    from tilewright.compiler.driver import Model
+    from tilewright.compiler.kept_models import Compiled
+    from tilewright.compiler.kernels import ScheduleSource
+    from tilewright.compiler.options import ModelPlanner
+    from tilewright.compiler.ranges import SizeRange
+    from tilewright.compiler.timings import Timings
 
 
 def compile_model(

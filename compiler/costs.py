@@ -11,15 +11,15 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.memory_plan import plan_memory
-from compiler.ops.attributes import ints
-from compiler.ops.registry import Effort, OpKind
-from compiler.ops.shapes import Window
-from compiler.plan import GraphPlan, ViewStep, bodies_of
-from compiler.product_types import TypeShare, type_shares
-from compiler.workload import Workload
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.shapes import Window
+from tilewright.compiler.plan import GraphPlan, ViewStep, bodies_of
+from tilewright.compiler.product_types import TypeShare, type_shares
+from tilewright.compiler.workload import Workload
 
 FLOPS_PER_BYTE = 8.0
 """The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations

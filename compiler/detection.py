@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from compiler.core_kinds import CoreKind, find_kinds, read_processors
-from compiler.device import DeviceFacts, available_cores, find_device
-from compiler.errors import UnknownTargetError
-from compiler.target import Target
-from compiler.targets import families, family_of
+from tilewright.compiler.core_kinds import CoreKind, find_kinds, read_processors
+from tilewright.compiler.device import DeviceFacts, available_cores, find_device
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import families, family_of
 
 
 @cache

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compiler.core_kinds import (
+from tilewright.compiler.core_kinds import (
     Processor,
     find_kinds,
     read_integer,
     read_processors,
     read_text,
 )
-from compiler.errors import InvalidFactsError
-from compiler.targets import family_of
+from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.targets import family_of
 
 _LARGEST = 1 << 62
 _LONGEST_TEXT = 500

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.registry import OpKind
 
 _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 

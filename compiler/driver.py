@@ -12,43 +12,48 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.artifacts import save_artifact
-from compiler.build import build_kernel, lower_workload
-from compiler.choices import RULE, GraphChoice
-from compiler.codegen.backend import backend_of
-from compiler.codegen.link import LinkerError
-from compiler.compiling import compile_model
-from compiler.dtypes import DType
-from compiler.errors import (
+from tilewright.compiler.artifacts import save_artifact
+from tilewright.compiler.build import build_kernel, lower_workload
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.link import LinkerError
+from tilewright.compiler.compiling import compile_model
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import (
     ArtifactError,
     CompilerError,
     OutOfMemoryError,
     UnsupportedOperatorError,
     enough_memory_for,
 )
-from compiler.frontend.dimensions import cache_lengths, check_dims, free_dimensions, model_ports
-from compiler.frontend.model_file import ReadModel, read_model, with_tensors
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.hinted_ranges import hinted_shares
-from compiler.kernels import KernelCache, ScheduleSource
-from compiler.local import check_runs_here
-from compiler.options import (
+from tilewright.compiler.frontend.dimensions import (
+    cache_lengths,
+    check_dims,
+    free_dimensions,
+    model_ports,
+)
+from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.hinted_ranges import hinted_shares
+from tilewright.compiler.kernels import KernelCache, ScheduleSource
+from tilewright.compiler.local import check_runs_here
+from tilewright.compiler.options import (
     CompileOptions,
     check_numerics,
     check_precision,
 )
-from compiler.partition import plan_graph
-from compiler.passes.byte_tables import byte_tables
-from compiler.passes.growing_caches import growing_caches
-from compiler.passes.layouts import assign_layouts
-from compiler.passes.pipeline import Observer
-from compiler.passes.pipeline import optimise as run_passes
-from compiler.passes.quantised_pairs import quantised_pairs
-from compiler.passes.quantised_products import quantised_products
-from compiler.plan import GraphPlan
-from compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
-from compiler.ranges import (
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.passes.byte_tables import byte_tables
+from tilewright.compiler.passes.growing_caches import growing_caches
+from tilewright.compiler.passes.layouts import assign_layouts
+from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.passes.pipeline import optimise as run_passes
+from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.quantised_products import quantised_products
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
+from tilewright.compiler.ranges import (
     SizeRange,
     decides_text,
     default_ranges,
@@ -56,23 +61,23 @@ from compiler.ranges import (
     narrower_text,
     within_defaults,
 )
-from compiler.runtime.artifact import Artifact
-from compiler.runtime.executable import Executable
-from compiler.runtime.ports import Dims, OpenPorts, Sizes
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stages import Facts, StagedExecutable
-from compiler.sizes import Dimension, OpenSizeError, open_size, typical
-from compiler.sliced_batch import (
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import Facts, StagedExecutable
+from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size, typical
+from tilewright.compiler.sliced_batch import (
     LEAST_BATCH,
     has_plain_ports,
     in_slices,
     may_outgrow,
     slice_of,
 )
-from compiler.slices import cache_budget, slices_of
-from compiler.staged import TAKEN_FOR_NUMBERS, Stager
-from compiler.target import Target
-from compiler.timings import Timings, timed
+from tilewright.compiler.slices import cache_budget, slices_of
+from tilewright.compiler.staged import TAKEN_FOR_NUMBERS, Stager
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
-from compiler.ranges import default_range
-from compiler.runtime.packing import Array
-from compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
-from compiler.staged import PROGRAMS_LIMIT, RestCut, Stager
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
+from tilewright.compiler.ranges import default_range
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
+from tilewright.compiler.staged import PROGRAMS_LIMIT, RestCut, Stager
 
 P = TypeVar("P")
 T = TypeVar("T")

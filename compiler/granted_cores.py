@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from compiler.core_kinds import read_text
-from compiler.device import available_cores
+from tilewright.compiler.core_kinds import read_text
+from tilewright.compiler.device import available_cores
 
 
 def granted_cores(root: Path = Path("/")) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from compiler.errors import InvalidArgumentError
-from compiler.ranges import SizeRange, as_range, default_range, parse_range
-from compiler.sizes import Dimension
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.ranges import SizeRange, as_range, default_range, parse_range
+from tilewright.compiler.sizes import Dimension
 
 Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
 """Size hints of dimensions, by name, with the share of each."""

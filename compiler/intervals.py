@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
 
-from compiler import ops
-from compiler.memo import memo
-from compiler.ops.registry import OpKind
-from compiler.sizes import Dimension
-from compiler.workload import Workload
+from tilewright.compiler import ops
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.workload import Workload
 
 LAST: tuple[int, ...] = (1, 16, 128)
 """The last sizes of all intervals but the last one."""

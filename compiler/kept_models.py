@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 
-from compiler.asked_schedules import AskedSchedules, check_answers
-from compiler.detection import this_device
-from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
-from compiler.hinted_ranges import as_hinted
-from compiler.kept_folder import KeptFolder
-from compiler.options import CompileOptions
-from compiler.ranges import as_range
-from compiler.runtime.artifact import read_artifact
-from compiler.runtime.executable import Executable
-from compiler.runtime.ports import Sizes
-from compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.asked_schedules import AskedSchedules, check_answers
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.hinted_ranges import as_hinted
+from tilewright.compiler.kept_folder import KeptFolder
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.ranges import as_range
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from compiler.driver import Model
-    from compiler.frontend.model_file import ReadModel
-    from compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.driver import Model
+    from tilewright.compiler.frontend.model_file import ReadModel
+    from tilewright.compiler.runtime.stages import StagedExecutable
 
     Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
 
@@ -97,7 +97,7 @@ class KeptModels:
         source = None if self._folder is None else _Source.of(model)
         if source is None or options.planner is not None:
             with _naming_packages():
-                from compiler.driver import compile_with
+                from tilewright.compiler.driver import compile_with
 
             return compile_with(model, options)
         key = _key(source.digest, options)
@@ -123,8 +123,8 @@ class KeptModels:
         if source is None or self._folder is None:
             return make(None)
         with _naming_packages():
-            from compiler.frontend.model_file import read_model
-            from compiler.frontend.tensors import external_files
+            from tilewright.compiler.frontend.model_file import read_model
+            from tilewright.compiler.frontend.tensors import external_files
 
         locations = external_files(read_model(source.model).proto)
         key = _key(source.digest, options, tuned=True)
@@ -186,8 +186,8 @@ class KeptModels:
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
         with _naming_packages():
-            from compiler.driver import compile_read, reading
-            from compiler.frontend.tensors import external_files
+            from tilewright.compiler.driver import compile_read, reading
+            from tilewright.compiler.frontend.tensors import external_files
 
         read = reading(source.model, options)
         asked = None if options.schedules is None else AskedSchedules(options.schedules)
@@ -241,7 +241,7 @@ def _naming_packages() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"compiler.compile_model needs the package '{error.name}': "
+            f"tilewright.compile_model needs the package '{error.name}': "
             "pip install 'tilewright[compiler]' has it",
             name=error.name,
         ) from error

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, TypeAlias
 
-from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_workload
-from compiler.errors import CompilerError, ScheduleError
-from compiler.intervals import (
+from tilewright.compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_workload
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.intervals import (
     Box,
     RangePiece,
     SizeSplit,
@@ -25,13 +25,13 @@ from compiler.intervals import (
     merged,
     piece_of,
 )
-from compiler.loops.expr import Role
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedules
-from compiler.target import Target
-from compiler.timings import Timings, timed
-from compiler.workload import Workload
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
+from tilewright.compiler.workload import Workload
 
 
 class ScheduleSource(Protocol):

@@ -6,8 +6,8 @@ another machine's.
 
 from __future__ import annotations
 
-from compiler.errors import CompilerError, UnknownTargetError
-from compiler.target import Target, host_target
+from tilewright.compiler.errors import CompilerError, UnknownTargetError
+from tilewright.compiler.target import Target, host_target
 
 
 def runs_here(target: Target) -> bool:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler import ops
-from compiler.ops.registry import OpKind
-from compiler.placement import Placement, same_bytes
-from compiler.plan import (
+from tilewright.compiler import ops
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.placement import Placement, same_bytes
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -27,9 +27,9 @@ from compiler.plan import (
     ViewStep,
     bodies_of,
 )
-from compiler.regions import ALIGNMENT_BYTES, Region, Regions
-from compiler.runtime.native_functions import native_signature
-from compiler.workload import stored_bytes
+from tilewright.compiler.regions import ALIGNMENT_BYTES, Region, Regions
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.workload import stored_bytes
 
 MayAlias = Callable[[int, int], bool]
 """`may_alias(step, input)`: whether a step may write its output over that input."""

@@ -9,16 +9,16 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from compiler.driver import CompileOptions, compile_whole
-from compiler.errors import (
+from tilewright.compiler.driver import CompileOptions, compile_whole
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidInputError,
     InvalidModelError,
     UnsupportedOperatorError,
 )
-from compiler.frontend.model_file import NEWEST_OPSET
-from compiler.runtime.executable import Executable
-from compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.frontend.model_file import NEWEST_OPSET
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from compiler.loops.layout import Factor, Layout, strides
-from compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.loops.layout import Factor, Layout, strides
+from tilewright.compiler.sizes import always_less, exact_quotient, is_open
 
 Halo = tuple[tuple[int, int], ...]
 

@@ -6,21 +6,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.local import check_runs_here
-from compiler.runtime.native import check_threads
-from compiler.target import Target, resolve_target
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.local import check_runs_here
+from tilewright.compiler.runtime.native import check_threads
+from tilewright.compiler.target import Target, resolve_target
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from compiler.graph.ir import Graph
-    from compiler.kernels import KernelCache, ScheduleSource
-    from compiler.plan import GraphPlan
-    from compiler.ranges import SizeRange
-    from compiler.runtime.ports import Sizes
-    from compiler.timings import Timings
+    from tilewright.compiler.graph.ir import Graph
+    from tilewright.compiler.kernels import KernelCache, ScheduleSource
+    from tilewright.compiler.plan import GraphPlan
+    from tilewright.compiler.ranges import SizeRange
+    from tilewright.compiler.runtime.ports import Sizes
+    from tilewright.compiler.timings import Timings
 
     ModelPlanner: TypeAlias = Callable[[Graph, Mapping[str, int] | None], GraphPlan]
     """Makes the plan of an imported graph, given the sizes of the model's named dimensions; those

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from compiler import ops
-from compiler.choices import RULE, GraphChoice
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Layout
-from compiler.ops.attributes import word
-from compiler.ops.registry import OpKind
-from compiler.passes.dead_code import dead_code
-from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Demand, LayoutChoice
-from compiler.passes.layouts import assign_layouts
-from compiler.passes.narrow_values import narrow_values
-from compiler.passes.wide_concats import narrow_concats
-from compiler.placement import Placement, distance, same_bytes
-from compiler.plan import (
+from tilewright.compiler import ops
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
+from tilewright.compiler.ops.attributes import word
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.compiler.passes.fusion import Group, fuse
+from tilewright.compiler.passes.layout_options import Demand, LayoutChoice
+from tilewright.compiler.passes.layouts import assign_layouts
+from tilewright.compiler.passes.narrow_values import narrow_values
+from tilewright.compiler.passes.wide_concats import narrow_concats
+from tilewright.compiler.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -37,9 +37,9 @@ from compiler.plan import (
     ViewStep,
     control_step,
 )
-from compiler.sizes import asked_by
-from compiler.views import Views, union, view_offset
-from compiler.workload import Boundary, Halo, cut_workload
+from tilewright.compiler.sizes import asked_by
+from tilewright.compiler.views import Views, union, view_offset
+from tilewright.compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.loops.layout import ROW_MAJOR, Layout, strides
-from compiler.memo import memo
-from compiler.open_distance import open_distance
-from compiler.sizes import is_open
-from compiler.workload import Halo
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
+from tilewright.compiler.memo import memo
+from tilewright.compiler.open_distance import open_distance
+from tilewright.compiler.sizes import is_open
+from tilewright.compiler.workload import Halo
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.text import digest, parse_graph, print_graph
-from compiler.intervals import pieces
-from compiler.labels import Labels
-from compiler.loops.layout import Layout
-from compiler.ops.control import branch_slots, loop_form
-from compiler.ops.labels import labels_of, list_of
-from compiler.placement import Placement
-from compiler.sizes import (
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.text import digest, parse_graph, print_graph
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.ops.control import branch_slots, loop_form
+from tilewright.compiler.ops.labels import labels_of, list_of
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.sizes import (
     Dimension,
     at,
     is_open,
@@ -26,7 +26,7 @@ from compiler.sizes import (
     replaced,
     typical_sizes,
 )
-from compiler.workload import Workload
+from tilewright.compiler.workload import Workload
 
 PLAN_SCHEMA = 2
 """Version of the JSON form."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.products import BYTES, WORDS
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
 """What may stand between a value that is stored in bytes and a product that could take these."""

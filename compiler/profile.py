@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from compiler.runtime.ports import Dims, OpenPorts
-from compiler.sizes import (
+from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
     at,

@@ -9,24 +9,37 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 
-from compiler.drawn_integers import drawn_integers
-from compiler.errors import CompilerError, InvalidModelError
-from compiler.intervals import SizeSplit, leaves
-from compiler.kernels import KernelCache, KernelCompiler, KernelTree, ScheduleSource, weights_of
-from compiler.memory_plan import MemoryPlan, SharedBytes, plan_memory
-from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
-from compiler.program_emitter import ProgramEmitter, shared_bytes
-from compiler.runtime.kernel import aligned_bytes
-from compiler.runtime.packing import Bytes
-from compiler.runtime.program import Port, Program, Slot, slot_start
-from compiler.runtime.weights import PackedWeights, WeightBlock
-from compiler.schedule.schedule import Schedule
-from compiler.sizes import OpenSizeError
-from compiler.slices import slices_of
-from compiler.stacked_memory import stack_memory
-from compiler.target import Target
-from compiler.timings import Timings, timed
-from compiler.workload import Workload
+from tilewright.compiler.drawn_integers import drawn_integers
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.intervals import SizeSplit, leaves
+from tilewright.compiler.kernels import (
+    KernelCache,
+    KernelCompiler,
+    KernelTree,
+    ScheduleSource,
+    weights_of,
+)
+from tilewright.compiler.memory_plan import MemoryPlan, SharedBytes, plan_memory
+from tilewright.compiler.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    bodies_of,
+)
+from tilewright.compiler.program_emitter import ProgramEmitter, shared_bytes
+from tilewright.compiler.runtime.kernel import aligned_bytes
+from tilewright.compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.program import Port, Program, Slot, slot_start
+from tilewright.compiler.runtime.weights import PackedWeights, WeightBlock
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.slices import slices_of
+from tilewright.compiler.stacked_memory import stack_memory
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
+from tilewright.compiler.workload import Workload
 
 KERNEL_LIMIT = 2048
 """Kernels that differ, in one program. Models have tens; this many of the smallest take 8 s."""

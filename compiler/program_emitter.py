@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from compiler.intervals import RangePiece, SizeSplit, leaves
-from compiler.kernels import KernelTree
-from compiler.loops.layout import ROW_MAJOR
-from compiler.memory_plan import MemoryPlan, may_overwrite
-from compiler.plan import (
+from tilewright.compiler.intervals import RangePiece, SizeSplit, leaves
+from tilewright.compiler.kernels import KernelTree
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.memory_plan import MemoryPlan, may_overwrite
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -25,9 +25,9 @@ from compiler.plan import (
     ViewStep,
     bodies_of,
 )
-from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.program import (
     ENDLESS,
     Branch,
     BufferRef,
@@ -40,10 +40,10 @@ from compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
-from compiler.runtime.weights import PackedWeights
-from compiler.sizes import Dimension, open_size, substituted
-from compiler.timings import Timings, timed
-from compiler.workload import Workload
+from tilewright.compiler.runtime.weights import PackedWeights
+from tilewright.compiler.sizes import Dimension, open_size, substituted
+from tilewright.compiler.timings import Timings, timed
+from tilewright.compiler.workload import Workload
 
 
 class ProgramEmitter:

@@ -10,8 +10,8 @@ from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
 
-from compiler.errors import CompilerError, InvalidArgumentError, InvalidModelError
-from compiler.sizes import (
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
     bounds,

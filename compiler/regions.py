@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from compiler.sizes import larger, smaller
+from tilewright.compiler.sizes import larger, smaller
 
 ALIGNMENT_BYTES = 64
 """Every value starts at a multiple of this: kernels load whole vectors."""

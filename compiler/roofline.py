@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.codegen.backend import backend_of
-from compiler.codegen.link import link_shared
-from compiler.device import DeviceFacts
-from compiler.dtypes import DType
-from compiler.runtime.speeds import (
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.speeds import (
     CHAINS,
     DOTS,
     PEAK_ROUNDS,
@@ -26,8 +26,8 @@ from compiler.runtime.speeds import (
     Probes,
     Speeds,
 )
-from compiler.target import Target
-from compiler.targets import TileRegisters
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import TileRegisters
 
 __all__ = [
     "Level", "Speeds", "TimeBound", "bound", "dots", "loaded_probes", "measure_speeds",

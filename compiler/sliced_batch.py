@@ -13,12 +13,12 @@ from math import isqrt
 
 import numpy as np
 
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.control import STEP, loop_form
-from compiler.plan import GraphPlan
-from compiler.runtime.program import Slices
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.control import STEP, loop_form
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.program import Slices
 
 LEAST_BATCH = 4
 """No smaller batch is worth a look."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler import ops
-from compiler.costs import macs
-from compiler.loops.expr import IndexValue, Load, Reduce, walk
-from compiler.loops.index import Affine, Axis, affine
-from compiler.ops.registry import OpKind
-from compiler.plan import GraphPlan, KernelStep, ViewStep
-from compiler.program_emitter import in_graph
-from compiler.runtime.program import Slices
-from compiler.schedule.problem import compose, is_one_expression
-from compiler.sizes import (
+from tilewright.compiler import ops
+from tilewright.compiler.costs import macs
+from tilewright.compiler.loops.expr import IndexValue, Load, Reduce, walk
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan import GraphPlan, KernelStep, ViewStep
+from tilewright.compiler.program_emitter import in_graph
+from tilewright.compiler.runtime.program import Slices
+from tilewright.compiler.schedule.problem import compose, is_one_expression
+from tilewright.compiler.sizes import (
     Dimension,
     dimensions,
     open_size,
@@ -27,8 +27,8 @@ from compiler.sizes import (
     substituted,
     typical_sizes,
 )
-from compiler.targets import CoreModel
-from compiler.workload import Workload
+from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.workload import Workload
 
 _UNHIDDEN = 0.1
 """Share of the multiplications' time that slices may add by reading the weights once more each."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.memory_plan import (
+from tilewright.compiler.memory_plan import (
     ArenaBuffer,
     MayAlias,
     MemoryPlan,
@@ -22,9 +22,9 @@ from compiler.memory_plan import (
     collect_buffers,
     place,
 )
-from compiler.plan import GraphPlan, bodies_of
-from compiler.regions import ALIGNMENT_BYTES
-from compiler.sizes import at, typical, typical_sizes
+from tilewright.compiler.plan import GraphPlan, bodies_of
+from tilewright.compiler.regions import ALIGNMENT_BYTES
+from tilewright.compiler.sizes import at, typical, typical_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from compiler.errors import (
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidInputError,
     InvalidModelError,
     OutOfMemoryError,
     enough_memory_for,
 )
-from compiler.frontend.model_file import ReadModel, with_tensors
-from compiler.frontend.onnx_import import ModelImport, importing
-from compiler.frontend.stages import Rest, input_crossing
-from compiler.graph.ir import Graph
-from compiler.profile import agreeing_size
-from compiler.ranges import narrowed, turning_point
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import OpenPorts
-from compiler.runtime.stages import DataCut, DataStage, Facts, Reads
-from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open
+from tilewright.compiler.frontend.model_file import ReadModel, with_tensors
+from tilewright.compiler.frontend.onnx_import import ModelImport, importing
+from tilewright.compiler.frontend.stages import Rest, input_crossing
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.profile import agreeing_size
+from tilewright.compiler.ranges import narrowed, turning_point
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import OpenPorts
+from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
+from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, is_open
 
 P = TypeVar("P")
 

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.errors import UnknownTargetError
-from compiler.targets import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.targets import (
     MATRIX_BITS,
     ByteLookup,
     CoreModel,
@@ -358,7 +358,7 @@ def host_target() -> Target:
         UnknownTargetError: if no family describes this machine.
     """
     # Imported late: `detection` imports this module, and llvmlite is an extra.
-    from compiler.detection import best_target, this_device
+    from tilewright.compiler.detection import best_target, this_device
 
     try:
         import llvmlite.binding as llvm

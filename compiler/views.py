@@ -19,19 +19,19 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR
-from compiler.ops.attributes import integer, ints
-from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Demand, LayoutChoice, channels_last
-from compiler.passes.turns import turns
-from compiler.placement import Placement, distance, same_bytes
-from compiler.regions import ALIGNMENT_BYTES, Region, Regions
-from compiler.sizes import OpenSizeError, typical
-from compiler.workload import Halo, stored_bytes
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_options import Demand, LayoutChoice, channels_last
+from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.placement import Placement, distance, same_bytes
+from tilewright.compiler.regions import ALIGNMENT_BYTES, Region, Regions
+from tilewright.compiler.sizes import OpenSizeError, typical
+from tilewright.compiler.workload import Halo, stored_bytes
 
 ROW = Placement()
 

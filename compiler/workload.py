@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from compiler import ops
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node, open_sizes
-from compiler.graph.text import parse_graph, print_graph
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Layout, strides
-from compiler.memo import memo
-from compiler.sizes import (
+from tilewright.compiler import ops
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph, Node, open_sizes
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
+from tilewright.compiler.memo import memo
+from tilewright.compiler.sizes import (
     Dimension,
     at,
     dimensions,

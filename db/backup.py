@@ -23,16 +23,22 @@ from typing import IO, Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import translated_errors, writing
-from db.errors import (
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import translated_errors, writing
+from tilewright.db.errors import (
     DatabaseError,
     NotFoundError,
     SchemaVersionError,
 )
-from db.migrate import current_revision, downgrade, head_revision, known_revisions, upgrade
-from db.models import Base
-from db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, os_errors, stage
+from tilewright.db.migrate import (
+    current_revision,
+    downgrade,
+    head_revision,
+    known_revisions,
+    upgrade,
+)
+from tilewright.db.models import Base
+from tilewright.db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, os_errors, stage
 
 FORMAT = 1
 

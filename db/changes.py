@@ -14,9 +14,9 @@ import anyio.to_thread
 import sqlalchemy as sa
 from anyio import CapacityLimiter
 
-from db.engine import OwnConnection, reading, translated_errors
-from db.models import LookupChangeRow
-from db.stores.statements import one_at_a_time, table_of
+from tilewright.db.engine import OwnConnection, reading, translated_errors
+from tilewright.db.models import LookupChangeRow
+from tilewright.db.stores.statements import one_at_a_time, table_of
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

@@ -9,13 +9,13 @@ from enum import StrEnum
 
 import sqlalchemy as sa
 
-from db.engine import reading
-from db.errors import NotFoundError
-from db.migrate import current_revision, head_revision
-from db.models import BlobReferenceRow, BlobRow
-from db.stores.blob_bytes import BlobBytes
-from db.stores.blob_references import named_by_rows, stale
-from db.stores.statements import table_of
+from tilewright.db.engine import reading
+from tilewright.db.errors import NotFoundError
+from tilewright.db.migrate import current_revision, head_revision
+from tilewright.db.models import BlobReferenceRow, BlobRow
+from tilewright.db.stores.blob_bytes import BlobBytes
+from tilewright.db.stores.blob_references import named_by_rows, stale
+from tilewright.db.stores.statements import table_of
 
 _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)

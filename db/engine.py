@@ -21,8 +21,8 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from db.errors import SchemaVersionError, StorageError, StorageKind
-from db.types import dump_json
+from tilewright.db.errors import SchemaVersionError, StorageError, StorageKind
+from tilewright.db.types import dump_json
 
 _WRITING = "tilewright_writing"
 _IDLE_SINCE = "tilewright_idle_since"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from db.errors import StateError
+from tilewright.db.errors import StateError
 
 
 class JobState(StrEnum):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from db.engine import reading, translated_errors, write_immediately
-from db.errors import SchemaVersionError
+from tilewright.db.engine import reading, translated_errors, write_immediately
+from tilewright.db.errors import SchemaVersionError
 
 if TYPE_CHECKING:
     from alembic.config import Config

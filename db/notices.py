@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from db.engine import OwnConnection, reading, translated_errors
-from db.models import JobRow, NoticeRow, RequestRow, WorkerRow
-from db.stores.statements import chunks, table_of
+from tilewright.db.engine import OwnConnection, reading, translated_errors
+from tilewright.db.models import JobRow, NoticeRow, RequestRow, WorkerRow
+from tilewright.db.stores.statements import chunks, table_of
 
 CHANNEL = "tilewright"
 

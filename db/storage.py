@@ -8,34 +8,34 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import open_engine, together
-from db.migrate import upgrade
-from db.stores.audit import AuditStore
-from db.stores.blob_bytes import BlobBytes
-from db.stores.blob_folder import BlobFolder
-from db.stores.blobs import BlobStore
-from db.stores.cost_models import CostModelStore
-from db.stores.events import EventStore
-from db.stores.gauges import GaugeStore
-from db.stores.idempotency import IdempotencyStore
-from db.stores.jobs import JobStore
-from db.stores.leases import MOST_FAILURES, LeaseStore
-from db.stores.models import ModelStore
-from db.stores.open_tasks import OpenTaskStore
-from db.stores.plans import GraphPlanStore
-from db.stores.rate_limits import RateLimitStore
-from db.stores.record_ledger import RecordLedger
-from db.stores.records import SqlRecordStore
-from db.stores.retention import RetentionStore
-from db.stores.runs import RunStore
-from db.stores.shapes import ShapeStore
-from db.stores.sweeps import SweepStore
-from db.stores.tasks import TaskStore, WorkloadStore
-from db.stores.tokens import TokenStore
-from db.stores.trials import TrialStore
-from db.stores.verdicts import VerdictStore
-from db.stores.workers import WorkerStore
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import open_engine, together
+from tilewright.db.migrate import upgrade
+from tilewright.db.stores.audit import AuditStore
+from tilewright.db.stores.blob_bytes import BlobBytes
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.cost_models import CostModelStore
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.gauges import GaugeStore
+from tilewright.db.stores.idempotency import IdempotencyStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import MOST_FAILURES, LeaseStore
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.open_tasks import OpenTaskStore
+from tilewright.db.stores.plans import GraphPlanStore
+from tilewright.db.stores.rate_limits import RateLimitStore
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.retention import RetentionStore
+from tilewright.db.stores.runs import RunStore
+from tilewright.db.stores.shapes import ShapeStore
+from tilewright.db.stores.sweeps import SweepStore
+from tilewright.db.stores.tasks import TaskStore, WorkloadStore
+from tilewright.db.stores.tokens import TokenStore
+from tilewright.db.stores.trials import TrialStore
+from tilewright.db.stores.verdicts import VerdictStore
+from tilewright.db.stores.workers import WorkerStore
 
 WORKER_LOST_SECONDS = 60.0
 
@@ -147,6 +147,6 @@ def open_place(folder: Path, url: str) -> BlobBytes:
     """Where the bytes of blobs lie: the folder, or the bucket of the URL. Raises StorageError."""
     if not url:
         return BlobFolder(folder)
-    from db.stores.blob_objects import BlobObjects
+    from tilewright.db.stores.blob_objects import BlobObjects
 
     return BlobObjects(url, folder / "incoming")

@@ -85,8 +85,8 @@ def without_coroutines(source: str) -> str:
 
 def described() -> str:
     """The description that TypeScript is made of: every refusal of an operation is a problem."""
-    from service.api.app import create_app
-    from service.settings import Settings
+    from tilewright.service.api.app import create_app
+    from tilewright.service.settings import Settings
 
     description = create_app(Settings()).openapi()
     problem = {"schema": {"$ref": "#/components/schemas/ProblemView"}}

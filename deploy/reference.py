@@ -72,7 +72,7 @@ def prose(text: str | None) -> str:
 
 def settings() -> str:
     """Every setting with its type, bounds and default."""
-    from service.settings import Settings
+    from tilewright.service.settings import Settings
 
     described = Settings.model_json_schema()["properties"]
     prefix = Settings.model_config.get("env_prefix", "")
@@ -102,7 +102,7 @@ def metrics() -> str:
     from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.registry import CollectorRegistry
 
-    from service.api.metrics import Metrics
+    from tilewright.service.api.metrics import Metrics
 
     def rows() -> Iterator[list[str]]:
         for collector in vars(Metrics()).values():
@@ -132,7 +132,7 @@ def schema() -> str:
     """Every table with its columns."""
     import sqlalchemy as sa
 
-    from db.models import Base
+    from tilewright.db.models import Base
 
     blocks = []
     for mapper in sorted(Base.registry.mappers, key=lambda mapper: str(mapper.local_table)):
@@ -189,7 +189,7 @@ def command_line() -> str:
     """Every command as `--help` has it."""
     import typer.main
 
-    from service.cli import app
+    from tilewright.service.cli import app
 
     group: Any = typer.main.get_command(app)
     blocks: list[str] = []
@@ -264,8 +264,8 @@ def _default(parameter: Any) -> str:
 
 def rest() -> str:
     """Every operation, then the objects that they take and answer with."""
-    from service.api.app import create_app
-    from service.settings import Settings
+    from tilewright.service.api.app import create_app
+    from tilewright.service.settings import Settings
 
     described = create_app(Settings()).openapi()
     schemas = described["components"]["schemas"]
@@ -379,25 +379,25 @@ def _plain(value: Any) -> Any:
 
 def python() -> str:
     """What is imported by others: names, signatures, docstrings."""
-    import compiler
-    from compiler import onnx_backend, ort
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.session import Session
-    from service import client
-    from service.jobs.known_model import KnownModel
+    import tilewright
+    from tilewright.compiler import onnx_backend, ort
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.session import Session
+    from tilewright.service import client
+    from tilewright.service.jobs.known_model import KnownModel
 
-    blocks = ["## compiler", prose(compiler.__doc__)]
-    blocks += _members(compiler, ("compile_model", "load_artifact", "bind_workers"))
+    blocks = ["## tilewright", prose(tilewright.__doc__)]
+    blocks += _members(tilewright, ("compile_model", "load_artifact", "bind_workers"))
     blocks += _class("Executable", Executable)
     blocks += _class("Session", Session)
-    blocks += ["### Errors", _errors(compiler)]
-    blocks += ["## compiler.ort", prose(ort.__doc__)]
+    blocks += ["### Errors", _errors(tilewright)]
+    blocks += ["## tilewright.compiler.ort", prose(ort.__doc__)]
     blocks += _members(ort, ort.__all__)
-    blocks += ["## compiler.onnx_backend", prose(onnx_backend.__doc__)]
-    blocks += ["## service.client", prose(client.__doc__)]
+    blocks += ["## tilewright.compiler.onnx_backend", prose(onnx_backend.__doc__)]
+    blocks += ["## tilewright.service.client", prose(client.__doc__)]
     blocks += _members(client, ("Client", "Tuned", "Curve"))
     blocks += ["### Errors of the client", _errors(client)]
-    blocks += ["## service.jobs.known_model", *_class("KnownModel", KnownModel)]
+    blocks += ["## tilewright.service.jobs.known_model", *_class("KnownModel", KnownModel)]
     return page(
         "Python",
         "What other code may import. [The runtime](../runtime.md) and [the client](../client.md) "
@@ -421,7 +421,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
     written = not (kind.__doc__ or "").startswith(f"{kind.__name__}(")
     yield _sections(prose(kind.__doc__)) if written else ""
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith(("compiler", "service")):
+        if not base.__module__.startswith("tilewright."):
             continue
         for member, value in vars(base).items():
             found = inspect.unwrap(getattr(value, "__func__", value))

@@ -44,12 +44,12 @@ CHECK = """
 import sys
 from importlib.metadata import version
 import numpy as np
-import compiler
-from compiler.runtime import native
+import tilewright
+from tilewright.compiler.runtime import native
 
 installed, artifact, arrays = version("tilewright"), sys.argv[2], np.load(sys.argv[3])
 assert installed == sys.argv[1], f"version {installed}"
-executable = compiler.load_artifact(artifact)
+executable = tilewright.load_artifact(artifact)
 found = executable.run({port.name: arrays[port.name] for port in executable.inputs})
 for name, output in zip(executable.output_names, found, strict=True):
     assert np.array_equal(output, arrays[name]), f"output {name} is another"
@@ -215,14 +215,22 @@ def write_sample(folder: Path) -> Sample:
     """Write a small model and what comes of it into a folder."""
     import numpy as np
 
-    import compiler
-    from compiler.runtime.executable import Executable
+    import tilewright
     from examples.compile_model import perceptron
+    from tilewright.compiler.runtime.executable import Executable
 
     model, artifact = folder / "model.onnx", folder / "artifact"
     inputs, arrays = folder / "inputs.npz", folder / "arrays.npz"
     model.write_bytes(perceptron(0)[0].SerializeToString())
-    command = [sys.executable, "-m", "service.cli", "compile", str(model), "--dim", "batch=4"]
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.service.cli",
+        "compile",
+        str(model),
+        "--dim",
+        "batch=4",
+    ]
     subprocess.run(
         [*command, "-o", str(artifact)],
         cwd=ROOT,
@@ -230,7 +238,7 @@ def write_sample(folder: Path) -> Sample:
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    executable = compiler.load_artifact(artifact)
+    executable = tilewright.load_artifact(artifact)
     assert isinstance(executable, Executable)  # of all sizes stated, a program
     random = np.random.default_rng(0)
     held: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compiler.runtime.native_build import SOURCES
+from tilewright.compiler.runtime.native_build import SOURCES
 
 FOLDER = Path(__file__).parents[1] / "service" / "worker" / "static"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compiler.runtime.native_build import FLAGS, SOURCES
+from tilewright.compiler.runtime.native_build import FLAGS, SOURCES
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "compiler", "tuner", "db", "service")
+# copied, the links in tilewright/ are folders
+PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tilewright")
 """What a distribution is built from."""
 
-LIBRARY = "compiler/runtime/_native.abi3.so"
+LIBRARY = "tilewright/compiler/runtime/_native.abi3.so"
 ANY = "any"
 DATE = (1980, 1, 1, 0, 0, 0)
 """Of every file: equal sources make equal wheels."""

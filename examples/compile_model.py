@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
+import tilewright
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
 
@@ -43,7 +43,7 @@ def perceptron(seed: int) -> tuple[Any, dict[str, NDArray[np.float32]]]:
 
 def main() -> None:
     model, p = perceptron(seed=0)
-    executable = compiler.compile_model(model, target="host", threads=1, dims={"batch": 4})
+    executable = tilewright.compile_model(model, target="host", threads=1, dims={"batch": 4})
     x = np.random.default_rng(1).standard_normal((4, FEATURES), np.float32)
     (scores,) = executable.run({"x": x})
     expected = np.maximum(x @ p["w1"] + p["b1"], 0) @ p["w2"]
@@ -53,7 +53,7 @@ def main() -> None:
         raise SystemExit("the compiled model disagrees with NumPy")
     try:
         executable.run({"x": x[:, :3]})
-    except compiler.CompilerError as refusal:
+    except tilewright.CompilerError as refusal:
         print(f"a wrong shape is refused: {refusal}")
 
 

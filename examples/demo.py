@@ -26,8 +26,6 @@ from rich.live import Live
 
 from benchmarks import models
 from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio
-from compiler.roofline import peak_flops
-from compiler.target import host_target
 from examples.demo_processes import (
     ProcessDied,
     Processes,
@@ -44,10 +42,12 @@ from examples.demo_view import (
     task_table,
     verdict,
 )
-from service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
-from service.archive import unpack
-from service.client import Client, ClientError
-from service.progress import progress_line
+from tilewright.compiler.roofline import peak_flops
+from tilewright.compiler.target import host_target
+from tilewright.service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
+from tilewright.service.archive import unpack
+from tilewright.service.client import Client, ClientError
+from tilewright.service.progress import progress_line
 
 FOLDER = Path(__file__).parent.parent / ".demo"
 LARGEST_ERROR = 1e-4
@@ -224,7 +224,7 @@ def _start_tuning(url: str, folder: Path, processes: Processes) -> None:
     """Start what tunes and what measures."""
     processes.start("tuner", tilewright("tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
-    worker = [sys.executable, "-m", "service.worker", "--server", url]
+    worker = [sys.executable, "-m", "tilewright.service.worker", "--server", url]
     processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])
 
 

@@ -10,10 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from service.api.schemas.jobs import ProgressView, TaskView
-from service.progress import progress_line
-from service.units import duration, microseconds, milliseconds
-from service.wording import schedule_text
+from tilewright.service.api.schemas.jobs import ProgressView, TaskView
+from tilewright.service.progress import progress_line
+from tilewright.service.units import duration, microseconds, milliseconds
+from tilewright.service.wording import schedule_text
 
 NUMERICS = {
     "strict": "no algorithm that rounds differently",

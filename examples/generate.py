@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import compiler
+import tilewright
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
 from benchmarks.generators import Generator, OnnxRuntime, Reach, decoder, generate, likeliest
 
@@ -32,7 +32,7 @@ class Decoder:
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
         self._grows = all(given.name != "past_length" for given in model.graph.input)
         ranges = {"tokens": f"1..{reach.prompt}", "past": f"0..{reach.length - 1}"}
-        compiled = compiler.compile_model(
+        compiled = tilewright.compile_model(
             model, threads=threads, dims=ranges if self._grows else None
         )
         # present_key_0 becomes past_key_0, and so on

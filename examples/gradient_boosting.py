@@ -10,7 +10,7 @@ import numpy as np
 from onnxmltools import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
 
-import compiler
+import tilewright
 
 FEATURES = 12
 
@@ -23,7 +23,7 @@ def main() -> None:
         x[:1500], y[:1500]
     )
     model = convert_lightgbm(trees, initial_types=[("x", FloatTensorType([None, FEATURES]))])
-    executable = compiler.compile_model(model.SerializeToString(), dims={"x[0]": "1..1000"})
+    executable = tilewright.compile_model(model.SerializeToString(), dims={"x[0]": "1..1000"})
     (found,) = executable.run({"x": x[1500:]})
     wanted = trees.predict(x[1500:])
     error = np.abs(found.reshape(-1) - wanted).max() / np.abs(wanted).max()

@@ -12,7 +12,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import compiler
+import tilewright
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     forest = RandomForestClassifier(n_estimators=20, max_depth=8, random_state=0)
     pipeline = make_pipeline(StandardScaler(), forest).fit(images[:1000], labels[:1000])
     model = to_onnx(pipeline, images[:1], options={"zipmap": False})
-    executable = compiler.compile_model(model.SerializeToString())  # any number of images
+    executable = tilewright.compile_model(model.SerializeToString())  # any number of images
     found, probabilities = executable.run([images[1000:]])
     agreement = np.mean(found == pipeline.predict(images[1000:]))
     error = np.abs(probabilities - pipeline.predict_proba(images[1000:])).max()

@@ -19,8 +19,8 @@ from sentence_transformers.models import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import compiler.ort as ort
-from compiler.torch import export
+import tilewright.compiler.ort as ort
+from tilewright.compiler.torch import export
 
 WORDS = ["[PAD]", "[UNK]", "a", "cat", "dog", "sleeps", "runs", "on", "the", "mat"]
 TEXTS = ["a cat sleeps on the mat", "the dog runs", "a dog sleeps"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.files import replacing
+from tilewright.service.files import replacing
 
 
 class ArraysError(Exception):

@@ -1,6 +1,6 @@
 """Tuning beside a program that serves already: what the backend of `torch.compile` is given.
 
-from service.background import BackgroundTuner
+from tilewright.service.background import BackgroundTuner
 
 options = {"tuner": BackgroundTuner(seconds=120)}
 model = torch.compile(model, backend="tilewright", options=options)
@@ -12,7 +12,6 @@ import atexit
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,18 +20,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from compiler.errors import CompilerError
-from compiler.frontend.model_file import write_model
-from compiler.hinted_ranges import as_hinted
-from compiler.kept_models import KeptModels, own_folder
-from service.jobs.known_model import KnownModel
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.model_file import write_model
+from tilewright.compiler.hinted_ranges import as_hinted
+from tilewright.compiler.kept_models import KeptModels, own_folder
+from tilewright.compiler.package import run_module
+from tilewright.service.jobs.known_model import KnownModel
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 if TYPE_CHECKING:
-    from compiler.frontend.model_file import ReadModel
-    from compiler.kept_models import Compiled
-    from compiler.options import CompileOptions
+    from tilewright.compiler.frontend.model_file import ReadModel
+    from tilewright.compiler.kept_models import Compiled
+    from tilewright.compiler.options import CompileOptions
 
 log = structlog.get_logger("tilewright.background")
 
@@ -101,7 +101,7 @@ class BackgroundTuner:
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
         """What tunes the model of a file, alone in its folder, as the options have it."""
-        words = [sys.executable, "-m", "service.tuning_child", str(os.getpid()), str(path.parent)]
+        words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         words += ["tune", str(path)]
         words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
         words += ["--threads", str(options.threads), "--numerics", options.numerics]

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line, or say what it needs."""
     try:
-        from service.cli import main as run
+        from tilewright.service.cli import main as run
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         print(

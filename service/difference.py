@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from service.units import finite
-from service.wording import schedule_text
+from tilewright.service.units import finite
+from tilewright.service.wording import schedule_text
 
 if TYPE_CHECKING:
-    from compiler.runtime.artifact import Artifact
-    from service.api.schemas.jobs import JobView, TaskView
+    from tilewright.compiler.runtime.artifact import Artifact
+    from tilewright.service.api.schemas.jobs import JobView, TaskView
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.device import available_cores
-from compiler.errors import CompilerError
-from compiler.granted_cores import granted_cores
-from service.settings import Settings
-from service.worker.check import DeviceFinding, Grade
+from tilewright.compiler.device import available_cores
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.granted_cores import granted_cores
+from tilewright.service.settings import Settings
+from tilewright.service.worker.check import DeviceFinding, Grade
 
 LEAST_FREE_BYTES = 64 << 20
 """Below this, databases and artifacts cannot be written."""
@@ -56,7 +56,7 @@ def _compiler() -> DeviceFinding:
         from llvmlite.binding import llvm_version_info
         from onnx import TensorProto, helper
 
-        from compiler.driver import CompileOptions, compile_with
+        from tilewright.compiler.driver import CompileOptions, compile_with
     except ImportError as error:
         do = "pip install 'tilewright[compiler]'; a worker needs neither"
         return DeviceFinding("compiler", Grade.POOR, f"no '{error.name}': nothing compiles", do)
@@ -83,7 +83,7 @@ def _compiler() -> DeviceFinding:
 
 
 def _linker() -> DeviceFinding:
-    from compiler.codegen.link import linkers
+    from tilewright.compiler.codegen.link import linkers
 
     do = "pip install ziglang (or lld by the system's packages)"
     found = linkers()
@@ -123,7 +123,7 @@ def _disk(folder: Path) -> DeviceFinding:
 
 def _kept() -> DeviceFinding:
     """The compiled models that this user's processes share."""
-    from compiler.kept_models import FOLDER, LIMIT, own_folder
+    from tilewright.compiler.kept_models import FOLDER, LIMIT, own_folder
 
     try:
         kept = own_folder()
@@ -148,8 +148,8 @@ def _kept() -> DeviceFinding:
 
 
 def _database(settings: Settings) -> DeviceFinding:
-    from db.errors import DatabaseError
-    from service.storage import open_storage
+    from tilewright.db.errors import DatabaseError
+    from tilewright.service.storage import open_storage
 
     own = settings.data_folder / "tilewright.db"
     try:

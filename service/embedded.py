@@ -10,10 +10,10 @@ from pathlib import Path
 
 import structlog
 
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.tokens import Scope, new_secret
-from service.settings import Settings
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope, new_secret
+from tilewright.service.settings import Settings
 
 log = structlog.get_logger("tilewright.embedded")
 

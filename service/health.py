@@ -1,4 +1,4 @@
-"""`python -m service.health`: whether the service of this machine is well, by its exit status.
+"""`python -m tilewright.service.health`: whether the service of this machine is well.
 
 The check of the container image: it asks at the port of the settings, over TLS where these have a
 certificate. Whose certificate it is says nothing here, it is this machine's own.
@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from service.settings import Settings
+from tilewright.service.settings import Settings
 
 SECONDS = 4.0
 """Less than the check's own limit, so that it ends with a sentence."""

@@ -9,7 +9,7 @@ from typing import TextIO
 
 import structlog
 
-from service.settings import Settings
+from tilewright.service.settings import Settings
 
 
 def set_up(settings: Settings) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from service.sentences import one_sentence
+from tilewright.service.sentences import one_sentence
 
 MOST_LINES = 400
 """Of a listing; the rest is counted."""

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
-from db.errors import StorageError, StorageKind
+from tilewright.db.errors import StorageError, StorageKind
 
 KEY_BYTES = 32
 

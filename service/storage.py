@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from db.clock import Clock
-from db.storage import Storage
-from service.settings import Settings
+from tilewright.db.clock import Clock
+from tilewright.db.storage import Storage
+from tilewright.service.settings import Settings
 
 
 def open_storage(settings: Settings, clock: Clock | None = None) -> Storage:

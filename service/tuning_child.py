@@ -1,6 +1,6 @@
 """A command that ends when the process ends that started it, even if that was killed.
 
-python -m service.tuning_child PARENT FOLDER tune model.onnx ...
+python -m tilewright.service.tuning_child PARENT FOLDER tune model.onnx ...
 
 `PARENT` is the process, and `FOLDER` what it cannot remove any more then.
 """
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
     watch.start()
-    from service.cli import main as tilewright  # takes long enough for the parent to end
+    from tilewright.service.cli import main as tilewright  # takes long enough for the parent to end
 
     tilewright(words)
 

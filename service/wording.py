@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from db.standing import Backing
-from service.api.schemas.workers import WorkerCondition
-from service.sentences import one_sentence
-from service.units import microseconds, milliseconds
-from tuner.events import Ended
-from tuner.forecast import Forecast
+from tilewright.db.standing import Backing
+from tilewright.service.api.schemas.workers import WorkerCondition
+from tilewright.service.sentences import one_sentence
+from tilewright.service.units import microseconds, milliseconds
+from tilewright.tuner.events import Ended
+from tilewright.tuner.forecast import Forecast
 
 
 def schedule_text(schedule: Mapping[str, Any] | None) -> str:

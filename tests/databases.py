@@ -6,8 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from db.engine import open_engine
-from db.migrate import upgrade
+from tilewright.db.engine import open_engine
+from tilewright.db.migrate import upgrade
 
 
 def lay_database(folder: Path) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.graph.verify import verify_graph
-from compiler.ops.interpret import run_graph
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.ops.interpret import run_graph
 
 
 class Maker:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.runtime import context
-from compiler.runtime.context import RunContext
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import Placed
-from compiler.runtime.kernel import aligned_bytes
-from compiler.runtime.program import Program, Slot, slot_start
-from compiler.sizes import Dimension, at, open_size, replaced, substituted
 from tests.kernels import Guarded
+from tilewright.compiler.runtime import context
+from tilewright.compiler.runtime.context import RunContext
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import Placed
+from tilewright.compiler.runtime.kernel import aligned_bytes
+from tilewright.compiler.runtime.program import Program, Slot, slot_start
+from tilewright.compiler.sizes import Dimension, at, open_size, replaced, substituted
 
 Array = np.ndarray[Any, Any]
 

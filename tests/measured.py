@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.runtime.speeds import Level, Speeds
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.compiler.runtime.speeds import Level, Speeds
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 SPEEDS = Speeds(1e9, (Level("memory", 0, 1e9),))
 

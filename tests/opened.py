@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from compiler import driver
-from compiler.errors import CompilerError
-from service.jobs.planning import ModelRequest
-from service.jobs.stage_planning import plan_first_program
+from tilewright.compiler import driver
+from tilewright.compiler.errors import CompilerError
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.stage_planning import plan_first_program
 
 
 def dims_of(port: Any) -> list[str | int]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler import ops
-from compiler.graph.ir import Graph
-from compiler.memory_plan import MemoryPlan, value_bytes
-from compiler.ops.interpret import run_graph
-from compiler.partition import plan_graph
-from compiler.placement import Placement, same_bytes
-from compiler.plan import (
+from tests.graphs import random_inputs
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.memory_plan import MemoryPlan, value_bytes
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.placement import Placement, same_bytes
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -22,9 +23,8 @@ from compiler.plan import (
     ViewStep,
     bodies_of,
 )
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.packing import pack, unpack
-from tests.graphs import random_inputs
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.packing import pack, unpack
 
 
 def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.client import Client, ClientError
+from tilewright.service.client import Client, ClientError
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
         running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
     try:
-        start("service.cli", "serve", "--port", str(port))
+        start("tilewright.service.cli", "serve", "--port", str(port))
         ends = time.monotonic() + 60
         while True:
             try:
@@ -50,7 +50,15 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
                 time.sleep(0.05)
         token_file = str(data / "token")
         spool = str(folder / "spool")
-        start("service.worker", "--server", url, "--token-file", token_file, "--spool", spool)
+        start(
+            "tilewright.service.worker",
+            "--server",
+            url,
+            "--token-file",
+            token_file,
+            "--spool",
+            spool,
+        )
         with Client(url, (data / "token").read_text().strip()) as client:
             yield client
     finally:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.runtime.program import (
     BufferRef,
     BufferSpace,
     Copy,

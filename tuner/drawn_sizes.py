@@ -17,16 +17,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler import costs
-from compiler.errors import InvalidArgumentError
-from compiler.hinted_ranges import Shares
-from compiler.intervals import RangePiece, intervals, pieces
-from compiler.sizes import Dimension, check_values
-from compiler.workload import Workload
-from tuner.floor import least_seconds
-from tuner.measure.measurement import Sizes, SizeWeights
-from tuner.measure.points import SizePoint
-from tuner.measure.reference_cost import ReferenceLimit, affordable
+from tilewright.compiler import costs
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.intervals import RangePiece, intervals, pieces
+from tilewright.compiler.sizes import Dimension, check_values
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.measure.measurement import Sizes, SizeWeights
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 
 DRAWN = 4
 """Sizes of a dimension for which nobody states any, if its range is not cut."""

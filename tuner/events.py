@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tuner.forecast import Forecast, ForecastError
-from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.measure.points import ITSELF, SizePoint
-from tuner.measure.wire import MeasureRequest
-from tuner.options import TuneOptions
+from tilewright.tuner.forecast import Forecast, ForecastError
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.options import TuneOptions
 
 
 class Ended(StrEnum):

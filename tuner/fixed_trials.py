@@ -10,17 +10,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from tuner.measure.batch import BuiltCandidate, Link, link_to_bytes, make_request, trials_of
-from tuner.measure.builder import Builder, Built, Ticket
-from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
-from tuner.measure.references import NoReference, Prepared, ReferenceCache
-from tuner.measure.runner import Runner
-from tuner.measure.wire import MeasureRequest, RepeatSettings
-from tuner.options import TuneOptions
-from tuner.store import RecordStore
-from tuner.tasks import Task
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.measure.batch import (
+    BuiltCandidate,
+    Link,
+    link_to_bytes,
+    make_request,
+    trials_of,
+)
+from tilewright.tuner.measure.builder import Builder, Built, Ticket
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tilewright.tuner.measure.references import NoReference, Prepared, ReferenceCache
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import RecordStore
+from tilewright.tuner.tasks import Task
 
 AHEAD = 8
 """How many builds are under way while the runner measures."""

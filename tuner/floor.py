@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler import costs
-from compiler.workload import Workload
-from tuner.measure.wire import LEAST_SECONDS
+from tilewright.compiler import costs
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13
 """Of one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that of

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tuner.events import Ended
-from tuner.forecast import Curve, Forecast, ForecastError, ForecastLog, forecast, seconds_of
-from tuner.measure.measurement import Status, Trial
-from tuner.options import TuneOptions
+from tilewright.tuner.events import Ended
+from tilewright.tuner.forecast import (
+    Curve,
+    Forecast,
+    ForecastError,
+    ForecastLog,
+    forecast,
+    seconds_of,
+)
+from tilewright.tuner.measure.measurement import Status, Trial
+from tilewright.tuner.options import TuneOptions
 
 FINALS_SHARE = 0.2
 """Share of the time budget kept for comparing finalists."""

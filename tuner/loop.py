@@ -10,25 +10,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
-from compiler.timings import Timings, timed
-from tuner.cancel import CancelToken
-from tuner.cost_model import make_cost_model
-from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started
-from tuner.forecast import Curve, gain_alone
-from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
-from tuner.measure.batch import Link, link_to_bytes
-from tuner.measure.builder import Builder
-from tuner.measure.measurement import Phase, RecordKey, Status, Trial, TuningRecord
-from tuner.measure.references import ReferenceCache
-from tuner.measure.runner import Runner
-from tuner.measure.verdict import winner_of
-from tuner.measure.wire import MeasureRequest, RepeatSettings
-from tuner.options import TuneOptions, TuningError
-from tuner.pipeline import Batch, Pipeline
-from tuner.store import RecordStore
-from tuner.task_board import TaskBoard
-from tuner.task_state import TaskState
-from tuner.tasks import Task
+from tilewright.compiler.timings import Timings, timed
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.cost_model import make_cost_model
+from tilewright.tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started
+from tilewright.tuner.forecast import Curve, gain_alone
+from tilewright.tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
+from tilewright.tuner.measure.batch import Link, link_to_bytes
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.measurement import Phase, RecordKey, Status, Trial, TuningRecord
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.measure.verdict import winner_of
+from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
+from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.pipeline import Batch, Pipeline
+from tilewright.tuner.store import RecordStore
+from tilewright.tuner.task_board import TaskBoard
+from tilewright.tuner.task_state import TaskState
+from tilewright.tuner.tasks import Task
 
 POLL_SECONDS = 0.02
 """How long to wait for a result before the loop looks at builds and the cancellation token."""

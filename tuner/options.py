@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.device import DeviceFacts
-from compiler.errors import CompilerError
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import CompilerError
 
 DEFAULT_STOP_GAIN = 0.005
 """The `stop_gain` of users who choose none. Nobody notices half a percent, and most runs get there

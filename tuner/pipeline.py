@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from compiler.timings import Timings, timed
-from tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
-from tuner.measure.builder import Builder, Built, Ticket
-from tuner.measure.measurement import Measurement, Phase, Status, Trial
-from tuner.measure.oracle import ExpectedOutput
-from tuner.measure.references import NoReference, Prepared, ReferenceCache
-from tuner.measure.runner import Runner
-from tuner.measure.wire import MeasureRequest, RepeatSettings
-from tuner.options import TuneOptions, TuningError
-from tuner.task_state import TaskState
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.timings import Timings, timed
+from tilewright.tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
+from tilewright.tuner.measure.builder import Builder, Built, Ticket
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tilewright.tuner.measure.oracle import ExpectedOutput
+from tilewright.tuner.measure.references import NoReference, Prepared, ReferenceCache
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
+from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.task_state import TaskState
 
 SCREEN_SENT, FINAL_SENT = -1, -2
 """Entries of a journal: a batch of this phase was sent."""

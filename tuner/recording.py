@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from compiler.device import DeviceFacts
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from tuner.events import TaskInputs
-from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
-from tuner.measure.points import ITSELF, SizePoint
-from tuner.measure.wire import MeasureRequest
-from tuner.options import TuneOptions
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.events import TaskInputs
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.options import TuneOptions
 
 _STORED = {"estimates": "draft"}
 """Options stored under another name, so that recordings of earlier releases can be read."""

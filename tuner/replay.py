@@ -16,20 +16,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import ScheduleSpace, anything
-from compiler.workload import Workload
-from tuner.events import Event, Finished
-from tuner.loop import tune
-from tuner.measure.builder import Built
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
-from tuner.measure.oracle import ExpectedOutput
-from tuner.measure.references import NoReference, ReferenceCache
-from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
-from tuner.options import TuneOptions
-from tuner.recording import RecordedRun, ReplayError
-from tuner.store import MemoryStore, RecordStore
-from tuner.tasks import Task
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace, anything
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.events import Event, Finished
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import Built
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
+from tilewright.tuner.measure.oracle import ExpectedOutput
+from tilewright.tuner.measure.references import NoReference, ReferenceCache
+from tilewright.tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.recording import RecordedRun, ReplayError
+from tilewright.tuner.store import MemoryStore, RecordStore
+from tilewright.tuner.tasks import Task
 
 
 class Answers(Protocol):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
-from compiler.timings import Timings
-from tuner.cost_model.protocol import CostModel, Sample
-from tuner.events import TaskSnapshot
-from tuner.forecast import Curve
-from tuner.limits import search_effort
-from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.options import TuneOptions, TuningError
-from tuner.task_scheduler import TaskScheduler
-from tuner.task_state import TaskState
-from tuner.tasks import Task
+from tilewright.compiler.timings import Timings
+from tilewright.tuner.cost_model.protocol import CostModel, Sample
+from tilewright.tuner.events import TaskSnapshot
+from tilewright.tuner.forecast import Curve
+from tilewright.tuner.limits import search_effort
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.task_scheduler import TaskScheduler
+from tilewright.tuner.task_state import TaskState
+from tilewright.tuner.tasks import Task
 
 
 class TaskBoard:

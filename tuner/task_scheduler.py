@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
+from tilewright.tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
 """A task is done if it is within this share of its bound: measurements are no finer."""

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.errors import ScheduleError
-from compiler.schedule.schedule import Schedule
-from tuner.analysis.compute_costs import compute_costs
-from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model.protocol import CostModel, Sample, point_samples
-from tuner.events import TaskInputs, TaskSnapshot
-from tuner.measure.measurement import (
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.analysis.compute_costs import compute_costs
+from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
+from tilewright.tuner.cost_model.protocol import CostModel, Sample, point_samples
+from tilewright.tuner.events import TaskInputs, TaskSnapshot
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     Status,
@@ -21,11 +21,17 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.measure.wire import MeasureRequest
-from tuner.options import TuneOptions
-from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
-from tuner.task_scheduler import Profile, TaskProgress
-from tuner.tasks import Task
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.search import (
+    Observed,
+    SearchContext,
+    SearchStrategy,
+    Suggestion,
+    make_strategy,
+)
+from tilewright.tuner.task_scheduler import Profile, TaskProgress
+from tilewright.tuner.tasks import Task
 
 MAX_RETRIES = 2
 """How often a candidate is sent again after a worker was lost with it."""

@@ -6,15 +6,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from compiler.loops.nest import LoopNest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.schedule.space import ScheduleSpace
-from compiler.target import Target
-from compiler.workload import Workload
-from tuner.drawn_sizes import points_at, points_of
-from tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
-from tuner.measure.points import ITSELF, SizePoint
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.schedule.space import ScheduleSpace
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.drawn_sizes import points_at, points_of
+from tilewright.tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
+from tilewright.tuner.measure.points import ITSELF, SizePoint
 
 
 @dataclass(frozen=True, slots=True)

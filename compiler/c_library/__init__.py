@@ -5,15 +5,15 @@
 `compiler/runtime/native`), packed by a C compiler (`toolchain.py`).
 """
 
-from compiler.c_library.library import (
+from tilewright.compiler.c_library.library import (
     CLibrary,
     WeightPlace,
     library_name,
     write_c_library,
     write_executable,
 )
-from compiler.c_library.toolchain import ToolchainError
-from compiler.c_library.wasm import WasmModule, write_wasm_module
+from tilewright.compiler.c_library.toolchain import ToolchainError
+from tilewright.compiler.c_library.wasm import WasmModule, write_wasm_module
 
 __all__ = [
     "CLibrary",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.c_library.header import Interface, c_type
-from compiler.c_library.names import comment, quoted
-from compiler.dtypes import DType
-from compiler.runtime.program import Port
+from tilewright.compiler.c_library.header import Interface, c_type
+from tilewright.compiler.c_library.names import comment, quoted
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.program import Port
 
 _SHOWN = 4
 """Elements of each output that the program prints."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from compiler.c_library.names import comment, identifier, identifiers
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.ports import ranges_text, shape_text
-from compiler.runtime.program import Port, Program
-from compiler.sizes import Dimension, is_open
+from tilewright.compiler.c_library.names import comment, identifier, identifiers
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.ports import ranges_text, shape_text
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.sizes import Dimension, is_open
 
 _TYPES = {
     DType.FLOAT16: "uint16_t",

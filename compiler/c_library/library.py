@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compiler.c_library.example import cmake_project, example
-from compiler.c_library.header import Interface, Statement, header
-from compiler.c_library.names import identifier
-from compiler.c_library.source import source
-from compiler.c_library.toolchain import Toolchain, toolchain
-from compiler.codegen.elf import loaded_bytes
-from compiler.errors import ArtifactError
-from compiler.program_builder import CompiledProgram
-from compiler.runtime.artifact_writer import check_destination, replace_folder
-from compiler.runtime.program_encoding import encode
-from compiler.target import Target
+from tilewright.compiler.c_library.example import cmake_project, example
+from tilewright.compiler.c_library.header import Interface, Statement, header
+from tilewright.compiler.c_library.names import identifier
+from tilewright.compiler.c_library.source import source
+from tilewright.compiler.c_library.toolchain import Toolchain, toolchain
+from tilewright.compiler.codegen.elf import loaded_bytes
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.package import package_version
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.runtime.artifact_writer import check_destination, replace_folder
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.target import Target
 
 FORMAT = "tilewright-c-library"
 NATIVE = Path(__file__).parent / "native"
@@ -260,14 +260,6 @@ def exported_names(interface: Interface, *, weights_inside: bool) -> list[str]:
     functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
     names = [f"{interface.name}_{function}" for function in functions]
     return [*names, *([f"{interface.name}_weights"] if weights_inside else [])]
-
-
-def package_version() -> str:
-    """Of this compiler, for people."""
-    try:
-        return version("tilewright")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _packages(interface: Interface, folder: Path, target: Target) -> None:

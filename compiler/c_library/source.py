@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from compiler.c_library.header import SHORT_VECTORS, Interface, range_of
-from compiler.c_library.names import quoted
-from compiler.dtypes import DType
-from compiler.runtime.context import PortForm, ProgramForm
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferRef, BufferSpace, Port
-from compiler.runtime.program_encoding import EncodedProgram, encode
+from tilewright.compiler.c_library.header import SHORT_VECTORS, Interface, range_of
+from tilewright.compiler.c_library.names import quoted
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.context import PortForm, ProgramForm
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Port
+from tilewright.compiler.runtime.program_encoding import EncodedProgram, encode
 
 _UNLIMITED = "INT64_MAX"
 _TABLES = ("open_words", "places", "weights", "inputs", "outputs", "counts")

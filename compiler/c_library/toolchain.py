@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.errors import CompilerError
-from compiler.target import Target
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.target import Target
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 _FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.c_library.header import Interface, Statement, range_of
-from compiler.c_library.library import (
+from tilewright.compiler.c_library.header import Interface, Statement, range_of
+from tilewright.compiler.c_library.library import (
     INCLUDE,
     NATIVE,
     compile_objects,
     describe,
     exported_names,
-    package_version,
     staged,
     weight_object,
 )
-from compiler.c_library.toolchain import STACK_BYTES, Toolchain, wasm_toolchain
-from compiler.dtypes import DType
-from compiler.program_builder import CompiledProgram
-from compiler.runtime.artifact_writer import check_destination
-from compiler.runtime.ports import open_dims
-from compiler.runtime.program import Port
+from tilewright.compiler.c_library.toolchain import STACK_BYTES, Toolchain, wasm_toolchain
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.package import package_version
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.runtime.artifact_writer import check_destination
+from tilewright.compiler.runtime.ports import open_dims
+from tilewright.compiler.runtime.program import Port
 
 FORMAT = "tilewright-wasm-module"
 _SCRIPT = Path(__file__).parent / "module.mjs"

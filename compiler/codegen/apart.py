@@ -14,9 +14,9 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 
-from compiler.errors import CompilerError
-from compiler.process.child import ChildProcess
-from compiler.target import Target
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.child import ChildProcess
+from tilewright.compiler.target import Target
 
 LIMIT_SECONDS = 30
 """CPU time that one text may take; kernels take less than one second."""
@@ -42,7 +42,7 @@ def emit_assembly(ir_text: str, target: Target) -> str:
 
 def serve(pipe: Connection) -> None:
     """Answer requests until the pipe is closed: what the other process runs."""
-    from compiler.codegen import object
+    from tilewright.compiler.codegen import object
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with pipe:
@@ -87,7 +87,7 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
     with _lock:
         # After a fork, the pipe is still the parent's.
         if _process is None or _process.owner != os.getpid():
-            _process = ChildProcess("compiler.codegen.apart", "serve")
+            _process = ChildProcess("tilewright.compiler.codegen.apart", "serve")
         try:
             _process.pipe.send((as_text, ir_text, target, LIMIT_SECONDS))
             answer: bytes | str | CompilerError = _process.pipe.recv()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from compiler.errors import CompilerError
-from compiler.loops.nest import LoopNest
-from compiler.sizes import Dimension
-from compiler.target import Target
-from compiler.timings import Timings
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def backend_of(target: Target) -> Backend:
     Raises:
         CompilerError: if a package that it needs is not installed.
     """
-    name = f"compiler.codegen.{target.backend}.backend"
+    name = f"tilewright.compiler.codegen.{target.backend}.backend"
     try:
         found: Backend = importlib.import_module(name).BACKEND
     except ModuleNotFoundError as error:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from compiler.errors import CompilerError
-from compiler.targets import families
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.targets import families
 
 _FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
 _MODULE = b"\0asm"

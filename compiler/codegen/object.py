@@ -16,10 +16,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from compiler.codegen.elf import is_elf, undefined_symbols
-from compiler.errors import CompilerError
-from compiler.target import Target
-from compiler.timings import Timings, timed
+from tilewright.compiler.codegen.elf import is_elf, undefined_symbols
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
 
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
 """The only symbols that object code may leave undefined: every C library and every linker has

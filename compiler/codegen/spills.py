@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from compiler.codegen.statistics import InnerLoop, inner_loops
-from compiler.target import Target
+from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.target import Target
 
 MOST_SPILLS = 20
 """Vectors that an innermost loop may move to and from the stack, whatever its size."""

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
-from compiler.target import Target
-from compiler.targets import AssemblySyntax
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import AssemblySyntax
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from onnx.defs import OpSchema, get_all_schemas_with_history
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.frontend.model_file import NEWEST_OPSET
-from compiler.frontend.sequences import SEQUENCES
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr, Load, Tensor
-from compiler.loops.index import Affine, Axis
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.registry import Operator, OpKind, Source
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.model_file import NEWEST_OPSET
+from tilewright.compiler.frontend.sequences import SEQUENCES
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr, Load, Tensor
+from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.registry import Operator, OpKind, Source
 
 ML_DOMAIN = "ai.onnx.ml"
 NEWEST_ML_OPSET = 5

@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 
-from compiler import ops
-from compiler.frontend.old_opsets import FIRST_NUMPY_BROADCASTING
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule, OpKind
+from tilewright.compiler import ops
+from tilewright.compiler.frontend.old_opsets import FIRST_NUMPY_BROADCASTING
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule, OpKind
 
 _DIVIDES = frozenset(["Div", "Mod"])
 """The memory after the last element may be zero, and integers must not be divided by zero."""

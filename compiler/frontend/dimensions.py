@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
-from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.hinted_ranges import as_hinted
-from compiler.ranges import SizeRange
-from compiler.runtime.ports import Dims, OpenPorts
-from compiler.sizes import Dimension, parse_size, substituted
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.hinted_ranges import as_hinted
+from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.sizes import Dimension, parse_size, substituted
 
 _NO_TENSORS = {
     "sequence_type": "a sequence",

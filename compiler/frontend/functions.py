@@ -6,8 +6,8 @@ import onnx.checker
 import onnx.inliner
 from onnx import ModelProto, NodeProto
 
-from compiler.errors import InvalidModelError
-from compiler.frontend.order import DEPTH_LIMIT
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.frontend.order import DEPTH_LIMIT
 
 NODE_LIMIT = 200_000
 """A few nested functions can stand for any number of nodes; no model may expand to more."""

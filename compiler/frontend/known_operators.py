@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from onnx import NodeProto
 from onnx.defs import SchemaError, get_schema
 
-from compiler import ops
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.old_opsets import domain_of
-from compiler.frontend.sequences import SEQUENCES
-from compiler.ops.registry import OnnxRule
+from tilewright.compiler import ops
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.frontend.old_opsets import domain_of
+from tilewright.compiler.frontend.sequences import SEQUENCES
+from tilewright.compiler.ops.registry import OnnxRule
 
 _BODIES = ("If", "Loop", "Scan")
 _SEED = "seed"

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from compiler.runtime.kernel import aligned_bytes
-from compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.kernel import aligned_bytes
+from tilewright.compiler.runtime.packing import Bytes
 
 GRAPH = 7
 """Of a ModelProto."""

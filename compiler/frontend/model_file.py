@@ -12,12 +12,12 @@ from typing import BinaryIO, TypeAlias
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 from onnx import ModelProto, save_model
 
-from compiler.errors import InvalidModelError
-from compiler.frontend.message import UnusualError, split_message
-from compiler.frontend.old_opsets import OLDEST_OPSET, domain_of
-from compiler.frontend.tensors import read_tensor
-from compiler.ops.onnx_node import OnnxTensor
-from compiler.runtime.packing import Bytes
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.frontend.message import UnusualError, split_message
+from tilewright.compiler.frontend.old_opsets import OLDEST_OPSET, domain_of
+from tilewright.compiler.frontend.tensors import read_tensor
+from tilewright.compiler.ops.onnx_node import OnnxTensor
+from tilewright.compiler.runtime.packing import Bytes
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""

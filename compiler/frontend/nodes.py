@@ -10,23 +10,23 @@ from pathlib import Path
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from compiler import ops
-from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
-from compiler.frontend.counted import carried
-from compiler.frontend.known_operators import lacks
-from compiler.frontend.old_opsets import aligned_operands, domain_of
-from compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
-from compiler.frontend.schema_functions import schema_function
-from compiler.frontend.sequences import on_sequences
-from compiler.frontend.stages import Waiting, unwrapped
-from compiler.frontend.tensors import read_tensor
-from compiler.frontend.texts import labelled, with_one_table
-from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.enclosed import Enclosure, Outside
-from compiler.ops.loops import branched, truth
-from compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from compiler.sizes import OpenSizeError, asked_by, is_open
+from tilewright.compiler import ops
+from tilewright.compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.frontend.counted import carried
+from tilewright.compiler.frontend.known_operators import lacks
+from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
+from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
+from tilewright.compiler.frontend.schema_functions import schema_function
+from tilewright.compiler.frontend.sequences import on_sequences
+from tilewright.compiler.frontend.stages import Waiting, unwrapped
+from tilewright.compiler.frontend.tensors import read_tensor
+from tilewright.compiler.frontend.texts import labelled, with_one_table
+from tilewright.compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.enclosed import Enclosure, Outside
+from tilewright.compiler.ops.loops import branched, truth
+from tilewright.compiler.ops.onnx_node import OnnxAttr, OnnxNode
+from tilewright.compiler.sizes import OpenSizeError, asked_by, is_open
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.onnx_node import OnnxNode
 
 OLDEST_OPSET = 1
 FIRST_NUMPY_BROADCASTING = 7

@@ -13,31 +13,31 @@ from typing import TypeVar
 
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError, ModelWarning, UnsupportedOperatorError
-from compiler.frontend.dimensions import check_dims, dim_name, fixed_size, stated_size
-from compiler.frontend.functions import inline_functions
-from compiler.frontend.model_file import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError, ModelWarning, UnsupportedOperatorError
+from tilewright.compiler.frontend.dimensions import check_dims, dim_name, fixed_size, stated_size
+from tilewright.compiler.frontend.functions import inline_functions
+from tilewright.compiler.frontend.model_file import (
     NEWEST_OPSET,
     ModelSource,
     ReadModel,
     check_header,
     read_model,
 )
-from compiler.frontend.nodes import NameScope, NodeImporter
-from compiler.frontend.stages import Rest, Waiting, rest_of
-from compiler.frontend.tensors import element_type, external_bytes, read_tensor
-from compiler.frontend.texts import input_labels
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.labels import LABELLED, OTHER, Labels
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.check import verify
-from compiler.ops.labels import labels_text
-from compiler.ranges import SizeRange
-from compiler.runtime.memory import check_memory
-from compiler.runtime.ports import element_name
-from compiler.sizes import (
+from tilewright.compiler.frontend.nodes import NameScope, NodeImporter
+from tilewright.compiler.frontend.stages import Rest, Waiting, rest_of
+from tilewright.compiler.frontend.tensors import element_type, external_bytes, read_tensor
+from tilewright.compiler.frontend.texts import input_labels
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import LABELLED, OTHER, Labels
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.check import verify
+from tilewright.compiler.ops.labels import labels_text
+from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.ports import element_name
+from tilewright.compiler.sizes import (
     Dimension,
     SizesDifferError,
     is_open,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from onnx import FunctionProto, GraphProto, NodeProto
 
-from compiler.errors import InvalidModelError
+from tilewright.compiler.errors import InvalidModelError
 
 DEPTH_LIMIT = 64
 """Branches and function bodies within each other."""

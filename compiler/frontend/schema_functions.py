@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto, helper
 from onnx.defs import OpSchema, SchemaError, get_schema
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.types import TensorType
-from compiler.ops.cast import ONNX_TYPES
-from compiler.sizes import is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.sizes import is_open
 
 _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.items()}
 

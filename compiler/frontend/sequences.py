@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import show
 
 
 def sequence_operand(node: OnnxNode, position: int) -> tuple[str, ...]:

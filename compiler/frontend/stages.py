@@ -19,19 +19,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from compiler.dtypes import DType
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.known_operators import check_known
-from compiler.frontend.model_file import ReadModel
-from compiler.frontend.old_opsets import domain_of
-from compiler.frontend.order import reads
-from compiler.frontend.tensors import element_type
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.onnx_node import OnnxTensor
-from compiler.ranges import LARGEST_SIZE
-from compiler.runtime.stages import Crossing, Facts, Reads
-from compiler.sizes import Dimension, bounds, is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.frontend.known_operators import check_known
+from tilewright.compiler.frontend.model_file import ReadModel
+from tilewright.compiler.frontend.old_opsets import domain_of
+from tilewright.compiler.frontend.order import reads
+from tilewright.compiler.frontend.tensors import element_type
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.onnx_node import OnnxTensor
+from tilewright.compiler.ranges import LARGEST_SIZE
+from tilewright.compiler.runtime.stages import Crossing, Facts, Reads
+from tilewright.compiler.sizes import Dimension, bounds, is_open
 
 DECIDING_ELEMENTS = 64
 """Values with more elements decide no sizes."""

@@ -12,12 +12,12 @@ import numpy as np
 from google.protobuf.message import Message  # type: ignore[import-untyped]  # no types
 from onnx import ModelProto, TensorProto
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.constants import text_places
-from compiler.ops.onnx_node import OnnxTensor
-from compiler.runtime.packing import Bytes
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.constants import text_places
+from tilewright.compiler.ops.onnx_node import OnnxTensor
+from tilewright.compiler.runtime.packing import Bytes
 
 NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
 """Element types of 4 bits, and what holds their elements here."""

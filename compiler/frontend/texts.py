@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-from compiler.labels import OTHER, Labels
-from compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.labels import OTHER, Labels
+from tilewright.compiler.ops.onnx_node import OnnxNode
 
 _ML = "ai.onnx.ml"
 

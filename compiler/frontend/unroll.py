@@ -14,15 +14,15 @@ from typing import cast
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import UnsupportedOperatorError
-from compiler.ops.cast import cast_to
-from compiler.ops.enclosed import Enclosure
-from compiler.ops.loops import looped, truth
-from compiler.ops.moves import flip, part, transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.shapes import show
-from compiler.sizes import is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.enclosed import Enclosure
+from tilewright.compiler.ops.loops import looped, truth
+from tilewright.compiler.ops.moves import flip, part, transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import is_open
 
 STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""

@@ -9,8 +9,8 @@ from typing import Self, Union, cast
 
 import numpy as np
 
-from compiler.graph.types import TensorType
-from compiler.sizes import (
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.sizes import (
     Dimension,
     Size,
     at,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from compiler.dtypes import DType
+from tilewright.compiler.dtypes import DType
 
 
 def fresh(base: str, taken: Container[str]) -> str:

@@ -39,12 +39,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.ranges import parse_range
-from compiler.sizes import Dimension, OpenSizeError, is_open, parse_size
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.sizes import Dimension, OpenSizeError, is_open, parse_size
 
 DEPTH_LIMIT = 64
 """Bodies within each other."""

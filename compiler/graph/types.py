@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from compiler.dtypes import DType
+from tilewright.compiler.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)

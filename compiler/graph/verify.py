@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph
 
 
 def verify_graph(graph: Graph) -> None:

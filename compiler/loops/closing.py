@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from compiler.loops.index import Affine, Axis, FloorDiv, Term
-from compiler.sizes import Size, at, check_values, dimensions, is_open
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term
+from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_open
 
 
 class SameAxisError(Exception):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.loops.expr import Cast, Expr, Operation, constant, op
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.loops.expr import Cast, Expr, Operation, constant, op
 
 LOG2_E = 1.4426950408889634
 LN2 = 0.6931471805599453

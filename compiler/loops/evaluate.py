@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Combiner,
     Expr,
     Fold,
@@ -24,10 +24,10 @@ from compiler.loops.expr import (
     Tensor,
     loads,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv
-from compiler.loops.layout import strides
-from compiler.loops.nest import Compute, For, LoopNest, Node, Tile
-from compiler.loops.semantics import (
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv
+from tilewright.compiler.loops.layout import strides
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Node, Tile
+from tilewright.compiler.loops.semantics import (
     Array,
     apply_combiner,
     compute_type,

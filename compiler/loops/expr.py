@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from compiler.dtypes import DType
-from compiler.loops.index import Affine, AffineLike, Axis, affine
-from compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
-from compiler.sizes import at, is_open, replaced
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.index import Affine, AffineLike, Axis, affine
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
+from tilewright.compiler.sizes import at, is_open, replaced
 
 
 class Space(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.loops.elementary import (
+from tilewright.compiler.loops.elementary import (
     LN2,
     absolute,
     by_type,
@@ -12,8 +12,8 @@ from compiler.loops.elementary import (
     select,
     with_sign_of,
 )
-from compiler.loops.exponential import exp_of, expm1_of, log1p_of
-from compiler.loops.expr import Expr, Operation, constant, op
+from tilewright.compiler.loops.exponential import exp_of, expm1_of, log1p_of
+from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 
 
 def sinh(x: Expr) -> Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.sizes import always_less, exact_quotient, is_open
 
 
 @dataclass(frozen=True, slots=True)

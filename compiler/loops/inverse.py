@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import pi
 
-from compiler.loops.elementary import (
+from tilewright.compiler.loops.elementary import (
     absolute,
     by_type,
     fma,
@@ -14,7 +14,7 @@ from compiler.loops.elementary import (
     select,
     with_sign_of,
 )
-from compiler.loops.expr import Expr, Operation, constant, op
+from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 
 _PI_LOW = 1.2246467991473532e-16
 """pi - float64(pi)"""

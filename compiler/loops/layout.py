@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.memo import memo
+from tilewright.compiler.memo import memo
 
 MAX_LANE_STEP = 4
 """Elements from one lane to the next, at most, that are read as whole vectors and permuted; lanes

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.loops.elementary import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.elementary import (
     absolute,
     fma,
     in_float,
@@ -23,7 +23,7 @@ from compiler.loops.elementary import (
     select,
     with_sign_of,
 )
-from compiler.loops.exponential import (
+from tilewright.compiler.loops.exponential import (
     exp,
     exp_of,
     exp_of_negative,
@@ -34,11 +34,11 @@ from compiler.loops.exponential import (
     log1p_of,
     log_normal,
 )
-from compiler.loops.expr import Expr, Operation, constant, op
-from compiler.loops.hyperbolic import acosh, asinh, atanh, cosh, sinh
-from compiler.loops.inverse import acos, asin, atan
-from compiler.loops.power import pow
-from compiler.loops.trigonometric import cos, sin, tan
+from tilewright.compiler.loops.expr import Expr, Operation, constant, op
+from tilewright.compiler.loops.hyperbolic import acosh, asinh, atanh, cosh, sinh
+from tilewright.compiler.loops.inverse import acos, asin, atan
+from tilewright.compiler.loops.power import pow
+from tilewright.compiler.loops.trigonometric import cos, sin, tan
 
 __all__ = [
     "absolute",

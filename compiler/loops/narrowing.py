@@ -13,10 +13,10 @@ from math import isfinite
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.elementary import less, minimum, select
-from compiler.loops.expr import Cast, Const, Expr, Op, Operation, constant
-from compiler.loops.rewriting import rewrite
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.elementary import less, minimum, select
+from tilewright.compiler.loops.expr import Cast, Const, Expr, Op, Operation, constant
+from tilewright.compiler.loops.rewriting import rewrite
 
 _BYTES = (DType.UINT8, DType.INT8)
 _EXACT = 2.0**24

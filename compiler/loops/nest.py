@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from compiler.dtypes import DType
-from compiler.loops.closing import Closing, SameAxisError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.closing import Closing, SameAxisError
+from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
     Expr,
@@ -27,8 +27,8 @@ from compiler.loops.expr import (
     Tensor,
     walk,
 )
-from compiler.loops.index import Affine, Axis
-from compiler.sizes import Dimension, at, dimensions, is_open, replaced
+from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.sizes import Dimension, at, dimensions, is_open, replaced
 
 
 class Binding(StrEnum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -23,9 +23,9 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv, Term
-from compiler.loops.layout import Layout
-from compiler.loops.nest import (
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.loops.nest import (
     Binding,
     Compute,
     For,
@@ -37,8 +37,8 @@ from compiler.loops.nest import (
     Store,
     Tile,
 )
-from compiler.loops.tokens import Line, NestSyntaxError, Tokens
-from compiler.sizes import Dimension
+from tilewright.compiler.loops.tokens import Line, NestSyntaxError, Tokens
+from tilewright.compiler.sizes import Dimension
 
 
 def parse_nest(text: str) -> LoopNest:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops.elementary import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.elementary import (
     INFINITY,
     LN2,
     NARROW,
@@ -21,7 +21,7 @@ from compiler.loops.elementary import (
     select,
     split_exponent,
 )
-from compiler.loops.expr import Cast, Const, Expr, Operation, constant, op
+from tilewright.compiler.loops.expr import Cast, Const, Expr, Operation, constant, op
 
 
 def pow(x: Expr, y: Expr) -> Expr:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from compiler.loops.expr import Cast, Expr, IndexValue, Item, Items, Load, Op, Reduce, Tee, children
-from compiler.loops.index import Affine, Axis
+from tilewright.compiler.loops.expr import (
+    Cast,
+    Expr,
+    IndexValue,
+    Item,
+    Items,
+    Load,
+    Op,
+    Reduce,
+    Tee,
+    children,
+)
+from tilewright.compiler.loops.index import Affine, Axis
 
 
 def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:

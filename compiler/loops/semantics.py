@@ -11,8 +11,8 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,

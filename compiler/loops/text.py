@@ -23,8 +23,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -44,10 +44,10 @@ from compiler.loops.expr import (
     children,
     walk,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv, Term, number_text, sum_text
-from compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
-from compiler.loops.parser import parse_nest
-from compiler.loops.tokens import RESERVED
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term, number_text, sum_text
+from tilewright.compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.tokens import RESERVED
 
 __all__ = ["parse_nest", "print_nest"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from compiler.errors import CompilerError
-from compiler.sizes import Dimension, parse_size
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.sizes import Dimension, parse_size
 
 
 class NestSyntaxError(CompilerError):

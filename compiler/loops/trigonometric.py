@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import pi
 
-from compiler.dtypes import DType
-from compiler.loops.elementary import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.elementary import (
     INFINITY,
     absolute,
     equal,
@@ -20,7 +20,7 @@ from compiler.loops.elementary import (
     select,
     with_sign_of,
 )
-from compiler.loops.expr import Cast, Expr, Operation, op
+from tilewright.compiler.loops.expr import Cast, Expr, Operation, op
 
 
 def sin(x: Expr) -> Expr:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -30,10 +30,18 @@ from compiler.loops.expr import (
     Tee,
     walk,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, dot_operands, expressions
-from compiler.loops.semantics import items_of
-from compiler.sizes import bounds, is_open
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.nest import (
+    Binding,
+    Compute,
+    For,
+    LoopNest,
+    Node,
+    dot_operands,
+    expressions,
+)
+from tilewright.compiler.loops.semantics import items_of
+from tilewright.compiler.sizes import bounds, is_open
 
 
 def verify_nest(nest: LoopNest) -> None:

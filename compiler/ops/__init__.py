@@ -1,5 +1,13 @@
 """The operator set: one file an operator family."""
 
-from compiler.ops.registry import Operator, OpKind, Piece, Source, get, onnx_rules, operators
+from tilewright.compiler.ops.registry import (
+    Operator,
+    OpKind,
+    Piece,
+    Source,
+    get,
+    onnx_rules,
+    operators,
+)
 
 __all__ = ["OpKind", "Operator", "Piece", "Source", "get", "onnx_rules", "operators"]

@@ -7,16 +7,16 @@ from math import pi, sqrt
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Expr, Operation, op
-from compiler.ops.attributes import number, word
-from compiler.ops.elementwise import Scalar, pointwise, same
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Effort, OnnxRule, Operator, Reference
-from compiler.ops.unary import erf, infer_float, plain, zero
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Expr, Operation, op
+from tilewright.compiler.ops.attributes import number, word
+from tilewright.compiler.ops.elementwise import Scalar, pointwise, same
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator, Reference
+from tilewright.compiler.ops.unary import erf, infer_float, plain, zero
 
 
 def _activation(

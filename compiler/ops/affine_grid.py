@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.loops.semantics import to_memory
-from compiler.ops.moves import transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import is_open
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.moves import transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import is_open
 
 
 def _onnx_affine_grid(node: OnnxNode) -> str:

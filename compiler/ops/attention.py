@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
@@ -22,13 +22,13 @@ from compiler.loops.expr import (
     op,
     widened,
 )
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import integer, number
-from compiler.ops.elementwise import floats_only
-from compiler.ops.products import accumulated, computed_type, exactly
-from compiler.ops.registry import Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, broadcast_index, operand_count, show
-from compiler.sizes import equal, same_extents
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import integer, number
+from tilewright.compiler.ops.elementwise import floats_only
+from tilewright.compiler.ops.products import accumulated, computed_type, exactly
+from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import broadcast, broadcast_index, operand_count, show
+from tilewright.compiler.sizes import equal, same_extents
 
 _LOWEST = {
     DType.FLOAT16: -65504.0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs, attr
-from compiler.sizes import is_open
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs, attr
+from tilewright.compiler.sizes import is_open
 
 
 def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:

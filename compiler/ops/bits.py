@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr, Operation
-from compiler.loops.index import Affine
-from compiler.ops.attributes import word
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.elementwise import native, pointwise, same
-from compiler.ops.integers import shift_left, shift_right
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, operand_count, same_dtype, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr, Operation
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import word
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.elementwise import native, pointwise, same
+from tilewright.compiler.ops.integers import shift_left, shift_right
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import broadcast, operand_count, same_dtype, show
 
 
 def _infer(count: int) -> Callable[[Sequence[TensorType], Attrs], TensorType]:

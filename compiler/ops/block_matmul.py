@@ -21,16 +21,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Reduce, op
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import integer
-from compiler.ops.registry import Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count, show
-from compiler.sizes import typical
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Reduce, op
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.sizes import typical
 
 BITS = (2, 4, 8)
 LEAST_BLOCK = 16

@@ -9,16 +9,16 @@ from math import prod
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.labels import LABELLED, Labels
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops import size_arithmetic
-from compiler.ops.attributes import axis_of
-from compiler.sizes import OpenSizeError, bounds, is_open
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import LABELLED, Labels
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops import size_arithmetic
+from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.sizes import OpenSizeError, bounds, is_open
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""

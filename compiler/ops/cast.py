@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import semantics
-from compiler.loops.expr import Cast, Expr
-from compiler.ops.attributes import word
-from compiler.ops.elementwise import pointwise
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Effort, OnnxRule
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import semantics
+from tilewright.compiler.loops.expr import Cast, Expr
+from tilewright.compiler.ops.attributes import word
+from tilewright.compiler.ops.elementwise import pointwise
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Effort, OnnxRule
+from tilewright.compiler.ops.shapes import operand_count
 
 ONNX_TYPES = {
     1: DType.FLOAT32,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compiler import ops
-from compiler.errors import CompilerError, InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.graph.verify import verify_graph
-from compiler.sizes import OpenSizeError
+from tilewright.compiler import ops
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.sizes import OpenSizeError
 
 
 def verify(graph: Graph) -> None:

@@ -13,12 +13,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import cast_to
-from compiler.ops.iota import counted
-from compiler.ops.onnx_node import OnnxNode
-from compiler.sizes import exact_quotient, is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.iota import counted
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.sizes import exact_quotient, is_open
 
 _Names = Mapping[np.ufunc, str]
 

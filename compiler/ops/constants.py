@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.labels import Labels
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.cast import cast_to
-from compiler.ops.iota import counted
-from compiler.ops.onnx_node import OnnxNode, OnnxTensor
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import OpenSizeError, is_open, larger
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.iota import counted
+from tilewright.compiler.ops.onnx_node import OnnxNode, OnnxTensor
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import OpenSizeError, is_open, larger
 
 
 def text_places(texts: np.ndarray) -> tuple[np.ndarray, Labels]:

@@ -29,16 +29,16 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError, InvalidModelError
-from compiler.graph.ir import Attrs, Graph, attr
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import from_memory
-from compiler.ops.attributes import integer, ints, word
-from compiler.ops.native import no_expression
-from compiler.ops.registry import Operator, OpKind, RunBody
-from compiler.ops.shapes import operand_count
-from compiler.sizes import typical
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError
+from tilewright.compiler.graph.ir import Attrs, Graph, attr
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.attributes import integer, ints, word
+from tilewright.compiler.ops.native import no_expression
+from tilewright.compiler.ops.registry import Operator, OpKind, RunBody
+from tilewright.compiler.ops.shapes import operand_count
+from tilewright.compiler.sizes import typical
 
 STEP = TensorType(DType.INT64, ())
 GOING = TensorType(DType.BOOL, ())

@@ -14,12 +14,12 @@ from math import prod
 
 import numpy as np
 
-from compiler.loops.semantics import to_memory
-from compiler.ops.moves import flip, spread, transposed, window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import Shape, show
-from compiler.sizes import equal, same_extents
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.moves import flip, spread, transposed, window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import Shape, show
+from tilewright.compiler.sizes import equal, same_extents
 
 
 @dataclass(frozen=True, slots=True)

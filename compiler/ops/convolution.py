@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Combiner, Expr, Reduce, widened
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import integer
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.padding import resolve_pads
-from compiler.ops.products import accumulated, computed_type, exactly
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import Window, operand_count, pad, show
-from compiler.ops.windows import lines, reads
-from compiler.sizes import equal, same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Combiner, Expr, Reduce, widened
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.padding import resolve_pads
+from tilewright.compiler.ops.products import accumulated, computed_type, exactly
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import Window, operand_count, pad, show
+from tilewright.compiler.ops.windows import lines, reads
+from tilewright.compiler.sizes import equal, same_extents
 
 _IM2COL_CHANNELS = 16
 """Below as many channels a group, the reference unfolds windows into one matrix product."""

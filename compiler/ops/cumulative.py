@@ -7,17 +7,17 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import Combination, DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import axis_of, integer, word
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import filled
-from compiler.ops.native import native, split_at
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.dtypes import Combination, DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import axis_of, integer, word
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.native import native, split_at
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import operand_count
 
 _RUNNING = {"add": np.add, "mul": np.multiply}
 

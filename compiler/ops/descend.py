@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Operation, constant, op
-from compiler.loops.index import Affine
-from compiler.ops.registry import Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:

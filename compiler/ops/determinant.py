@@ -6,12 +6,12 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import equal
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import equal
 
 SIZE_LIMIT = 64
 """Steps are spelled out: a larger matrix would make a graph too large to compile."""

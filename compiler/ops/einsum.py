@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.ops.moves import transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import Shape
-from compiler.ops.wide_rules import in_wide_type
-from compiler.sizes import equal
+from tilewright.compiler.ops.moves import transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import Shape
+from tilewright.compiler.ops.wide_rules import in_wide_type
+from tilewright.compiler.sizes import equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from math import inf
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths, semantics
-from compiler.loops.expr import Const, Expr, Operation, op
-from compiler.loops.index import Affine
-from compiler.ops.attributes import integer
-from compiler.ops.integers import power
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import (
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths, semantics
+from tilewright.compiler.loops.expr import Const, Expr, Operation, op
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.integers import power
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import (
     Effort,
     Fresh,
     Infer,
@@ -27,7 +27,7 @@ from compiler.ops.registry import (
     Reference,
     Source,
 )
-from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype
+from tilewright.compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype
 
 Scalar = Callable[[Sequence[Expr], Attrs], Expr]
 

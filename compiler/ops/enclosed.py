@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from compiler.errors import UnsupportedOperatorError
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 class Enclosure:

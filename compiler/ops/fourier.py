@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.moves import transposed, window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.moves import transposed, window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 
 def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) -> np.ndarray:

@@ -7,23 +7,23 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Operation, constant, op
-from compiler.loops.index import Affine
-from compiler.ops.attributes import axis_of
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import grid, table
-from compiler.ops.index_ends import counts_within
-from compiler.ops.moves import transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.refusals import at_most
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count, show
-from compiler.sizes import same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import grid, table
+from tilewright.compiler.ops.index_ends import counts_within
+from tilewright.compiler.ops.moves import transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.refusals import at_most
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.sizes import same_extents
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

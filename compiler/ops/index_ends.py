@@ -6,9 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from compiler.ops.attributes import axis_of, integer, ints
-from compiler.ops.builder import GraphBuilder
-from compiler.sizes import Dimension, OpenSizeError, dimensions, is_open, open_size, substituted
+from tilewright.compiler.ops.attributes import axis_of, integer, ints
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.sizes import (
+    Dimension,
+    OpenSizeError,
+    dimensions,
+    is_open,
+    open_size,
+    substituted,
+)
 
 _SAME = frozenset({"cast", "concat", "expand", "identity", "reshape", "slice", "transpose"})
 """Operators whose results are elements of their operands."""

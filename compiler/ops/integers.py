@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Operation, op
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Const, Expr, Operation, op
 
 
 def power(base: Expr, exponent: Expr) -> Expr:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
-from compiler.ops.attributes import ints
-from compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
 
 
 def _axes(types: Sequence[TensorType], attrs: Attrs) -> tuple[int, ...]:

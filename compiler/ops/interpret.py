@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.attributes import integer
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.attributes import integer
 
 NodeHook = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
 """(node, operands, result of the reference) -> the result to go on with."""

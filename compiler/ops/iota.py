@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Cast, Expr, IndexValue
-from compiler.loops.index import Affine
-from compiler.loops.semantics import compute_type
-from compiler.ops.attributes import axis_of, integer, ints, word
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Effort, Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Cast, Expr, IndexValue
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.loops.semantics import compute_type
+from tilewright.compiler.ops.attributes import axis_of, integer, ints, word
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Effort, Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

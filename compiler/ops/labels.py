@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs, Node
-from compiler.graph.types import TensorType
-from compiler.labels import LABELLED, Key, Labels
-from compiler.ops.attributes import word
-from compiler.ops.native import no_expression
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule, Operator, OpKind
-from compiler.ops.shapes import operand_count, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import LABELLED, Key, Labels
+from tilewright.compiler.ops.attributes import word
+from tilewright.compiler.ops.native import no_expression
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule, Operator, OpKind
+from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def labels_of(node: Node | None) -> Labels | None:

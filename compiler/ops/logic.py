@@ -7,18 +7,18 @@ from functools import partial
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Expr, Operation, op
-from compiler.ops.elementwise import pointwise, same
-from compiler.ops.iota import counted
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Effort, OnnxRule, Operator
-from compiler.ops.shapes import broadcast, operand_count, same_dtype
-from compiler.sizes import is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Expr, Operation, op
+from tilewright.compiler.ops.elementwise import pointwise, same
+from tilewright.compiler.ops.iota import counted
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
+from tilewright.compiler.ops.shapes import broadcast, operand_count, same_dtype
+from tilewright.compiler.sizes import is_open
 
 
 def _infer_comparison(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:

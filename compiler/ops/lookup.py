@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Cast, Expr
-from compiler.loops.index import Affine
-from compiler.ops.products import BYTES
-from compiler.ops.registry import Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Cast, Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count
 
 ENTRIES = 256
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError, ModelWarning
-from compiler.graph.ir import AttrValue, Graph
-from compiler.graph.types import TensorType
-from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
-from compiler.ops.enclosed import Enclosure, inlined
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OpKind
-from compiler.ops.trip_counts import State, known_integer, trip_count
-from compiler.sizes import OpenSizeError, is_open, larger, smaller, typical
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError, ModelWarning
+from tilewright.compiler.graph.ir import AttrValue, Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
+from tilewright.compiler.ops.enclosed import Enclosure, inlined
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
+from tilewright.compiler.sizes import OpenSizeError, is_open, larger, smaller, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Makes the body of a loop from the step's number and its states, values of the enclosure's graph.

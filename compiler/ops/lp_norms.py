@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.loops.semantics import to_memory
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.pooling import window_attrs
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import Window
-from compiler.ops.wide_rules import in_wide_type
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.pooling import window_attrs
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import Window
+from tilewright.compiler.ops.wide_rules import in_wide_type
 
 
 def _power(node: OnnxNode, x: str, p: int) -> str:

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Combiner, Const, Expr, Reduce, widened
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import integer, number
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import accumulated, computed_type, exactly
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
-from compiler.sizes import equal, same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Combiner, Const, Expr, Reduce, widened
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import integer, number
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import accumulated, computed_type, exactly
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import (
+    broadcast,
+    broadcast_index,
+    operand_count,
+    same_dtype,
+    show,
+)
+from tilewright.compiler.sizes import equal, same_extents
 
 
 def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, table
-from compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
-from compiler.ops.microsoft_heads import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import counting, table
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
+from tilewright.compiler.ops.microsoft_heads import (
     MaskedAttention,
     both,
     hidden,
@@ -22,13 +22,13 @@ from compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
-from compiler.ops.microsoft_products import column_scales, integer_product
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import BYTES
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import equal
+from tilewright.compiler.ops.microsoft_products import column_scales, integer_product
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import equal
 
 _FILTER = -10000.0
 """What hides a key unless the node says otherwise: added to its score."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.block_matmul import BITS, Packing
-from compiler.ops.cast import cast_to
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import equal
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.block_matmul import BITS, Packing
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import equal
 
 _INT8 = 4
 """The accuracy level at which activations may be quantised."""

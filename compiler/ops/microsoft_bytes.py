@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from compiler.dtypes import DType
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import BYTES
-from compiler.ops.registry import FLOATS, OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import FLOATS, OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 DOMAIN = "com.microsoft"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, table
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.microsoft_heads import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import counting, table
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.microsoft_heads import (
     MaskedAttention,
     both,
     hidden,
@@ -16,10 +16,10 @@ from compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
-from compiler.ops.moves import part, window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.ops.moves import part, window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 _FILTER = -10000.0
 """What hides a key unless the node says otherwise: added to its score."""

@@ -7,13 +7,13 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.computed import filled
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 _QUICK = 1.702
 """The alpha of x * sigmoid(alpha * x) that comes nearest to GELU."""

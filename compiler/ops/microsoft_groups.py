@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, table
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.microsoft_heads import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import counting, table
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.microsoft_heads import (
     MaskedAttention,
     both,
     hidden,
@@ -20,12 +20,12 @@ from compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
-from compiler.ops.microsoft_rotary import positions, rotated
-from compiler.ops.moves import part, window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.scatter import rows_replaced
-from compiler.ops.shapes import show
+from tilewright.compiler.ops.microsoft_rotary import positions, rotated
+from tilewright.compiler.ops.moves import part, window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.scatter import rows_replaced
+from tilewright.compiler.ops.shapes import show
 
 
 @dataclass(frozen=True, slots=True)

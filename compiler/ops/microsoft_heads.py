@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import sqrt
 
-from compiler.dtypes import DType
-from compiler.ops.computed import filled
-from compiler.ops.moves import transposed, window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.moves import transposed, window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import show
 
 
 def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:

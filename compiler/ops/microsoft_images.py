@@ -5,12 +5,12 @@ ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md says what the
 
 from __future__ import annotations
 
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.moves import part, transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import BYTES
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.moves import part, transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 
 def _image(node: OnnxNode, value: str) -> tuple[int, ...]:

@@ -6,20 +6,20 @@ Runtime's docs/ContribOperators.md, and its kernels decide where that page is si
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.microsoft_bytes import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.microsoft_bytes import (
     DOMAIN,
     one_number,
     quantised,
     require_bytes,
     zero_point,
 )
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import BYTES
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import same_extents
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 MOST_BYTE = 255.0
 

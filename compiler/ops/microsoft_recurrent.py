@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.microsoft_bytes import DOMAIN, require_bytes
-from compiler.ops.microsoft_products import MOST_BYTE, dynamically_quantised, integer_product
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.recurrent import Weights, lstm, row_of
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN, require_bytes
+from tilewright.compiler.ops.microsoft_products import (
+    MOST_BYTE,
+    dynamically_quantised,
+    integer_product,
+)
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.recurrent import Weights, lstm, row_of
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 GATES = 4
 

@@ -3,14 +3,14 @@ the position (Su et al., "RoFormer", 2021). The cosines and sines of the angles 
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ops.computed import counting, table
-from compiler.ops.microsoft_bytes import DOMAIN
-from compiler.ops.microsoft_heads import merge_heads, split_heads
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.computed import counting, table
+from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.microsoft_heads import merge_heads, split_heads
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.ml_scores import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.ml_scores import (
     DOMAIN,
     as_floats,
     best_label,
@@ -19,8 +19,8 @@ from compiler.ops.ml_scores import (
     target_transform,
     with_texts,
 )
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
 
 
 def _scores(node: OnnxNode, targets: int | None) -> str:

@@ -6,16 +6,16 @@ from math import floor, isnan, prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import filled
-from compiler.ops.constants import text_places
-from compiler.ops.ml_scores import DOMAIN, as_floats, floats
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import equal
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.constants import text_places
+from tilewright.compiler.ops.ml_scores import DOMAIN, as_floats, floats
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import equal
 
 
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:

@@ -7,10 +7,10 @@ from math import pi
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.labels import Labels
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import show
 
 DOMAIN = "ai.onnx.ml"
 NEAR_ZERO = 1e-7

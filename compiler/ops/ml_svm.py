@@ -13,11 +13,11 @@ from itertools import combinations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import filled
-from compiler.ops.loops import looped
-from compiler.ops.ml_scores import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.loops import looped
+from tilewright.compiler.ops.ml_scores import (
     DOMAIN,
     best_label,
     both_scores,
@@ -26,10 +26,10 @@ from compiler.ops.ml_scores import (
     rows_of,
     with_texts,
 )
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.sizes import equal
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.sizes import equal
 
 COUPLING_STEPS = 100
 """Steps after which libsvm takes the probabilities as they are."""
@@ -223,7 +223,7 @@ def _coupled(node: OnnxNode, form: str, begin: str) -> str:
     going = filled(node, 1, (rows, 1), DType.FLOAT32)
 
     def step(enclosure: object, _number: str, states: Sequence[str]) -> Sequence[str]:
-        from compiler.ops.enclosed import Enclosure
+        from tilewright.compiler.ops.enclosed import Enclosure
 
         assert isinstance(enclosure, Enclosure)
         return _coupling_step(enclosure.node, enclosure.capture(form), states, rows, count)

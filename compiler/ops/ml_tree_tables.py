@@ -23,7 +23,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
+from tilewright.compiler.errors import InvalidModelError
 
 
 class Mode(IntEnum):

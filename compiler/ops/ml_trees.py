@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.ops.cast import cast_to
-from compiler.ops.ml_scores import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.ml_scores import (
     DOMAIN,
     TRANSFORMS,
     best_label,
@@ -23,9 +23,9 @@ from compiler.ops.ml_scores import (
     target_transform,
     with_texts,
 )
-from compiler.ops.ml_tree_tables import Mode, SplitNode, Tables, tree_tables
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.ml_tree_tables import Mode, SplitNode, Tables, tree_tables
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
 
 STEP_LIMIT = 512
 """Comparisons from a root to a leaf; a step is a kernel call."""

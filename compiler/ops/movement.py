@@ -7,19 +7,19 @@ from math import inf
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
-from compiler.ops.attributes import ints
-from compiler.ops.index_ends import check_alone
-from compiler.ops.iota import counted
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.refusals import at_most
-from compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
-from compiler.sizes import bounds, equal, is_open, larger, same_extents, smaller
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.index_ends import check_alone
+from tilewright.compiler.ops.iota import counted
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.refusals import at_most
+from tilewright.compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
+from tilewright.compiler.sizes import bounds, equal, is_open, larger, same_extents, smaller
 
 
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:

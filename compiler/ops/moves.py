@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ops.onnx_node import OnnxNode
-from compiler.sizes import larger, smaller
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.sizes import larger, smaller
 
 
 def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:

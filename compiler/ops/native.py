@@ -7,17 +7,17 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
-from compiler.ops.attributes import axis_of
-from compiler.ops.cast import cast_to
-from compiler.ops.moves import part
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import (
     Fresh,
     Infer,
     NativeWork,
@@ -27,7 +27,7 @@ from compiler.ops.registry import (
     Reference,
     Source,
 )
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.ops.shapes import operand_count
 
 OUTPUT_ONLY = "few operators take the result without a cut, which artifacts cannot have"
 """The limit of rules that emit `trim`."""

@@ -7,20 +7,26 @@ from math import prod
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Combiner, Const, Expr, Reduce, constant
-from compiler.loops.index import Affine, Axis, affine
-from compiler.ops.attributes import axis_of, integer, number
-from compiler.ops.cast import cast_to
-from compiler.ops.elementwise import floats_only
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
-from compiler.ops.wide_rules import in_wide_type, stash_type
-from compiler.sizes import is_open, same_extents
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Combiner, Const, Expr, Reduce, constant
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.ops.attributes import axis_of, integer, number
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.elementwise import floats_only
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import (
+    broadcast,
+    broadcast_index,
+    operand_count,
+    same_dtype,
+    show,
+)
+from tilewright.compiler.ops.wide_rules import in_wide_type, stash_type
+from tilewright.compiler.sizes import is_open, same_extents
 
 
 def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:

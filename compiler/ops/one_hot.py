@@ -6,14 +6,14 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import ONNX_TYPES, cast_to
-from compiler.ops.computed import counting, grid, table
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.computed import counting, grid, table
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import is_open
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:

@@ -8,15 +8,15 @@ from typing import cast
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.graph.ir import AttrValue
-from compiler.graph.types import TensorType
-from compiler.labels import Labels
-from compiler.loops.semantics import to_memory
-from compiler.ops.builder import GraphBuilder
-from compiler.sizes import OpenSizeError, is_open
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.sizes import OpenSizeError, is_open
 
 CALLED_OPSET = 21
 """The opset of the operators that rules spell other operators out with."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.shapes import Shape, show
-from compiler.sizes import is_open, larger
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import Shape, show
+from tilewright.compiler.sizes import is_open, larger
 
 
 def resolve_pads(

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
-from compiler.ops.attributes import axis_of, dimension, ints, number, word
-from compiler.ops.computed import counting, table
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
-from compiler.ops.shapes import Shape, operand_count, same_dtype, show
-from compiler.sizes import is_open, larger, same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import axis_of, dimension, ints, number, word
+from tilewright.compiler.ops.computed import counting, table
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
+from tilewright.compiler.ops.shapes import Shape, operand_count, same_dtype, show
+from tilewright.compiler.sizes import is_open, larger, same_extents
 
 
 def _no_expression(

@@ -9,19 +9,19 @@ from math import prod
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Combiner, Const, Expr, Reduce
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import integer, ints
-from compiler.ops.computed import counting, is_computed, table
-from compiler.ops.gather import row_strides
-from compiler.ops.moves import window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.padding import ceil_pads, cut_pads, resolve_pads
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import (
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Combiner, Const, Expr, Reduce
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.ops.computed import counting, is_computed, table
+from tilewright.compiler.ops.gather import row_strides
+from tilewright.compiler.ops.moves import window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.padding import ceil_pads, cut_pads, resolve_pads
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import (
     Shape,
     Window,
     broadcast,
@@ -30,9 +30,9 @@ from compiler.ops.shapes import (
     same_dtype,
     show,
 )
-from compiler.ops.wide_rules import in_wide_type
-from compiler.ops.windows import reduce_windows
-from compiler.sizes import same_extents
+from tilewright.compiler.ops.wide_rules import in_wide_type
+from tilewright.compiler.ops.windows import reduce_windows
+from tilewright.compiler.sizes import same_extents
 
 
 def _output(x: TensorType, attrs: Attrs) -> Shape:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import word
-from compiler.ops.shapes import same_dtype
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import word
+from tilewright.compiler.ops.shapes import same_dtype
 
 BYTES = (DType.UINT8, DType.INT8)
 WORDS = (DType.UINT16, DType.INT16)

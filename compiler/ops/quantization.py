@@ -7,15 +7,15 @@ nothing, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ops.cast import ONNX_TYPES, cast_to
-from compiler.ops.convolution import convolve
-from compiler.ops.matmul import product
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import BYTES
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import exact_quotient
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.convolution import convolve
+from tilewright.compiler.ops.matmul import product
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import exact_quotient
 
 WIDE = DType.FLOAT32
 

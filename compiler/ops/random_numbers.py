@@ -14,13 +14,13 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import to_memory
-from compiler.ops.cast import ONNX_TYPES
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import Shape
-from compiler.sizes import OpenSizeError, is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import Shape
+from tilewright.compiler.sizes import OpenSizeError, is_open
 
 _MODULUS, _FACTOR = 2**31 - 1, 16807
 

@@ -13,16 +13,16 @@ from functools import partial
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.enclosed import Enclosure
-from compiler.ops.loops import looped
-from compiler.ops.moves import flip, part, transposed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import HALVES
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
-from compiler.sizes import is_open, same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.enclosed import Enclosure
+from tilewright.compiler.ops.loops import looped
+from tilewright.compiler.ops.moves import flip, part, transposed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import is_open, same_extents
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows a step), and

@@ -7,17 +7,17 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import semantics
-from compiler.loops.expr import Combiner, Const, Expr, Operation, Reduce, constant, op
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import dimensions, integer, ints
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count
-from compiler.sizes import is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import semantics
+from tilewright.compiler.loops.expr import Combiner, Const, Expr, Operation, Reduce, constant, op
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import dimensions, integer, ints
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count
+from tilewright.compiler.sizes import is_open
 
 
 def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:

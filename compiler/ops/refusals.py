@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import number, table
-from compiler.ops.enclosed import Enclosure
-from compiler.ops.loops import branch_of
-from compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import number, table
+from tilewright.compiler.ops.enclosed import Enclosure
+from tilewright.compiler.ops.loops import branch_of
+from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:

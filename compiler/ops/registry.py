@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Attrs, Graph
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine, Axis
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Attrs, Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine, Axis
 
 if TYPE_CHECKING:
-    from compiler.ops.onnx_node import OnnxNode
+    from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 FLOATS = tuple(dtype for dtype in DType if dtype.is_float)
@@ -222,6 +222,6 @@ def _rules() -> Iterator[OnnxRule]:
 
 @cache
 def _families() -> tuple[ModuleType, ...]:
-    package = importlib.import_module("compiler.ops")
+    package = importlib.import_module("tilewright.compiler.ops")
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    return tuple(importlib.import_module(f"compiler.ops.{name}") for name in names)
+    return tuple(importlib.import_module(f"tilewright.compiler.ops.{name}") for name in names)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
-from compiler.ops.attributes import ints
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count, show
-from compiler.sizes import OpenSizeError, bounds, equal, is_open
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.expr import Expr
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.sizes import OpenSizeError, bounds, equal, is_open
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

@@ -21,13 +21,13 @@ from math import floor, prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, is_computed, number, table
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import Shape, show
-from compiler.sizes import OpenSizeError, exact_quotient, is_open, typical
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import counting, is_computed, number, table
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import Shape, show
+from tilewright.compiler.sizes import OpenSizeError, exact_quotient, is_open, typical
 
 Floats = np.ndarray
 

@@ -13,16 +13,16 @@ from itertools import product
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.enclosed import Enclosure
-from compiler.ops.gather import wrapped
-from compiler.ops.loops import looped
-from compiler.ops.moves import window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.sampling import Coordinates, sampled, taps_along
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.enclosed import Enclosure
+from tilewright.compiler.ops.gather import wrapped
+from tilewright.compiler.ops.loops import looped
+from tilewright.compiler.ops.moves import window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.sampling import Coordinates, sampled, taps_along
+from tilewright.compiler.ops.shapes import show
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import grid, table
-from compiler.ops.gather import row_strides
-from compiler.ops.moves import window
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import grid, table
+from tilewright.compiler.ops.gather import row_strides
+from tilewright.compiler.ops.moves import window
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 
 _CUBIC = -0.75
 """The coefficient of cubic convolution that GridSample fixes."""

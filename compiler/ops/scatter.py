@@ -12,20 +12,20 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import Combination, DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import integer, word
-from compiler.ops.cast import cast_to
-from compiler.ops.computed import counting, filled, grid, table
-from compiler.ops.gather import row_strides, wrapped
-from compiler.ops.moves import part, window
-from compiler.ops.native import native
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import operand_count, show
-from compiler.sizes import is_open, same_extents
+from tilewright.compiler.dtypes import Combination, DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import integer, word
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.computed import counting, filled, grid, table
+from tilewright.compiler.ops.gather import row_strides, wrapped
+from tilewright.compiler.ops.moves import part, window
+from tilewright.compiler.ops.native import native
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.sizes import is_open, same_extents
 
 _COMBINED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 _OF_TRUTHS = {"add": "max", "mul": "min"}

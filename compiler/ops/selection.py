@@ -7,15 +7,15 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.gather import row_strides
-from compiler.ops.native import OUTPUT_ONLY, native, trimmed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import operand_count, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.gather import row_strides
+from tilewright.compiler.ops.native import OUTPUT_ONLY, native, trimmed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer_positions(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:

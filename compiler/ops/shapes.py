@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops.index import Affine
-from compiler.ops.attributes import ints
-from compiler.sizes import equal, is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.index import Affine
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.sizes import equal, is_open
 
 Shape = tuple[int, ...]
 

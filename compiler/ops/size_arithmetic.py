@@ -16,11 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Attrs
-from compiler.ops.attributes import integer
-from compiler.sizes import OpenSizeError, bounds, equal, exact_quotient, is_open, larger, smaller
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.sizes import (
+    OpenSizeError,
+    bounds,
+    equal,
+    exact_quotient,
+    is_open,
+    larger,
+    smaller,
+)
 
 ELEMENTS_LIMIT = 1 << 10
 """Shapes have few elements; what has more is data."""

@@ -7,16 +7,16 @@ from math import prod
 
 import numpy as np
 
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.expr import Combiner, Expr, Reduce, constant
-from compiler.loops.index import Affine, affine
-from compiler.ops.attributes import axis_of
-from compiler.ops.elementwise import floats_only
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Combiner, Expr, Reduce, constant
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.ops.elementwise import floats_only
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.shapes import operand_count
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

@@ -7,18 +7,18 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import axis_of, integer
-from compiler.ops.computed import filled
-from compiler.ops.gather import elements_along
-from compiler.ops.moves import part, transposed
-from compiler.ops.native import OUTPUT_ONLY, native, split_at, trimmed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import operand_count, show
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import axis_of, integer
+from tilewright.compiler.ops.computed import filled
+from tilewright.compiler.ops.gather import elements_along
+from tilewright.compiler.ops.moves import part, transposed
+from tilewright.compiler.ops.native import OUTPUT_ONLY, native, split_at, trimmed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer_top_k(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

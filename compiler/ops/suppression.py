@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import integer
-from compiler.ops.cast import cast_to
-from compiler.ops.moves import part
-from compiler.ops.native import OUTPUT_ONLY, native, trimmed
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
-from compiler.ops.shapes import operand_count, show
-from compiler.sizes import same_extents
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.native import OUTPUT_ONLY, native, trimmed
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.sizes import same_extents
 
 _LIMITS = (DType.INT64, DType.FLOAT32, DType.FLOAT32)
 

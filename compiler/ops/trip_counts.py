@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import cast
 
-from compiler.dtypes import DType
-from compiler.loops.semantics import from_memory
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.size_arithmetic import exact_integers
-from compiler.sizes import OpenSizeError, bounds, is_open, larger, smaller
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.size_arithmetic import exact_integers
+from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger, smaller
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs, attr
-from compiler.graph.types import TensorType
-from compiler.loops import maths, semantics
-from compiler.loops.expr import Const, Expr, Operation, constant, op
-from compiler.ops.attributes import integer, number, optional
-from compiler.ops.elementwise import floats_only, jumping, native, pointwise, same
-from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Effort, OnnxRule, Operator
-from compiler.ops.shapes import operand_count
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs, attr
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths, semantics
+from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
+from tilewright.compiler.ops.attributes import integer, number, optional
+from tilewright.compiler.ops.elementwise import floats_only, jumping, native, pointwise, same
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
+from tilewright.compiler.ops.shapes import operand_count
 
 Function = Callable[[np.ndarray], np.ndarray]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.loops import maths
-from compiler.ops.registry import Effort
-from compiler.ops.unary import plain
+from tilewright.compiler.loops import maths
+from tilewright.compiler.ops.registry import Effort
+from tilewright.compiler.ops.unary import plain
 
 OPERATORS = (
     plain("sin", "Sin", np.sin, maths.sin, Effort.COSTLY),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.ops.cast import ONNX_TYPES, cast_to
-from compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.onnx_node import OnnxNode
 
 Rule = Callable[[OnnxNode], str | Sequence[str]]
 

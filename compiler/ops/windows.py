@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ops.shapes import Shape, Window
+from tilewright.compiler.ops.shapes import Shape, Window
 
 
 @dataclass(frozen=True, slots=True)

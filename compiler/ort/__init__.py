@@ -1,6 +1,6 @@
 """ONNX Runtime's Python interface, so that changing one import is enough.
 
-    import compiler.ort as ort            # was: import onnxruntime as ort
+    import tilewright.compiler.ort as ort            # was: import onnxruntime as ort
     session = ort.InferenceSession("model.onnx")
     (logits,) = session.run(["logits"], {"input_ids": ids})
 
@@ -11,17 +11,17 @@ optimisation levels) are taken and change nothing. A folder that is an artifact 
 
 from __future__ import annotations
 
-from compiler.ort import capi
-from compiler.ort.allocators import (
+from tilewright.compiler.ort import capi
+from tilewright.compiler.ort.allocators import (
     OrtAllocatorType,
     OrtArenaCfg,
     OrtMemoryInfo,
     OrtMemType,
     create_and_register_allocator,
 )
-from compiler.ort.binding import IOBinding
-from compiler.ort.description import ModelMetadata, NodeArg
-from compiler.ort.failures import (
+from tilewright.compiler.ort.binding import IOBinding
+from tilewright.compiler.ort.description import ModelMetadata, NodeArg
+from tilewright.compiler.ort.failures import (
     Fail,
     InvalidArgument,
     InvalidGraph,
@@ -29,7 +29,7 @@ from compiler.ort.failures import (
     NoSuchFile,
     NotImplemented,
 )
-from compiler.ort.options import (
+from tilewright.compiler.ort.options import (
     ExecutionMode,
     ExecutionOrder,
     GraphOptimizationLevel,
@@ -40,9 +40,9 @@ from compiler.ort.options import (
     set_default_logger_severity,
     set_default_logger_verbosity,
 )
-from compiler.ort.providers import get_all_providers, get_available_providers, get_device
-from compiler.ort.session import InferenceSession
-from compiler.ort.values import OrtValue
+from tilewright.compiler.ort.providers import get_all_providers, get_available_providers, get_device
+from tilewright.compiler.ort.session import InferenceSession
+from tilewright.compiler.ort.values import OrtValue
 
 __all__ = [
     "ExecutionMode",

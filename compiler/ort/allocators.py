@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError
 
 _ARENA_KEYS = (
     *("max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.ort.failures import InvalidArgument
-from compiler.ort.values import OrtValue, array_at, as_array, check_cpu, element_type_of
+from tilewright.compiler.ort.failures import InvalidArgument
+from tilewright.compiler.ort.values import OrtValue, array_at, as_array, check_cpu, element_type_of
 
 if TYPE_CHECKING:
-    from compiler.ort.options import RunOptions
-    from compiler.ort.session import InferenceSession
-    from compiler.runtime.packing import Array
+    from tilewright.compiler.ort.options import RunOptions
+    from tilewright.compiler.ort.session import InferenceSession
+    from tilewright.compiler.runtime.packing import Array
 
 
 class IOBinding:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.packing import bfloat16_type
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.model_file import ReadModel
-    from compiler.runtime.artifact import Artifact
-    from compiler.runtime.ports import Dims
-    from compiler.runtime.program import Port, Program, Result
+    from tilewright.compiler.frontend.model_file import ReadModel
+    from tilewright.compiler.runtime.artifact import Artifact
+    from tilewright.compiler.runtime.ports import Dims
+    from tilewright.compiler.runtime.program import Port, Program, Result
 
 ELEMENT_TYPES = {
     1: "float",
@@ -95,7 +95,7 @@ class SessionDescription:
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
     """The open dimensions of inputs that a model denotes so, by their names."""
-    from compiler.frontend.model_file import read_model
+    from tilewright.compiler.frontend.model_file import read_model
 
     return {
         dim.dim_param: sizes[dim.denotation]
@@ -111,8 +111,8 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
     Raises:
         InvalidArgumentError: if it has no such initializer, or one of another type or shape.
     """
-    from compiler.frontend.model_file import read_model
-    from compiler.ops.onnx_node import OnnxTensor
+    from tilewright.compiler.frontend.model_file import read_model
+    from tilewright.compiler.ops.onnx_node import OnnxTensor
 
     model = read_model(source)
     known = {tensor.name: tensor for tensor in model.proto.graph.initializer}
@@ -137,7 +137,7 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
 
 def of_model(source: Path | bytes) -> SessionDescription:
     """Read a model. Raises InvalidModelError if it is none."""
-    from compiler.frontend.model_file import read_model
+    from tilewright.compiler.frontend.model_file import read_model
 
     model = read_model(source).proto
     graph = model.graph

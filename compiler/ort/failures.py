@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.errors import (
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidInputError,
     InvalidModelError,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.stopping import StopFlag
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.stopping import StopFlag
 
 if TYPE_CHECKING:
-    from compiler.ort.values import OrtValue
+    from tilewright.compiler.ort.values import OrtValue
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):

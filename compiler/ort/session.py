@@ -14,18 +14,18 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 
-from compiler.compiling import compile_model
-from compiler.errors import (
+from tilewright.compiler.compiling import compile_model
+from tilewright.compiler.errors import (
     InvalidArgumentError,
     InvalidInputError,
     InvalidModelError,
     StoppedError,
     UnsupportedOperatorError,
 )
-from compiler.granted_cores import granted_cores
-from compiler.ort import failures
-from compiler.ort.binding import IOBinding
-from compiler.ort.description import (
+from tilewright.compiler.granted_cores import granted_cores
+from tilewright.compiler.ort import failures
+from tilewright.compiler.ort.binding import IOBinding
+from tilewright.compiler.ort.description import (
     ModelMetadata,
     NodeArg,
     SessionDescription,
@@ -35,22 +35,22 @@ from compiler.ort.description import (
     of_model,
     with_initializers,
 )
-from compiler.ort.failures import (
+from tilewright.compiler.ort.failures import (
     Fail,
     InvalidArgument,
     InvalidGraph,
     InvalidProtobuf,
     NoSuchFile,
 )
-from compiler.ort.options import RunOptions, SessionOptions
-from compiler.ort.profile import SessionTrace
-from compiler.ort.providers import PROVIDER, normalized
-from compiler.ort.values import OrtValue, as_array
-from compiler.runtime.artifact import load_artifact, read_artifact
-from compiler.runtime.executable import Executable
+from tilewright.compiler.ort.options import RunOptions, SessionOptions
+from tilewright.compiler.ort.profile import SessionTrace
+from tilewright.compiler.ort.providers import PROVIDER, normalized
+from tilewright.compiler.ort.values import OrtValue, as_array
+from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
+from tilewright.compiler.runtime.executable import Executable
 
 if TYPE_CHECKING:
-    from compiler.kept_models import Compiled
+    from tilewright.compiler.kept_models import Compiled
 
 
 def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.ort.description import ELEMENT_TYPES, numpy_type, stored_type, tensor_type
-from compiler.ort.failures import InvalidArgument
-from compiler.runtime.packing import bfloat16_type
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.ort.description import ELEMENT_TYPES, numpy_type, stored_type, tensor_type
+from tilewright.compiler.ort.failures import InvalidArgument
+from tilewright.compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
-    from compiler.runtime.packing import Array
+    from tilewright.compiler.runtime.packing import Array
 
 
 class OrtValue:

@@ -22,11 +22,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import optional
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import optional
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def algebra(graph: Graph) -> Graph:

@@ -26,11 +26,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.ops.attributes import integer, ints
-from compiler.passes.counted_masks import hides_the_future
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.passes.counted_masks import hides_the_future
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
 """A number as low as this hides a key: added to a score, it leaves nothing of the exponential."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, ints, number
-from compiler.ops.block_matmul import Packing
-from compiler.ops.products import BYTES
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints, number
+from tilewright.compiler.ops.block_matmul import Packing
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def block_products(graph: Graph) -> Graph:

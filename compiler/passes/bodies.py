@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer
-from compiler.passes.dead_code import dead_code
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.passes.dead_code import dead_code
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Node
-from compiler.ops.attributes import ints
-from compiler.ops.products import BYTES, WORDS
-from compiler.passes.quantise_first import MOVEMENTS
-from compiler.passes.rewrite import Rewriter
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.passes.quantise_first import MOVEMENTS
+from tilewright.compiler.passes.rewrite import Rewriter
 
 STORED = (*BYTES, *WORDS)
 """The types of what is multiplied, less a zero point."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.products import BYTES
-from compiler.passes.byte_operands import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.passes.byte_operands import (
     ByteFactor,
     ByteSource,
     as_factor,
@@ -26,9 +26,9 @@ from compiler.passes.byte_operands import (
     source_of,
     unsigned,
 )
-from compiler.passes.byte_products import scale_of, scaled_by
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.passes.byte_products import scale_of, scaled_by
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import always_less, exact_quotient, is_open
 
 _GROUP = 4
 """Bytes that are multiplied at a time: an open sum must not end inside of them."""

@@ -26,11 +26,11 @@ from functools import partial
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.ops.attributes import integer, ints, number
-from compiler.ops.products import BYTES
-from compiler.passes.byte_operands import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints, number
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.passes.byte_operands import (
     ByteFactor,
     ByteSource,
     Weight,
@@ -42,7 +42,7 @@ from compiler.passes.byte_operands import (
     unsigned,
     weight_of,
 )
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _FLOAT = np.finfo(np.float32)
 

@@ -18,13 +18,13 @@ from collections.abc import Collection
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.products import BYTES
-from compiler.ops.registry import Effort, OpKind
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 MOST_NODES = 60
 """Longer chains are not followed."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler import ops
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.labels import LABELLED
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import LABELLED
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _Key = tuple[str, tuple[str, ...], tuple[tuple[str, AttrValue], ...]]
 

@@ -13,11 +13,11 @@ from math import prod
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.labels import LABELLED
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.labels import LABELLED
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 GROWTH_LIMIT_BYTES = 1 << 22
 """A folded value may have as many bytes, even if its operands have fewer (expand of zeros)."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.graph.ir import Node
-from compiler.ops.attributes import axis_of, integer, ints
-from compiler.passes.rewrite import Rewriter
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.ops.attributes import axis_of, integer, ints
+from tilewright.compiler.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True, slots=True)

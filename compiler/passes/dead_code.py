@@ -10,8 +10,8 @@ What says that an input is text stays, though no output may need the input.
 
 from __future__ import annotations
 
-from compiler.graph.ir import Graph
-from compiler.ops.labels import is_of_input
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.labels import is_of_input
 
 
 def dead_code(graph: Graph) -> Graph:

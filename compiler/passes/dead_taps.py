@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import ints
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import is_open
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import is_open
 
 
 def dead_taps(graph: Graph) -> Graph:

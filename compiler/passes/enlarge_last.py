@@ -19,11 +19,11 @@ from math import prod
 
 import numpy as np
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import dimension, integer, ints
-from compiler.passes.pool_first import is_pointwise
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import typical
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import dimension, integer, ints
+from tilewright.compiler.passes.pool_first import is_pointwise
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import typical
 
 
 def enlarge_last(graph: Graph) -> Graph:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import number
-from compiler.passes.fold_scale import scale_conv, shift_conv
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import number
+from tilewright.compiler.passes.fold_scale import scale_conv, shift_conv
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def fold_batch_norm(graph: Graph) -> Graph:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph.ir import Graph, Node
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def fold_scale(graph: Graph) -> Graph:

@@ -19,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.labels import LABELLED
-from compiler.loops.expr import Const, Expr
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.ops.registry import Effort, OpKind
-from compiler.passes.merge_matmuls import INDEX_MAPS
-from compiler.passes.narrow_values import READERS, widening
-from compiler.passes.turns import turns
-from compiler.sizes import OpenSizeError, typical
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.labels import LABELLED
+from tilewright.compiler.loops.expr import Const, Expr
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
+from tilewright.compiler.passes.narrow_values import READERS, widening
+from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.sizes import OpenSizeError, typical
 
 EPILOGUE_LIMIT = 40
 """Nodes that an epilogue, or an elementwise group, may hold."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
-from compiler.graph.ir import Graph, Node
-from compiler.passes.match import Any_, Apply, Number, Pattern, match
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.passes.match import Any_, Apply, Number, Pattern, match
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _X = Any_("x")
 _CUBES: tuple[Pattern, ...] = (

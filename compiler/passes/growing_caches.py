@@ -23,14 +23,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.names import fresh
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import axis_of
-from compiler.passes.packed_caches import packed_caches
-from compiler.plan import Growth
-from compiler.sizes import Dimension, is_open, open_size
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.passes.packed_caches import packed_caches
+from tilewright.compiler.plan import Growth
+from tilewright.compiler.sizes import Dimension, is_open, open_size
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, ints
-from compiler.passes.match import Any_, Apply, Number, match_node
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.passes.match import Any_, Apply, Number, match_node
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _CENTRED = Apply("sub", (Any_("x"), Apply("reduce_mean", (Any_("x"),), "mean")))
 _DEVIATION = [

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from math import prod
 
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
-from compiler.memo import memo
-from compiler.ops.attributes import integer, ints
-from compiler.ops.shapes import FEW_TAPS
-from compiler.workload import Halo, stored_bytes
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.ops.shapes import FEW_TAPS
+from tilewright.compiler.workload import Halo, stored_bytes
 
 OPERATIONS_A_BYTE = 2.0
 

@@ -14,23 +14,23 @@ from functools import cache
 from math import inf
 from typing import Protocol
 
-from compiler import ops
-from compiler.choices import LayoutNames
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from compiler.memo import memo
-from compiler.ops.attributes import integer, ints
-from compiler.ops.registry import OpKind
-from compiler.passes import layout_costs as costs
-from compiler.passes.fusion import Group
-from compiler.passes.narrow_values import narrow_source
-from compiler.passes.turns import RANKS as BLOCKED_RANKS
-from compiler.passes.turns import is_to_image, is_to_rows, turns
-from compiler.placement import Placement, distance, same_bytes
-from compiler.regions import ALIGNMENT_BYTES
-from compiler.sizes import OpenSizeError, bounds, is_open, larger
-from compiler.workload import Halo
+from tilewright.compiler import ops
+from tilewright.compiler.choices import LayoutNames
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes import layout_costs as costs
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.narrow_values import narrow_source
+from tilewright.compiler.passes.turns import RANKS as BLOCKED_RANKS
+from tilewright.compiler.passes.turns import is_to_image, is_to_rows, turns
+from tilewright.compiler.placement import Placement, distance, same_bytes
+from tilewright.compiler.regions import ALIGNMENT_BYTES
+from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger
+from tilewright.compiler.workload import Halo
 
 GROUP = 4
 """Channels of bytes that are multiplied together."""

@@ -20,16 +20,22 @@ from itertools import combinations
 
 import numpy as np
 
-from compiler.choices import RULE, GraphChoice, LayoutNames
-from compiler.errors import InvalidArgumentError
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Layout
-from compiler.passes.fusion import Group
-from compiler.passes.layout_costs import WEIGHT_MACS
-from compiler.passes.layout_options import ESTIMATES, LayoutChoice, LayoutCosts, Option, Options
-from compiler.passes.quadratic import Quadratic
-from compiler.placement import Placement
+from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_costs import WEIGHT_MACS
+from tilewright.compiler.passes.layout_options import (
+    ESTIMATES,
+    LayoutChoice,
+    LayoutCosts,
+    Option,
+    Options,
+)
+from tilewright.compiler.passes.quadratic import Quadratic
+from tilewright.compiler.placement import Placement
 
 
 def assign_layouts(

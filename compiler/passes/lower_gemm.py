@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, number
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer, number
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def lower_gemm(graph: Graph) -> Graph:

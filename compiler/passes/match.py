@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler import ops
-from compiler.graph.ir import Node
-from compiler.passes.rewrite import Rewriter
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.passes.rewrite import Rewriter
 
 Bindings = dict[str, str]
 """Pattern variable -> value of the graph."""

@@ -19,8 +19,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from compiler.graph.ir import Graph, Node
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 INDEX_MAPS = frozenset(["transpose", "slice", "reshape", "expand"])
 

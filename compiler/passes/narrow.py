@@ -27,17 +27,17 @@ from math import prod
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import in_type
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.registry import OpKind
-from compiler.passes.fusion import Group, fuse
-from compiler.passes.wide_sums import wide_sums
-from compiler.sizes import typical
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import in_type
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.fusion import Group, fuse
+from tilewright.compiler.passes.wide_sums import wide_sums
+from tilewright.compiler.sizes import typical
 
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
 """Products, and how many of their operands are factors."""

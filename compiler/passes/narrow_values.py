@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
-from compiler.ops.registry import Effort, OpKind
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.ops.registry import Effort, OpKind
 
 READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 """What computes its operands where it reads them."""

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, ints, number
-from compiler.ops.registry import OpKind
-from compiler.ops.shapes import broadcast
-from compiler.passes.counted_masks import counted
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import is_open
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints, number
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.ops.shapes import broadcast
+from tilewright.compiler.passes.counted_masks import counted
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import is_open
 
 
 def no_ops(graph: Graph) -> Graph:

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.names import fresh
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import axis_of, ints
-from compiler.passes.dead_code import dead_code
-from compiler.sizes import is_open
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import axis_of, ints
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.compiler.sizes import is_open
 
 Shape = tuple[int, ...]
 

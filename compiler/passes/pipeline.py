@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.ops.products import HALVES
-from compiler.passes.algebra import algebra
-from compiler.passes.attention import attention
-from compiler.passes.block_products import block_products
-from compiler.passes.bodies import optimise_bodies
-from compiler.passes.byte_operands import ByteFactor, unsigned
-from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import byte_products
-from compiler.passes.byte_tables import byte_tables
-from compiler.passes.common_subexpressions import common_subexpressions
-from compiler.passes.constant_folding import constant_folding
-from compiler.passes.dead_code import dead_code
-from compiler.passes.dead_taps import dead_taps
-from compiler.passes.enlarge_last import enlarge_last
-from compiler.passes.fold_batch_norm import fold_batch_norm
-from compiler.passes.fold_scale import fold_scale
-from compiler.passes.gelu import gelu
-from compiler.passes.layer_norm import layer_norm
-from compiler.passes.lower_gemm import lower_gemm
-from compiler.passes.merge_matmuls import merge_matmuls
-from compiler.passes.narrow import narrow, narrow_products
-from compiler.passes.no_ops import no_ops
-from compiler.passes.pool_first import pool_first
-from compiler.passes.quantise_first import quantise_first
-from compiler.passes.quantised_pairs import quantised_pairs
-from compiler.passes.quantised_products import quantised_products
-from compiler.passes.requantised import requantised
-from compiler.passes.reshapes import reshapes
-from compiler.passes.transposes import transposes
-from compiler.passes.widen import multiplied_type, widen
-from compiler.timings import Timings, timed
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.passes.algebra import algebra
+from tilewright.compiler.passes.attention import attention
+from tilewright.compiler.passes.block_products import block_products
+from tilewright.compiler.passes.bodies import optimise_bodies
+from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
+from tilewright.compiler.passes.byte_pairs import byte_pairs
+from tilewright.compiler.passes.byte_products import byte_products
+from tilewright.compiler.passes.byte_tables import byte_tables
+from tilewright.compiler.passes.common_subexpressions import common_subexpressions
+from tilewright.compiler.passes.constant_folding import constant_folding
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.compiler.passes.dead_taps import dead_taps
+from tilewright.compiler.passes.enlarge_last import enlarge_last
+from tilewright.compiler.passes.fold_batch_norm import fold_batch_norm
+from tilewright.compiler.passes.fold_scale import fold_scale
+from tilewright.compiler.passes.gelu import gelu
+from tilewright.compiler.passes.layer_norm import layer_norm
+from tilewright.compiler.passes.lower_gemm import lower_gemm
+from tilewright.compiler.passes.merge_matmuls import merge_matmuls
+from tilewright.compiler.passes.narrow import narrow, narrow_products
+from tilewright.compiler.passes.no_ops import no_ops
+from tilewright.compiler.passes.pool_first import pool_first
+from tilewright.compiler.passes.quantise_first import quantise_first
+from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.quantised_products import quantised_products
+from tilewright.compiler.passes.requantised import requantised
+from tilewright.compiler.passes.reshapes import reshapes
+from tilewright.compiler.passes.transposes import transposes
+from tilewright.compiler.passes.widen import multiplied_type, widen
+from tilewright.compiler.timings import Timings, timed
 
 Pass = Callable[[Graph], Graph]
 Observer = Callable[[str, Graph], None]

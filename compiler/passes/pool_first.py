@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from math import prod
 
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, ints
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import typical
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import typical
 
 
 def pool_first(graph: Graph) -> Graph:

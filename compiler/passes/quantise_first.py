@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.products import BYTES
-from compiler.ops.registry import OpKind
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
 """Operators whose result has elements of their operands (of gather, the first), and no others."""

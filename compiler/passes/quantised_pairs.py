@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from compiler.graph.ir import Graph
-from compiler.passes.byte_operands import ByteFactor, unsigned
-from compiler.passes.byte_pairs import of_two_sources
-from compiler.passes.rewrite import rewrite
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
+from tilewright.compiler.passes.byte_pairs import of_two_sources
+from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from compiler.graph.ir import Graph
-from compiler.passes.byte_operands import ByteFactor, unsigned
-from compiler.passes.byte_products import of_bytes
-from compiler.passes.rewrite import rewrite
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
+from tilewright.compiler.passes.byte_products import of_bytes
+from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:

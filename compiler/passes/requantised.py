@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.products import BYTES
-from compiler.passes.byte_tables import every_value, function_of, values_of
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.passes.byte_tables import every_value, function_of, values_of
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _STORED = (*BYTES, DType.INT16, DType.UINT16)
 

@@ -12,11 +12,11 @@ along the dimension that it is reshaped to.
 
 from __future__ import annotations
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import axis_of, ints
-from compiler.ops.registry import OpKind
-from compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import axis_of, ints
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _PRODUCERS = (
     OpKind.CONTRACTION,

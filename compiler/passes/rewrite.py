@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.ops.labels import is_of_input
-from compiler.sizes import OpenSizeError
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.labels import is_of_input
+from tilewright.compiler.sizes import OpenSizeError
 
 Rule = Callable[["Rewriter", Node], str | None]
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import ints
-from compiler.ops.registry import OpKind
-from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.sizes import OpenSizeError
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.sizes import OpenSizeError
 
 
 def transposes(graph: Graph) -> Graph:

@@ -12,10 +12,10 @@ kernels around them (`fusion`).
 
 from __future__ import annotations
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
-from compiler.passes.transposes import permutation
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.transposes import permutation
 
 RANKS = (3, 4, 5)
 """Batch, channels, then one to three spatial dimensions."""

@@ -11,10 +11,10 @@ Elsewhere: a balanced tree rewrite, as XLA's tree reduction rewriter does for wi
 
 from __future__ import annotations
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh
-from compiler.graph.types import TensorType
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
 
 WIDTH = 64
 """Pieces of one kernel. DenseNet's widest concatenation has 49 of them."""

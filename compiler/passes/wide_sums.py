@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler import ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
-from compiler.passes.fusion import Group
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.fusion import Group
 
 _SUMS = ("reduce_sum", "reduce_mean", "average_pool")
 

@@ -25,15 +25,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import in_type
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import from_memory
-from compiler.ops.products import HALVES
-from compiler.ops.registry import OpKind
-from compiler.passes.narrow import FACTORS
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import in_type
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.narrow import FACTORS
 
 _CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
 """What gives elements, perhaps with another sign, or a zero: exact in any type."""

@@ -1,6 +1,6 @@
 """This process, and children of it for work that may be killed."""
 
-from compiler.process.own_process import (
+from tilewright.compiler.process.own_process import (
     BLAS_THREADS,
     YOUNG_OBJECTS,
     give_back_memory,

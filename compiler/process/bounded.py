@@ -25,9 +25,9 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from compiler.errors import CompilerError, OutOfMemoryError
-from compiler.process import settle_process
-from compiler.process.child import ChildProcess
+from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.process import settle_process
+from tilewright.compiler.process.child import ChildProcess
 
 T = TypeVar("T")
 

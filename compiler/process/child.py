@@ -55,7 +55,15 @@ class ChildProcess:
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", command, str(theirs.fileno()), str(self.owner), *sys.path],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    command,
+                    str(theirs.fileno()),
+                    str(self.owner),
+                    *sys.path,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from compiler.memo import forget
+from tilewright.compiler.memo import forget
 
 YOUNG_OBJECTS = 50_000
 """Objects that are made before the collector looks for cycles among them. A compiler makes hundreds

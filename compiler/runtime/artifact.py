@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from compiler.detection import this_device
-from compiler.errors import ArtifactError
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import listed
-from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.native import check_threads, vector_bits
-from compiler.runtime.packing import Bytes, aligned_empty
-from compiler.runtime.ports import (
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import listed
+from tilewright.compiler.runtime.kernel import ABI_VERSION
+from tilewright.compiler.runtime.native import check_threads, vector_bits
+from tilewright.compiler.runtime.packing import Bytes, aligned_empty
+from tilewright.compiler.runtime.ports import (
     Dims,
     OpenPorts,
     Sizes,
@@ -37,13 +37,13 @@ from compiler.runtime.ports import (
     shape_text,
     sizes_text,
 )
-from compiler.runtime.program import Port, Program
-from compiler.runtime.program_json import program_from_json
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
-from compiler.runtime.stages import DataCut, StagedExecutable
-from compiler.sizes import Dimension
-from compiler.targets import family_of
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.program_json import program_from_json
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
+from tilewright.compiler.runtime.stages import DataCut, StagedExecutable
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION = 2, 3, 4

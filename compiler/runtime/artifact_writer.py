@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import (
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.runtime.artifact import (
     FORMAT,
     FORMAT_VERSION,
     LIBRARY,
@@ -26,13 +26,13 @@ from compiler.runtime.artifact import (
     SizedProgram,
     manifest_checksum,
 )
-from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.ports import Dims, OpenPorts, open_dims
-from compiler.runtime.program import Program
-from compiler.runtime.program_json import program_to_json
-from compiler.runtime.stage_tree import stages_to_json
-from compiler.runtime.stages import DataCut
-from compiler.runtime.weight_file import WeightFile
+from tilewright.compiler.runtime.kernel import ABI_VERSION
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, open_dims
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.runtime.program_json import program_to_json
+from tilewright.compiler.runtime.stage_tree import stages_to_json
+from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.runtime.weight_file import WeightFile
 
 
 class ArtifactWriter:

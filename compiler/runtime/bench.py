@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
-from compiler.runtime.native import BoundKernelStruct, check_threads, native
-from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from tilewright.compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
+from tilewright.compiler.runtime.native import BoundKernelStruct, check_threads, native
+from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 
 
 class BoundKernel:

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import OutOfMemoryError, enough_memory_for
-from compiler.runtime.bench import scratch_stride
-from compiler.runtime.memory import check_memory
-from compiler.runtime.native import ProgramStruct
-from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.program import BufferSpace, Program, slot_dimension, slot_end
-from compiler.runtime.program_encoding import EncodedProgram
-from compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
-from compiler.runtime.stopping import StopFlag
+from tilewright.compiler.errors import OutOfMemoryError, enough_memory_for
+from tilewright.compiler.runtime.bench import scratch_stride
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.native import ProgramStruct
+from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from tilewright.compiler.runtime.program import BufferSpace, Program, slot_dimension, slot_end
+from tilewright.compiler.runtime.program_encoding import EncodedProgram
+from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
+from tilewright.compiler.runtime.stopping import StopFlag
 
 GROWTH = 1.5
 """Memory that grows gets room for so many times as much, so that few runs need new memory."""

@@ -11,26 +11,26 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtypes import DType
-from compiler.errors import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import (
     InvalidInputError,
     OutOfMemoryError,
     StoppedError,
     enough_memory_for,
 )
-from compiler.runtime.context import ProgramForm, RunContext, SizedPort
-from compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
-from compiler.runtime.kernel import ALIGNMENT
-from compiler.runtime.native import check_threads, native, native_address
-from compiler.runtime.packing import Array, Bytes, bfloat16_type
-from compiler.runtime.ports import open_dims
-from compiler.runtime.program import Port, Program
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_encoding import encode
-from compiler.runtime.session import Session
-from compiler.runtime.slicing import Slicing
-from compiler.runtime.stopping import StopFlag
-from compiler.sizes import Dimension, dimensions
+from tilewright.compiler.runtime.context import ProgramForm, RunContext, SizedPort
+from tilewright.compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
+from tilewright.compiler.runtime.kernel import ALIGNMENT
+from tilewright.compiler.runtime.native import check_threads, native, native_address
+from tilewright.compiler.runtime.packing import Array, Bytes, bfloat16_type
+from tilewright.compiler.runtime.ports import open_dims
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.session import Session
+from tilewright.compiler.runtime.slicing import Slicing
+from tilewright.compiler.runtime.stopping import StopFlag
+from tilewright.compiler.sizes import Dimension, dimensions
 
 STOPPED = -1
 """The status of a run that its caller stopped, as in native/tilewright.h."""

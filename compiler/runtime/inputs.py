@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
-from compiler.runtime.kernel import ALIGNMENT
-from compiler.runtime.packing import Array, Bytes
-from compiler.runtime.ports import shape_text, size_text
-from compiler.runtime.program import Port, Program
-from compiler.sizes import dimensions, is_open
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.runtime.kernel import ALIGNMENT
+from tilewright.compiler.runtime.packing import Array, Bytes
+from tilewright.compiler.runtime.ports import shape_text, size_text
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.sizes import dimensions, is_open
 
 
 @dataclass(frozen=True, slots=True)

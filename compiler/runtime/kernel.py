@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.loops.layout import Layout
-from compiler.ranges import parse_range
-from compiler.sizes import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.sizes import (
     Dimension,
     bounds,
     is_open,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compiler.errors import OutOfMemoryError
+from tilewright.compiler.errors import OutOfMemoryError
 
 SMALL_BYTES = 1 << 28
 """Smaller requests are not checked."""

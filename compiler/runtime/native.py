@@ -12,10 +12,10 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.native_build import build_native
-from compiler.targets import family_of
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.kernel import ABI_VERSION
+from tilewright.compiler.runtime.native_build import build_native
+from tilewright.compiler.targets import family_of
 
 MAX_THREADS = 256
 """Threads that one run can use: TW_MAX_THREADS of the C runtime."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from inspect import signature
 from math import prod
 
-from compiler.dtypes import Combination, ElementKind
-from compiler.sizes import always_less, is_open
+from tilewright.compiler.dtypes import Combination, ElementKind
+from tilewright.compiler.sizes import always_less, is_open
 
 PARAMETER_LIMIT = 1 << 40
 """No extent is larger; products of a few stay within Python's reach and checks see them. Of an open

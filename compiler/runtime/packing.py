@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtypes import DType
-from compiler.loops.layout import Factor, Layout, physical_extents, strides
-from compiler.runtime.kernel import ALIGNMENT, BufferSpec, Halo
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import Factor, Layout, physical_extents, strides
+from tilewright.compiler.runtime.kernel import ALIGNMENT, BufferSpec, Halo
 
 Array = NDArray[np.generic]
 Bytes = NDArray[np.uint8]

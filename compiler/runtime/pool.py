@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.native import MAX_THREADS, native
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.native import MAX_THREADS, native
 
 
 def bind_workers(processors: Sequence[int]) -> None:

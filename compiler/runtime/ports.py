@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.kernel import ranges_from_json, ranges_to_json
-from compiler.sizes import Dimension, dimensions, is_open
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.kernel import ranges_from_json, ranges_to_json
+from tilewright.compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
 """A port's dimensions; a string names an open one."""

@@ -17,11 +17,11 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar, assert_never
 
-from compiler.dtypes import DType
-from compiler.labels import Labels
-from compiler.runtime.kernel import ALIGNMENT, KernelSpec, aligned_bytes, elements
-from compiler.runtime.native_functions import native_signature
-from compiler.sizes import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.runtime.kernel import ALIGNMENT, KernelSpec, aligned_bytes, elements
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.sizes import (
     Dimension,
     at,
     dimensions,

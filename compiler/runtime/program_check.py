@@ -9,9 +9,9 @@ from itertools import combinations
 from math import prod
 from typing import TypeVar, assert_never
 
-from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
-from compiler.runtime.native_functions import NativeSignature, native_signature
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
+from tilewright.compiler.runtime.native_functions import NativeSignature, native_signature
+from tilewright.compiler.runtime.program import (
     ENDLESS,
     LARGEST_NUMBER,
     NESTING_LIMIT,
@@ -30,7 +30,7 @@ from compiler.runtime.program import (
     slot_dimension,
     slot_start,
 )
-from compiler.sizes import (
+from tilewright.compiler.sizes import (
     Dimension,
     dimensions,
     is_open,

@@ -10,8 +10,8 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.native_functions import native_signature, native_symbol
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.native_functions import native_signature, native_symbol
+from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
     Copy,
@@ -23,7 +23,7 @@ from compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
-from compiler.sizes import is_open
+from tilewright.compiler.sizes import is_open
 
 
 class Opcode(IntEnum):

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, assert_never
 
-from compiler.dtypes import DType
-from compiler.labels import Labels
-from compiler.runtime.kernel import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.labels import Labels
+from tilewright.compiler.runtime.kernel import (
     KernelSpec,
     ranges_from_json,
     ranges_to_json,
     size_from_json,
     size_to_json,
 )
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.program import (
     NESTING_LIMIT,
     Branch,
     BufferRef,
@@ -35,8 +35,8 @@ from compiler.runtime.program import (
     Slot,
     slot_start,
 )
-from compiler.runtime.program_check import check_program
-from compiler.sizes import Dimension, OpenSizeError, dimensions
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions
 
 Known: TypeAlias = Mapping[str, Dimension]
 """Open dimensions by name."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from compiler.errors import InvalidArgumentError, InvalidInputError
-from compiler.runtime.inputs import Placed, arrays_in_order, listed, shapes_of
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims
-from compiler.runtime.states import SessionState, SessionStep, StateMove, with_rooms
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
+from tilewright.compiler.runtime.inputs import Placed, arrays_in_order, listed, shapes_of
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims
+from tilewright.compiler.runtime.states import SessionState, SessionStep, StateMove, with_rooms
 
 if TYPE_CHECKING:
-    from compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.executable import Executable
 
 STEPS = 64
 """Shapes of steps that a session remembers what to do for."""

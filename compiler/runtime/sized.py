@@ -15,11 +15,11 @@ from math import prod
 
 import numpy as np
 
-from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import arrays_in_order, shapes_of
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import (
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import arrays_in_order, shapes_of
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import (
     Dims,
     OpenPorts,
     Sizes,
@@ -28,9 +28,9 @@ from compiler.runtime.ports import (
     ranges_text,
     sizes_text,
 )
-from compiler.runtime.session import Session
-from compiler.runtime.stopping import StopFlag
-from compiler.sizes import Dimension
+from tilewright.compiler.runtime.session import Session
+from tilewright.compiler.runtime.stopping import StopFlag
+from tilewright.compiler.sizes import Dimension
 
 
 class SizedExecutable:

@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.native import native
-from compiler.sizes import Atom, Dimension, Size
+from tilewright.compiler.runtime.native import native
+from tilewright.compiler.sizes import Atom, Dimension, Size
 
 
 class SizingStruct(ctypes.Structure):

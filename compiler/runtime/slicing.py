@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.runtime.inputs import InputSizes
-from compiler.runtime.packing import Array
-from compiler.runtime.program import Program
-from compiler.sizes import open_size
+from tilewright.compiler.runtime.inputs import InputSizes
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.sizes import open_size
 
 
 class Slicing:

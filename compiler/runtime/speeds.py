@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.packing import aligned_empty
 
 CHAINS = 12
 """Sums that do not wait for each other: more than latency x units, and they stay in registers."""

@@ -9,15 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
-from compiler.ranges import parse_range
-from compiler.runtime.executable import Executable
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import OpenPorts
-from compiler.runtime.program import Port, Program
-from compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads, StagedExecutable
-from compiler.sizes import Dimension
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import OpenPorts
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.stages import (
+    Crossing,
+    DataCut,
+    DataStage,
+    Facts,
+    Reads,
+    StagedExecutable,
+)
+from tilewright.compiler.sizes import Dimension
 
 ValueKind = tuple[DType, int, bool]
 """Of a value: its type, its rank, and whether it is text."""

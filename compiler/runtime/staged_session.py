@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
-from compiler.runtime.inputs import arrays_in_order, listed
-from compiler.runtime.memory import check_memory
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, dims_text
-from compiler.runtime.session import alone, bound_states
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
+from tilewright.compiler.runtime.inputs import arrays_in_order, listed
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims, dims_text
+from tilewright.compiler.runtime.session import alone, bound_states
 
 
 class StagedSession:

@@ -18,17 +18,17 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError, InvalidInputError, ModelWarning
-from compiler.ranges import default_range
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import arrays_in_order, listed, shapes_of
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
-from compiler.runtime.program import Port
-from compiler.runtime.staged_session import StagedSession
-from compiler.runtime.stopping import StopFlag
-from compiler.sizes import Dimension
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError, InvalidInputError, ModelWarning
+from tilewright.compiler.ranges import default_range
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import arrays_in_order, listed, shapes_of
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
+from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.staged_session import StagedSession
+from tilewright.compiler.runtime.stopping import StopFlag
+from tilewright.compiler.sizes import Dimension
 
 P = TypeVar("P")
 

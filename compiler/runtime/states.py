@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
-from compiler.runtime.inputs import Placed
-from compiler.runtime.memory import check_memory
-from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.ports import Dims, dims_text
-from compiler.sizes import Dimension, is_open
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, enough_memory_for
+from tilewright.compiler.runtime.inputs import Placed
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from tilewright.compiler.runtime.ports import Dims, dims_text
+from tilewright.compiler.sizes import Dimension, is_open
 
 if TYPE_CHECKING:
-    from compiler.runtime.context import SizedPort
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.program import Port
+    from tilewright.compiler.runtime.context import SizedPort
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.program import Port
 
 GROWTH = 2
 """A state that grows gets room for so many times as much, so that few steps need new memory."""

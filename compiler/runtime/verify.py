@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtypes import DType
-from compiler.runtime.packing import Array
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.packing import Array
 
 Doubles = NDArray[np.float64]
 

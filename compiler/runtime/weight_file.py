@@ -12,10 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.loops.layout import ROW_MAJOR
-from compiler.runtime.kernel import BufferSpec, aligned_bytes
-from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros, make_weight
-from compiler.runtime.weights import PackedWeights
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
+from tilewright.compiler.runtime.packing import (
+    Array,
+    Bytes,
+    aligned_empty,
+    aligned_zeros,
+    make_weight,
+)
+from tilewright.compiler.runtime.weights import PackedWeights
 
 AHEAD_BYTES = 32 << 20
 """Most bytes of packed weights that wait to be written and hashed; a single larger one may wait

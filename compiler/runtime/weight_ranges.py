@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
     BufferSpace,

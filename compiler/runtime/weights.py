@@ -8,8 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.runtime.kernel import BufferSpec, aligned_bytes
-from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight, packed_bytes
+from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
+from tilewright.compiler.runtime.packing import (
+    Array,
+    Bytes,
+    aligned_zeros,
+    make_weight,
+    packed_bytes,
+)
 
 SAMPLED_BYTES = 4096
 """Bytes of a packed weight that are compared with others of its size before all of it is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from compiler.memo import memo
+from tilewright.compiler.memo import memo
 
 Rational = tuple[tuple[Fraction, ...], ...]
 

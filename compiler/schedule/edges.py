@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.rewriting import load_at, reindex
-from compiler.schedule.problem import Problem
-from compiler.schedule.structure import tile_edges
-from compiler.sizes import always_less
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.rewriting import load_at, reindex
+from tilewright.compiler.schedule.problem import Problem
+from tilewright.compiler.schedule.structure import tile_edges
+from tilewright.compiler.sizes import always_less
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import Matrix
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.runtime.kernel import Matrix
 
 
 @dataclass(frozen=True, slots=True)

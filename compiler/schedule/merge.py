@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.rewriting import rewrite
-from compiler.schedule.problem import Problem
+from tilewright.compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.rewriting import rewrite
+from tilewright.compiler.schedule.problem import Problem
 
 
 def merge_axes(problem: Problem) -> Problem:

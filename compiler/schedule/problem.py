@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler import ops
-from compiler.graph.ir import Node
-from compiler.loops.expr import (
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
     Const,
@@ -26,12 +26,12 @@ from compiler.loops.expr import (
     finished,
     walk,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.narrowing import without_bytes
-from compiler.loops.rewriting import substitute
-from compiler.loops.semantics import from_memory
-from compiler.ops.registry import OpKind, Source
-from compiler.workload import Workload
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.narrowing import without_bytes
+from tilewright.compiler.loops.rewriting import substitute
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.registry import OpKind, Source
+from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True)

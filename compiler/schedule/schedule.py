@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from compiler.errors import ScheduleError
+from tilewright.compiler.errors import ScheduleError
 
 Choice = int | str | bool
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from compiler.errors import CompilerError, ScheduleError
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.sharing import share_out
-from compiler.schedule.space import ScheduleSpace, SubSpace
-from compiler.schedule.templates import FALLBACK, Template, templates
-from compiler.schedule.templates.contraction import serving_rows
-from compiler.sizes import OpenSizeError
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.sharing import share_out
+from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
+from tilewright.compiler.schedule.templates import FALLBACK, Template, templates
+from tilewright.compiler.schedule.templates.contraction import serving_rows
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 @memo(1024)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
-from compiler.schedule.structure import LoopSpec
-from compiler.sizes import is_open, typical
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+from tilewright.compiler.schedule.structure import LoopSpec
+from tilewright.compiler.sizes import is_open, typical
 
 _TILES_A_THREAD = 16
 """So many tiles for each thread share out evenly, but for a thirtieth of the time."""

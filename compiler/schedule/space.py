@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.schedule import Choice, Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
-from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.loops.layout import MAX_LANE_STEP
-from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
-from compiler.memo import memo
-from compiler.schedule.problem import Problem
-from compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
+from tilewright.compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.loops.layout import MAX_LANE_STEP
+from tilewright.compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.problem import Problem
+from tilewright.compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""

@@ -10,10 +10,10 @@ it, it raises `OpenSizeError`. So does whatever needs the number itself (`range(
 shape): no decision is ever taken at one size for all of them. `==` is equality of normal forms.
 """
 
-from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
-from compiler.sizes.bounds import bounds
-from compiler.sizes.errors import OpenSizeError, SizesDifferError, asked_by
-from compiler.sizes.questions import (
+from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
+from tilewright.compiler.sizes.bounds import bounds
+from tilewright.compiler.sizes.errors import OpenSizeError, SizesDifferError, asked_by
+from tilewright.compiler.sizes.questions import (
     always_less,
     equal,
     exact_quotient,
@@ -22,9 +22,9 @@ from compiler.sizes.questions import (
     smaller,
     solved,
 )
-from compiler.sizes.size import Size, dimensions, is_open, known_divisor, open_size
-from compiler.sizes.text import parse_size
-from compiler.sizes.values import (
+from tilewright.compiler.sizes.size import Size, dimensions, is_open, known_divisor, open_size
+from tilewright.compiler.sizes.text import parse_size
+from tilewright.compiler.sizes.values import (
     at,
     check_values,
     open_sizes,

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.errors import InvalidArgumentError
-from compiler.memo import memo
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.memo import memo
 
 if TYPE_CHECKING:
-    from compiler.sizes.size import Size
+    from tilewright.compiler.sizes.size import Size
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from compiler.memo import memo
-from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
+from tilewright.compiler.memo import memo
+from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
 
 if TYPE_CHECKING:
-    from compiler.sizes.size import Size
+    from tilewright.compiler.sizes.size import Size
 
 
 MOST_FACTORS = 6

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError
 
 
 class OpenSizeError(CompilerError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.sizes.atoms import Dimension
-from compiler.sizes.bounds import bounds
-from compiler.sizes.errors import OpenSizeError, SizesDifferError
-from compiler.sizes.size import Size, dimensions, is_open, open_size
+from tilewright.compiler.sizes.atoms import Dimension
+from tilewright.compiler.sizes.bounds import bounds
+from tilewright.compiler.sizes.errors import OpenSizeError, SizesDifferError
+from tilewright.compiler.sizes.size import Size, dimensions, is_open, open_size
 
 
 def equal(first: int, second: int) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import NoReturn, cast
 
-from compiler.memo import memo
-from compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
-from compiler.sizes.bounds import bounds
-from compiler.sizes.errors import OpenSizeError
+from tilewright.compiler.memo import memo
+from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
+from tilewright.compiler.sizes.bounds import bounds
+from tilewright.compiler.sizes.errors import OpenSizeError
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from compiler.sizes.atoms import Dimension
-from compiler.sizes.errors import OpenSizeError
-from compiler.sizes.size import open_size
+from tilewright.compiler.sizes.atoms import Dimension
+from tilewright.compiler.sizes.errors import OpenSizeError
+from tilewright.compiler.sizes.size import open_size
 
 LONGEST_TEXT = 4096
 """Characters of a size: those of models have tens."""

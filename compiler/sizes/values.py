@@ -9,8 +9,8 @@ from math import isqrt, prod
 from operator import is_
 from typing import Any, TypeVar, cast
 
-from compiler.sizes.atoms import Dimension
-from compiler.sizes.size import Size, dimensions
+from tilewright.compiler.sizes.atoms import Dimension
+from tilewright.compiler.sizes.size import Size, dimensions
 
 _T = TypeVar("_T")
 

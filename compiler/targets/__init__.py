@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
+from tilewright.compiler.dtypes import DType
 
 if TYPE_CHECKING:
-    from compiler.target import Target
+    from tilewright.compiler.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.target import Target
-from compiler.targets import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import (
     AssemblySyntax,
     CoreModel,
     DotInstruction,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from compiler.target import Target
-from compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
 
 _TRIPLE = "armv7-unknown-linux-gnueabihf"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.target import Target
-from compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import AssemblySyntax, CoreModel, Family, WideningProduct
 
 _TRIPLE = "riscv64-unknown-linux-gnu"
 _SCALAR = ("a", "c", "d", "f", "m")

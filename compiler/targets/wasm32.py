@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.target import Target
-from compiler.targets import CoreModel, DotInstruction, Family
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import CoreModel, DotInstruction, Family
 
 _SIMD = Target(
     name="wasm32",

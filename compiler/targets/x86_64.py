@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from compiler.dtypes import DType
-from compiler.target import Target
-from compiler.targets import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import (
     AssemblySyntax,
     ByteLookup,
     CoreModel,

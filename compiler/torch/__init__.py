@@ -2,7 +2,7 @@
 
     model = torch.compile(model.eval(), backend="tilewright")
 
-    from compiler.torch import export
+    from tilewright.compiler.torch import export
     export(model, (images,), "model.onnx")
 
 Needs PyTorch: `pip install 'tilewright[torch]'`.
@@ -10,9 +10,9 @@ Needs PyTorch: `pip install 'tilewright[torch]'`.
 
 from __future__ import annotations
 
-from compiler.torch.backend import tilewright
-from compiler.torch.export import export
-from compiler.torch.options import BackendOptions
-from compiler.torch.symbolic import NotTranslatedError
+from tilewright.compiler.torch.backend import tilewright
+from tilewright.compiler.torch.export import export
+from tilewright.compiler.torch.options import BackendOptions
+from tilewright.compiler.torch.symbolic import NotTranslatedError
 
 __all__ = ["BackendOptions", "NotTranslatedError", "export", "tilewright"]

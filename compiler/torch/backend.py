@@ -13,11 +13,11 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-from compiler.errors import ModelWarning
-from compiler.torch.decomposed import DECOMPOSITIONS
-from compiler.torch.graph_function import GraphFunction
-from compiler.torch.options import BackendOptions
-from compiler.torch.translation import rules
+from tilewright.compiler.errors import ModelWarning
+from tilewright.compiler.torch.decomposed import DECOMPOSITIONS
+from tilewright.compiler.torch.graph_function import GraphFunction
+from tilewright.compiler.torch.options import BackendOptions
+from tilewright.compiler.torch.translation import rules
 
 
 def tilewright(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from onnx import TensorProto
 
-from compiler.dtypes import DType
+from tilewright.compiler.dtypes import DType
 
 ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
     torch.float32: (TensorProto.FLOAT, DType.FLOAT32),

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from compiler.errors import ArtifactError, InvalidArgumentError
-from compiler.frontend.model_file import write_model
-from compiler.options import CompileOptions
-from compiler.torch.decomposed import DECOMPOSITIONS
-from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import Translated, rules, translate
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
+from tilewright.compiler.frontend.model_file import write_model
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.torch.decomposed import DECOMPOSITIONS
+from tilewright.compiler.torch.symbolic import NotTranslatedError
+from tilewright.compiler.torch.translation import Translated, rules, translate
 
 
 def export(
@@ -54,7 +54,7 @@ def export(
     if target.suffix == ".onnx":
         write_model(translated.model, target)
         return target
-    from compiler.driver import compile_with
+    from tilewright.compiler.driver import compile_with
 
     if target.exists():
         raise ArtifactError(f"'{target}' is there already")

@@ -22,19 +22,24 @@ import numpy as np
 import torch
 from torch import fx
 
-from compiler.errors import CompilerError, ModelWarning
-from compiler.kept_models import KeptModels, own_folder
-from compiler.torch.element_types import as_numpy
-from compiler.torch.options import BackendOptions
-from compiler.torch.pieces import cut
-from compiler.torch.positions import are_within
-from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import Translated, operator_name, translate, used_as_tables
-from compiler.torch.views import split_views
+from tilewright.compiler.errors import CompilerError, ModelWarning
+from tilewright.compiler.kept_models import KeptModels, own_folder
+from tilewright.compiler.torch.element_types import as_numpy
+from tilewright.compiler.torch.options import BackendOptions
+from tilewright.compiler.torch.pieces import cut
+from tilewright.compiler.torch.positions import are_within
+from tilewright.compiler.torch.symbolic import NotTranslatedError
+from tilewright.compiler.torch.translation import (
+    Translated,
+    operator_name,
+    translate,
+    used_as_tables,
+)
+from tilewright.compiler.torch.views import split_views
 
 if TYPE_CHECKING:
-    from compiler.kept_models import Compiled
-    from compiler.options import CompileOptions
+    from tilewright.compiler.kept_models import Compiled
+    from tilewright.compiler.options import CompileOptions
 
 log = logging.getLogger("tilewright.torch")
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.options import CompileOptions
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.options import CompileOptions
 
 if TYPE_CHECKING:
-    from compiler.frontend.model_file import ReadModel
-    from compiler.kept_models import Compiled
-    from compiler.kernels import ScheduleSource
+    from tilewright.compiler.frontend.model_file import ReadModel
+    from tilewright.compiler.kept_models import Compiled
+    from tilewright.compiler.kernels import ScheduleSource
 
     Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Compiled | None]
     """Tunes a model for these options; gives the tuned program, or None for nothing new."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.views import is_tensor_valued
+from tilewright.compiler.torch.views import is_tensor_valued
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from compiler.errors import CompilerError
-from compiler.torch.symbolic import expression, memory_order
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.torch.symbolic import expression, memory_order
 
 
 class ResultMismatchError(CompilerError):

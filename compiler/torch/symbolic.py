@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._sympy import functions as torch_sympy
 
-from compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError
 
 Size: TypeAlias = "int | sympy.Expr"
 

@@ -24,20 +24,20 @@ from torch import fx
 from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.value_ranges import bound_sympy
 
-from compiler.dtypes import DType
-from compiler.frontend.model_file import ReadModel
-from compiler.ops.onnx_node import OnnxTensor
-from compiler.torch.element_types import ELEMENT_TYPES, as_numpy
-from compiler.torch.positions import are_within, narrowed, source_of
-from compiler.torch.results import OutputSpec
-from compiler.torch.symbolic import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.model_file import ReadModel
+from tilewright.compiler.ops.onnx_node import OnnxTensor
+from tilewright.compiler.torch.element_types import ELEMENT_TYPES, as_numpy
+from tilewright.compiler.torch.positions import are_within, narrowed, source_of
+from tilewright.compiler.torch.results import OutputSpec
+from tilewright.compiler.torch.symbolic import (
     NotTranslatedError,
     Size,
     bounded,
     expression,
     quotient,
 )
-from compiler.torch.views import is_tensor_valued
+from tilewright.compiler.torch.views import is_tensor_valued
 
 OPSET = 22
 
@@ -74,7 +74,7 @@ def operator_name(target: Any) -> str:
 @cache
 def rules() -> Mapping[Any, Rule]:
     """Rules by operator, of all files in `compiler/torch/rules`."""
-    package = import_module("compiler.torch.rules")
+    package = import_module("tilewright.compiler.torch.rules")
     found: dict[Any, Rule] = {}
     for each in iter_modules(package.__path__):
         found.update(import_module(f"{package.__name__}.{each.name}").RULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from db.models import Base
+from tilewright.db.models import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

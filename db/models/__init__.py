@@ -7,15 +7,15 @@ a foreign key: a measurement is saved whether or not the text behind its key has
 Whoever needs a table imports it from here: so `Base.metadata` always has all of them.
 """
 
-from db.models.access import AuditRow, IdempotencyRow, RateLimitRow, TokenRow
-from db.models.base import Base
-from db.models.blobs import BlobReferenceRow, BlobRow, ModelRow
-from db.models.decisions import CostModelRow, GraphPlanRow, TuningRunRow, VerdictRow
-from db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
-from db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
-from db.models.records import RecordRow, RecordUseRow, RetiredTrialsRow, TrialRow
-from db.models.signals import LookupChangeRow, NoticeRow, SweepRow
-from db.models.workloads import TargetRow, WorkloadRow, WorkloadShapeRow
+from tilewright.db.models.access import AuditRow, IdempotencyRow, RateLimitRow, TokenRow
+from tilewright.db.models.base import Base
+from tilewright.db.models.blobs import BlobReferenceRow, BlobRow, ModelRow
+from tilewright.db.models.decisions import CostModelRow, GraphPlanRow, TuningRunRow, VerdictRow
+from tilewright.db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
+from tilewright.db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
+from tilewright.db.models.records import RecordRow, RecordUseRow, RetiredTrialsRow, TrialRow
+from tilewright.db.models.signals import LookupChangeRow, NoticeRow, SweepRow
+from tilewright.db.models.workloads import TargetRow, WorkloadRow, WorkloadShapeRow
 
 __all__ = [
     "AuditRow",

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase
 
-from db.types import SafeText
+from tilewright.db.types import SafeText
 
 # Names for every constraint: SQLite's batch migrations can only drop what has a name.
 NAMING = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.models.base import Base, Json
-from db.types import SerialId
+from tilewright.db.models.base import Base, Json
+from tilewright.db.types import SerialId
 
 
 class GraphPlanRow(Base):

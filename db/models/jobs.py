@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.models.base import Base, Json
+from tilewright.db.models.base import Base, Json
 
 
 class JobRow(Base):

@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.models.base import Base, Json
-from db.types import SerialId
+from tilewright.db.models.base import Base, Json
+from tilewright.db.types import SerialId
 
 _WEAK = "state IN ('confirmed', 'provisional') AND backing IN ('once', 'one-worker', 'one-owner')"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.models.base import Base
-from db.types import SerialId
+from tilewright.db.models.base import Base
+from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):

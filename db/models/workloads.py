@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.models.base import Base, Json
+from tilewright.db.models.base import Base, Json
 
 
 class WorkloadRow(Base):

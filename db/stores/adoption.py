@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.changes import lookups_change
-from db.models import RecordRow
-from db.standing import Backing, Standing
-from db.stores.records import key_of, record_of, record_values, served_rows
-from db.stores.statements import chunks, table_of
-from tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.db.changes import lookups_change
+from tilewright.db.models import RecordRow
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.stores.records import key_of, record_of, record_values, served_rows
+from tilewright.db.stores.statements import chunks, table_of
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
 
 _records = table_of(RecordRow)
 

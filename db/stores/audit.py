@@ -9,11 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.models import AuditRow
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import AuditRow
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import table_of
 
 _audit = table_of(AuditRow)
 _newest_first = PageOrder((_audit.c.serial,))

@@ -23,10 +23,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.models import WorkerRow
-from db.stores.measure_queue import leases, requests
-from db.stores.requests import Blame, LeaseOutcome, RequestState
-from db.stores.statements import table_of
+from tilewright.db.models import WorkerRow
+from tilewright.db.stores.measure_queue import leases, requests
+from tilewright.db.stores.requests import Blame, LeaseOutcome, RequestState
+from tilewright.db.stores.statements import table_of
 
 workers = table_of(WorkerRow)
 

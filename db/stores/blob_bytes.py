@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from db.engine import os_storage_error
+from tilewright.db.engine import os_storage_error
 
 CHUNK_BYTES = 1 << 18
 

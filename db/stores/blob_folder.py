@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from db.engine import os_storage_error
-from db.errors import NotFoundError
-from db.stores.blob_bytes import (
+from tilewright.db.engine import os_storage_error
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.blob_bytes import (
     CHUNK_BYTES,
     Aside,
     Staged,

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from db.errors import NotFoundError, StorageError, StorageKind
-from db.stores.blob_bytes import (
+from tilewright.db.errors import NotFoundError, StorageError, StorageKind
+from tilewright.db.stores.blob_bytes import (
     Aside,
     Staged,
     StoredBytes,

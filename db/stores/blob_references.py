@@ -11,10 +11,17 @@ from enum import StrEnum
 
 import sqlalchemy as sa
 
-from db.job_states import FINAL_STATES
-from db.models import BlobReferenceRow, BlobRow, CostModelRow, JobRow, ModelRow, RequestRow
-from db.stores.requests import RequestState
-from db.stores.statements import chunks, insert_new, table_of
+from tilewright.db.job_states import FINAL_STATES
+from tilewright.db.models import (
+    BlobReferenceRow,
+    BlobRow,
+    CostModelRow,
+    JobRow,
+    ModelRow,
+    RequestRow,
+)
+from tilewright.db.stores.requests import RequestState
+from tilewright.db.stores.statements import chunks, insert_new, table_of
 
 _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)

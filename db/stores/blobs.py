@@ -22,13 +22,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError, StorageError, StorageKind
-from db.models import BlobReferenceRow, BlobRow
-from db.stores.blob_bytes import BlobBytes, Staged, stage
-from db.stores.blob_references import held, stale
-from db.stores.statements import chunks, insert_new, table_of, upsert
+from tilewright.db.clock import Clock, instant, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError, StorageError, StorageKind
+from tilewright.db.models import BlobReferenceRow, BlobRow
+from tilewright.db.stores.blob_bytes import BlobBytes, Staged, stage
+from tilewright.db.stores.blob_references import held, stale
+from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
 
 _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)

@@ -13,12 +13,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.errors import NotFoundError
-from db.notices import is_queued
-from db.stores.blame import fit_workers, spent_owners, workers
-from db.stores.measure_queue import leases, requests
-from db.stores.requests import Lease, RequestState
-from db.stores.statements import chunks
+from tilewright.db.errors import NotFoundError
+from tilewright.db.notices import is_queued
+from tilewright.db.stores.blame import fit_workers, spent_owners, workers
+from tilewright.db.stores.measure_queue import leases, requests
+from tilewright.db.stores.requests import Lease, RequestState
+from tilewright.db.stores.statements import chunks
 
 Now = sa.ColumnElement[float]
 

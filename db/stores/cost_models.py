@@ -13,14 +13,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError, StateError
-from db.models import CostModelRow
-from db.stores.blob_references import BlobKind, cost_model_holder, refer
-from db.stores.blobs import BlobStore
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError, StateError
+from tilewright.db.models import CostModelRow
+from tilewright.db.stores.blob_references import BlobKind, cost_model_holder, refer
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import table_of
 
 _models = table_of(CostModelRow)
 _newest_first = PageOrder((_models.c.created_at, _models.c.target_key, _models.c.version))

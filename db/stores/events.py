@@ -8,13 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import EventRow, JobRow
-from db.notices import announce, job_topic
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import EventRow, JobRow
+from tilewright.db.notices import announce, job_topic
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import table_of
 
 _events = table_of(EventRow)
 _jobs = table_of(JobRow)

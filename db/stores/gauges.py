@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import reading
-from db.models import LeaseRow, RequestRow, TrialRow
-from db.stores.requests import RequestState
-from db.stores.statements import table_of
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading
+from tilewright.db.models import LeaseRow, RequestRow, TrialRow
+from tilewright.db.stores.requests import RequestState
+from tilewright.db.stores.statements import table_of
 
 _leases = table_of(LeaseRow)
 _requests = table_of(RequestRow)

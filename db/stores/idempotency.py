@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.errors import KeyInFlightError, KeyMismatchError
-from db.models import IdempotencyRow
-from db.stores.statements import table_of, upsert
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import KeyInFlightError, KeyMismatchError
+from tilewright.db.models import IdempotencyRow
+from tilewright.db.stores.statements import table_of, upsert
 
 _keys = table_of(IdempotencyRow)
 

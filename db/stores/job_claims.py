@@ -8,13 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.job_states import JobState
-from db.models import TokenRow
-from db.stores.blob_references import BlobKind, refer
-from db.stores.events import EventData, append_events
-from db.stores.job_rows import (
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.job_states import JobState
+from tilewright.db.models import TokenRow
+from tilewright.db.stores.blob_references import BlobKind, refer
+from tilewright.db.stores.events import EventData, append_events
+from tilewright.db.stores.job_rows import (
     Job,
     JobClaim,
     JobProgress,
@@ -29,7 +29,7 @@ from db.stores.job_rows import (
     state_event,
     step,
 )
-from db.stores.statements import one_at_a_time, table_of
+from tilewright.db.stores.statements import one_at_a_time, table_of
 
 SHARED_ATTEMPTS = 2
 """A job that so many tuners in a row were lost with is taken only by a tuner with no other job: it

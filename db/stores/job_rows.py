@@ -8,12 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.job_states import HELD_STATES, JobState, check_transition
-from db.models import JobRow, OpenTaskRow
-from db.stores.events import EventData, append_events
-from db.stores.measure_queue import cancel_requests
-from db.stores.statements import table_of
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.job_states import HELD_STATES, JobState, check_transition
+from tilewright.db.models import JobRow, OpenTaskRow
+from tilewright.db.stores.events import EventData, append_events
+from tilewright.db.stores.measure_queue import cancel_requests
+from tilewright.db.stores.statements import table_of
 
 JsonObject = Mapping[str, Any]
 

@@ -8,14 +8,14 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from db.engine import reading, writing
-from db.errors import NotFoundError, QuotaError
-from db.job_states import FINAL_STATES, JobState
-from db.models import ModelRow, TokenRow
-from db.stores.blob_references import BlobKind, refer
-from db.stores.events import append_events
-from db.stores.job_claims import JobClaims
-from db.stores.job_rows import (
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError, QuotaError
+from tilewright.db.job_states import FINAL_STATES, JobState
+from tilewright.db.models import ModelRow, TokenRow
+from tilewright.db.stores.blob_references import BlobKind, refer
+from tilewright.db.stores.events import append_events
+from tilewright.db.stores.job_claims import JobClaims
+from tilewright.db.stores.job_rows import (
     Job,
     JobClaim,
     JobProgress,
@@ -27,8 +27,8 @@ from db.stores.job_rows import (
     state_event,
     step,
 )
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of, upsert
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import table_of, upsert
 
 __all__ = ["Job", "JobClaim", "JobProgress", "JobStore", "check_claim"]
 

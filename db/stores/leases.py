@@ -13,16 +13,16 @@ from typing import Any, assert_never
 
 import sqlalchemy as sa
 
-from db.clock import Clock
-from db.engine import reading, writing
-from db.errors import DatabaseError, NotFoundError, StaleLeaseError
-from db.notices import announce, is_queued, queue_topic
-from db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
-from db.stores.blob_references import BlobKind, refer
-from db.stores.claims import Claim, Found, survey, take
-from db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
-from db.stores.reports import Report, held, over, save
-from db.stores.requests import (
+from tilewright.db.clock import Clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import DatabaseError, NotFoundError, StaleLeaseError
+from tilewright.db.notices import announce, is_queued, queue_topic
+from tilewright.db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
+from tilewright.db.stores.blob_references import BlobKind, refer
+from tilewright.db.stores.claims import Claim, Found, survey, take
+from tilewright.db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
+from tilewright.db.stores.reports import Report, held, over, save
+from tilewright.db.stores.requests import (
     Blame,
     Cause,
     Completion,
@@ -36,7 +36,7 @@ from db.stores.requests import (
     RequestState,
     RequestStatus,
 )
-from db.stores.statements import chunks
+from tilewright.db.stores.statements import chunks
 
 __all__ = [
     "Blame",

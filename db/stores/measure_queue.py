@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.errors import StaleLeaseError
-from db.job_states import JobState
-from db.models import JobRow, LeaseRow, RequestRow
-from db.notices import announce, is_queued, queue_topic
-from db.stores.blob_references import BlobKind, refer_all
-from db.stores.requests import JsonObject, LeaseOutcome, NewRequest, RequestState, RequestStatus
-from db.stores.statements import chunks, table_of, upsert
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import StaleLeaseError
+from tilewright.db.job_states import JobState
+from tilewright.db.models import JobRow, LeaseRow, RequestRow
+from tilewright.db.notices import announce, is_queued, queue_topic
+from tilewright.db.stores.blob_references import BlobKind, refer_all
+from tilewright.db.stores.requests import (
+    JsonObject,
+    LeaseOutcome,
+    NewRequest,
+    RequestState,
+    RequestStatus,
+)
+from tilewright.db.stores.statements import chunks, table_of, upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql

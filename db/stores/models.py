@@ -8,14 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import ModelRow
-from db.stores.blob_references import BlobKind, refer
-from db.stores.blobs import BlobStore
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import chunks, insert_new, table_of
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import ModelRow
+from tilewright.db.stores.blob_references import BlobKind, refer
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import chunks, insert_new, table_of
 
 _models = table_of(ModelRow)
 _newest_first = PageOrder((_models.c.created_at, _models.c.digest))

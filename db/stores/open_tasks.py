@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import writing
-from db.models import JobRow, OpenTaskRow
-from db.stores.job_rows import JobClaim, check_claim, held_states
-from db.stores.statements import chunks, one_at_a_time, table_of, upsert
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import writing
+from tilewright.db.models import JobRow, OpenTaskRow
+from tilewright.db.stores.job_rows import JobClaim, check_claim, held_states
+from tilewright.db.stores.statements import chunks, one_at_a_time, table_of, upsert
 
 _open = table_of(OpenTaskRow)
 _jobs = table_of(JobRow)

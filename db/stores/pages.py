@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from db.errors import PositionError
-from db.types import SafeText
+from tilewright.db.errors import PositionError
+from tilewright.db.types import SafeText
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.models import GraphPlanRow
-from db.stores.statements import table_of, upsert
-from db.types import canonical_json
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import GraphPlanRow
+from tilewright.db.stores.statements import table_of, upsert
+from tilewright.db.types import canonical_json
 
 _plans = table_of(GraphPlanRow)
 

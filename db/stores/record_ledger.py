@@ -14,15 +14,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.changes import lookups_change
-from db.clock import Clock, system_clock
-from db.engine import reading, together, writing
-from db.errors import NotFoundError
-from db.models import RecordRow, RecordUseRow, TrialRow, WorkloadShapeRow
-from db.standing import Backing, Standing, Witness
-from db.stores.adoption import Foreign, adopt
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.records import (
+from tilewright.db.changes import lookups_change
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, together, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import RecordRow, RecordUseRow, TrialRow, WorkloadShapeRow
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores.adoption import Foreign, adopt
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.records import (
     KEY,
     SqlRecordStore,
     changing,
@@ -31,10 +31,10 @@ from db.stores.records import (
     serve,
     served_rows,
 )
-from db.stores.statements import chunks, insert_new, table_of
-from db.stores.weak_backing import weak_records
-from db.stores.witnesses import lost_second, witness
-from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+from tilewright.db.stores.statements import chunks, insert_new, table_of
+from tilewright.db.stores.weak_backing import weak_records
+from tilewright.db.stores.witnesses import lost_second, witness
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _records = table_of(RecordRow)
 _newest_first = PageOrder((_records.c.serial,))

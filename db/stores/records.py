@@ -14,15 +14,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.changes import lookups_change
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.models import RecordRow, TrialRow
-from db.standing import Backing, Standing
-from db.stores.statements import chunks, insert_and_tell, one_at_a_time, table_of
-from db.stores.worker_outcomes import count_outcomes
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.changes import lookups_change
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import RecordRow, TrialRow
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.stores.statements import chunks, insert_and_tell, one_at_a_time, table_of
+from tilewright.db.stores.worker_outcomes import count_outcomes
+from tilewright.tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+)
 
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)

@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.stores.blame import blame_others, judge, readmit, workers
-from db.stores.measure_queue import leases, lock_leases, requests
-from db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.stores.blame import blame_others, judge, readmit, workers
+from tilewright.db.stores.measure_queue import leases, lock_leases, requests
+from tilewright.db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
 
 _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
 """After these ends of a lease a result may still come, by no fault of the worker."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.changes import lookups_change
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.job_states import FINAL_STATES, JobState
-from db.models import (
+from tilewright.db.changes import lookups_change
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.job_states import FINAL_STATES, JobState
+from tilewright.db.models import (
     AuditRow,
     BlobRow,
     EventRow,
@@ -31,10 +31,10 @@ from db.models import (
     TuningRunRow,
     VerdictRow,
 )
-from db.standing import Standing
-from db.stores.records import KEY
-from db.stores.statements import chunks, table_of, upsert
-from tuner.measure.measurement import RecordKey
+from tilewright.db.standing import Standing
+from tilewright.db.stores.records import KEY
+from tilewright.db.stores.statements import chunks, table_of, upsert
+from tilewright.tuner.measure.measurement import RecordKey
 
 BATCH = 400
 """Rows of one transaction: nobody waits for long."""

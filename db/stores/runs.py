@@ -8,14 +8,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import TuningRunRow
-from db.stores.statements import table_of, upsert
-from tuner.events import Finished, Started, TaskInputs
-from tuner.options import TuneOptions
-from tuner.recording import inputs_from_json, inputs_to_json, options_from_json, options_to_json
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import TuningRunRow
+from tilewright.db.stores.statements import table_of, upsert
+from tilewright.tuner.events import Finished, Started, TaskInputs
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.recording import (
+    inputs_from_json,
+    inputs_to_json,
+    options_from_json,
+    options_to_json,
+)
 
 _runs = table_of(TuningRunRow)
 

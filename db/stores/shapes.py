@@ -11,11 +11,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.engine import reading, writing
-from db.models import RecordRow, TrialRow, WorkloadRow, WorkloadShapeRow
-from db.standing import Standing
-from db.stores.statements import chunks, insert_new, table_of
-from tuner.measure.measurement import Status
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import RecordRow, TrialRow, WorkloadRow, WorkloadShapeRow
+from tilewright.db.standing import Standing
+from tilewright.db.stores.statements import chunks, insert_new, table_of
+from tilewright.tuner.measure.measurement import Status
 
 _shapes = table_of(WorkloadShapeRow)
 _workloads = table_of(WorkloadRow)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from db.models import Base
+from tilewright.db.models import Base
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.models import SweepRow
-from db.stores.statements import table_of, upsert
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import SweepRow
+from tilewright.db.stores.statements import table_of, upsert
 
 _sweeps = table_of(SweepRow)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import TargetRow, TaskRow, WorkloadRow
-from db.stores.jobs import JobClaim, check_claim
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import chunks, insert_new, table_of, upsert
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import TargetRow, TaskRow, WorkloadRow
+from tilewright.db.stores.jobs import JobClaim, check_claim
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
 
 _tasks = table_of(TaskRow)
 _workloads = table_of(WorkloadRow)

@@ -12,13 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.errors import NotFoundError, StateError
-from db.models import TokenRow
-from db.notices import TOKENS, announce
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import chunks, table_of, upsert
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError, StateError
+from tilewright.db.models import TokenRow
+from tilewright.db.notices import TOKENS, announce
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import chunks, table_of, upsert
 
 _tokens = table_of(TokenRow)
 _oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)

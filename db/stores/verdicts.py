@@ -14,13 +14,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.changes import lookups_change
-from db.clock import Clock, system_clock
-from db.engine import reading, writing
-from db.models import VerdictRow
-from db.standing import Backing, Standing, Witness
-from db.stores.statements import chunks, table_of
-from db.stores.witnesses import lost_second, witness
+from tilewright.db.changes import lookups_change
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import VerdictRow
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores.statements import chunks, table_of
+from tilewright.db.stores.witnesses import lost_second, witness
 
 _verdicts = table_of(VerdictRow)
 

@@ -9,11 +9,11 @@ from itertools import groupby, islice
 
 import sqlalchemy as sa
 
-from db.job_states import JobState
-from db.models import JobRow, RecordRow
-from db.standing import Backing, Standing, Witness
-from db.stores.records import KEY
-from db.stores.statements import table_of
+from tilewright.db.job_states import JobState
+from tilewright.db.models import JobRow, RecordRow
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores.records import KEY
+from tilewright.db.stores.statements import table_of
 
 _records = table_of(RecordRow)
 _later = _records.alias("later")

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from db.models import WorkerRow
-from db.standing import Backing, Standing, Witness
-from db.stores.statements import table_of
+from tilewright.db.models import WorkerRow
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores.statements import table_of
 
 _workers = table_of(WorkerRow)
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import sqlalchemy as sa
 
-from db.models import WorkerOutcomeRow, WorkerRow
-from db.stores.statements import chunks, table_of, upsert
+from tilewright.db.models import WorkerOutcomeRow, WorkerRow
+from tilewright.db.stores.statements import chunks, table_of, upsert
 
 _outcomes = table_of(WorkerOutcomeRow)
 _workers = table_of(WorkerRow)

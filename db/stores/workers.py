@@ -11,15 +11,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, instant
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import WorkerRow
-from db.notices import announce, worker_topic
-from db.stores.blame import inherited, readmit
-from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import chunks, table_of, upsert
-from db.stores.worker_outcomes import forget_outcomes, outcomes_of
+from tilewright.db.clock import Clock, instant
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import WorkerRow
+from tilewright.db.notices import announce, worker_topic
+from tilewright.db.stores.blame import inherited, readmit
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.statements import chunks, table_of, upsert
+from tilewright.db.stores.worker_outcomes import forget_outcomes, outcomes_of
 
 _workers = table_of(WorkerRow)
 _oldest_first = PageOrder((_workers.c.created_at, _workers.c.id), descending=False)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.conditional import JsonAnswer
-from service.api.freshness import Freshness
-from service.api.gate import GatedRoute
+from tilewright.service.api.conditional import JsonAnswer
+from tilewright.service.api.freshness import Freshness
+from tilewright.service.api.gate import GatedRoute
 
 MOST_BYTES = 64 << 20
 """Of all answers that are kept, with their questions."""

@@ -15,33 +15,33 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
-from db.changes import open_changes
-from db.notices import open_source, topic_states
-from db.storage import Storage
-from service.api import errors, probes, routes, worker_page
-from service.api.answers import KnownAnswers
-from service.api.description import describe
-from service.api.freshness import Freshness
-from service.api.gate import Gate, GatedRoute, TokenCache
-from service.api.housekeeping import keep_house, name_all
-from service.api.idempotency import AnswerAtOnceError
-from service.api.metrics import Metrics, MetricsMiddleware
-from service.api.notifier import Notifier
-from service.api.plain_text import PlainTextMiddleware
-from service.api.planning import Planning
-from service.api.pulse import Pulse
-from service.api.request_ids import RequestIdMiddleware
-from service.api.results import most_bytes
-from service.api.served import ServedRecords
-from service.api.spelling import Spelling
-from service.api.upload import WRITERS
-from service.api.waiting import WaitingRoom
-from service.api.worker_traffic import WorkerTraffic
-from service.dashboard import app as dashboard
-from service.settings import Settings
-from service.signing import signing_key
-from service.storage import open_storage
-from service.version import version
+from tilewright.db.changes import open_changes
+from tilewright.db.notices import open_source, topic_states
+from tilewright.db.storage import Storage
+from tilewright.service.api import errors, probes, routes, worker_page
+from tilewright.service.api.answers import KnownAnswers
+from tilewright.service.api.description import describe
+from tilewright.service.api.freshness import Freshness
+from tilewright.service.api.gate import Gate, GatedRoute, TokenCache
+from tilewright.service.api.housekeeping import keep_house, name_all
+from tilewright.service.api.idempotency import AnswerAtOnceError
+from tilewright.service.api.metrics import Metrics, MetricsMiddleware
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.plain_text import PlainTextMiddleware
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.pulse import Pulse
+from tilewright.service.api.request_ids import RequestIdMiddleware
+from tilewright.service.api.results import most_bytes
+from tilewright.service.api.served import ServedRecords
+from tilewright.service.api.spelling import Spelling
+from tilewright.service.api.upload import WRITERS
+from tilewright.service.api.waiting import WaitingRoom
+from tilewright.service.api.worker_traffic import WorkerTraffic
+from tilewright.service.dashboard import app as dashboard
+from tilewright.service.settings import Settings
+from tilewright.service.signing import signing_key
+from tilewright.service.storage import open_storage
+from tilewright.service.version import version
 
 HEALTH_THREADS = 2
 """Threads that answer whether the service works, whatever all others do."""

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.tokens import Token
-from service.api.deps import StorageDep, request_token
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tokens import Token
+from tilewright.service.api.deps import StorageDep, request_token
 
 
 class Auditor:

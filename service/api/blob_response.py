@@ -10,9 +10,9 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from db.storage import Storage
-from service.api.conditional import NOT_MODIFIED, has
-from service.api.errors import ApiProblem
+from tilewright.db.storage import Storage
+from tilewright.service.api.conditional import NOT_MODIFIED, has
+from tilewright.service.api.errors import ApiProblem
 
 _BYTES = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

@@ -7,16 +7,16 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Query, Request
 
-from db.storage import Storage
-from db.stores.tokens import Scope, Token
-from service.api.gate import Needs
-from service.api.notifier import Notifier
-from service.api.planning import Planning
-from service.api.schemas.fields import SHOWN_TARGET
-from service.api.spelling import Spelling
-from service.api.waiting import WaitingRoom
-from service.api.worker_traffic import WorkerTraffic
-from service.settings import Settings
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope, Token
+from tilewright.service.api.gate import Needs
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.schemas.fields import SHOWN_TARGET
+from tilewright.service.api.spelling import Spelling
+from tilewright.service.api.waiting import WaitingRoom
+from tilewright.service.api.worker_traffic import WorkerTraffic
+from tilewright.service.settings import Settings
 
 # All are coroutines: the framework would send a plain function to a thread, and wait for one.
 

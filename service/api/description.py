@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from service.api.errors import MEDIA_TYPE, PREFIX
-from service.api.gate import GatedRoute
-from service.api.schemas.bodies import ProblemView
-from service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
+from tilewright.service.api.errors import MEDIA_TYPE, PREFIX
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.schemas.bodies import ProblemView
+from tilewright.service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
 
 Json = dict[str, Any]
 

@@ -13,14 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from compiler.errors import (
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidModelError,
     OutOfMemoryError,
     UnknownTargetError,
     UnsupportedOperatorError,
 )
-from db.errors import (
+from tilewright.db.errors import (
     DatabaseError,
     KeyInFlightError,
     KeyMismatchError,
@@ -33,8 +33,8 @@ from db.errors import (
     StorageError,
     StorageKind,
 )
-from service.api.request_ids import HEADER, current_request_id
-from service.sentences import one_sentence
+from tilewright.service.api.request_ids import HEADER, current_request_id
+from tilewright.service.sentences import one_sentence
 
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"

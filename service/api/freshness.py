@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from db.changes import LookupChanges
+from tilewright.db.changes import LookupChanges
 
 Forget = Callable[[Collection[str] | None], None]
 """Forgets what is kept of these keys, of workloads or models; of everything for None."""

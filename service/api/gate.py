@@ -22,15 +22,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as Connection
 
-from db.errors import StorageError
-from db.notices import TOKENS
-from db.stores.tokens import Scope, Token, TokenStore
-from service.api.errors import forbidden, too_large, unauthorized
-from service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
-from service.api.notifier import Notifier
-from service.api.refusals import refusals_of
-from service.api.schemas.bodies import is_plain, plain_body
-from service.settings import Settings
+from tilewright.db.errors import StorageError
+from tilewright.db.notices import TOKENS
+from tilewright.db.stores.tokens import Scope, Token, TokenStore
+from tilewright.service.api.errors import forbidden, too_large, unauthorized
+from tilewright.service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.refusals import refusals_of
+from tilewright.service.api.schemas.bodies import is_plain, plain_body
+from tilewright.service.settings import Settings
 
 KNOWN_SECONDS = 1.0
 """How long a token that was verified is not looked up again. Who revokes it is heard of sooner."""

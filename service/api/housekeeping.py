@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, fields
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from db.storage import Storage
-from db.stores.retention import Retention
-from db.stores.sweeps import TERM_SECONDS
-from service.api.metrics import Metrics
-from service.jobs.families import name_workloads
-from service.jobs.leftovers import store_leftovers
-from service.settings import Settings
+from tilewright.db.storage import Storage
+from tilewright.db.stores.retention import Retention
+from tilewright.db.stores.sweeps import TERM_SECONDS
+from tilewright.service.api.metrics import Metrics
+from tilewright.service.jobs.families import name_workloads
+from tilewright.service.jobs.leftovers import store_leftovers
+from tilewright.service.settings import Settings
 
 log = structlog.get_logger("tilewright.web")
 

@@ -26,9 +26,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from db.errors import DatabaseError, StorageError
-from db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
-from service.api.errors import ApiProblem, database_problem, invalid
+from tilewright.db.errors import DatabaseError, StorageError
+from tilewright.db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
+from tilewright.service.api.errors import ApiProblem, database_problem, invalid
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

@@ -9,15 +9,15 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from db.storage import Storage
-from db.stores.rate_limits import Rate
-from db.stores.tokens import Token
-from service.api.deps import SettingsDep, StorageDep, request_token
-from service.api.errors import ApiProblem
-from service.api.planning import Planning
-from service.api.planning_child import KeptQuestion
-from service.api.refusals import refuses
-from service.settings import Settings
+from tilewright.db.storage import Storage
+from tilewright.db.stores.rate_limits import Rate
+from tilewright.db.stores.tokens import Token
+from tilewright.service.api.deps import SettingsDep, StorageDep, request_token
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.planning_child import KeptQuestion
+from tilewright.service.api.refusals import refuses
+from tilewright.service.settings import Settings
 
 T = TypeVar("T")
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from db.storage import Storage
-from db.types import canonical_json
-from service.api.limiter import Limiter, counted_answer
-from service.api.planning import Planning
-from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
-from service.api.schemas.lookups import LookupRequest
-from service.api.served import ServedRecords
-from service.jobs.addressee import is_described, resolve_addressee, target_key_of
-from service.jobs.known_plan import chosen_plan, mode, plan_identity
-from service.jobs.targets import is_target_key
+from tilewright.db.storage import Storage
+from tilewright.db.types import canonical_json
+from tilewright.service.api.limiter import Limiter, counted_answer
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.planning_child import PlannedWorkload, WorkloadsQuestion
+from tilewright.service.api.schemas.lookups import LookupRequest
+from tilewright.service.api.served import ServedRecords
+from tilewright.service.jobs.addressee import is_described, resolve_addressee, target_key_of
+from tilewright.service.jobs.known_plan import chosen_plan, mode, plan_identity
+from tilewright.service.jobs.targets import is_target_key
 
 
 async def target_key(name: str, storage: Storage) -> str:

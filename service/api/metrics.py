@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from db.storage import Storage
-from db.stores.leases import RequestState
-from db.stores.workers import Health
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.db.stores.workers import Health
 
 # A long poll and an event stream take as long as they like; their time says nothing.
 _UNTIMED = frozenset(

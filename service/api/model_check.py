@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.jobs.drawn_choices import check_draws
-from service.jobs.job_spec import JobSpec
-from service.jobs.planned_ports import open_ports
-from service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.drawn_choices import check_draws
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.planned_ports import open_ports
+from tilewright.service.jobs.stage_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:
@@ -18,7 +18,7 @@ def check_model_bytes(path: Path, name: str) -> None:
     """
     import onnx
 
-    from compiler.errors import InvalidModelError
+    from tilewright.compiler.errors import InvalidModelError
 
     if path.stat().st_size == 0:
         raise InvalidModelError(f"model '{name}' is empty")

@@ -21,8 +21,8 @@ from typing import Protocol
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import DatabaseError
-from db.notices import NoticeSource
+from tilewright.db.errors import DatabaseError
+from tilewright.db.notices import NoticeSource
 
 log = structlog.get_logger("tilewright.web")
 

@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request, Response
 
-from db.stores.pages import Page, Position
-from service.api.errors import ApiProblem
+from tilewright.db.stores.pages import Page, Position
+from tilewright.service.api.errors import ApiProblem
 
 T = TypeVar("T")
 

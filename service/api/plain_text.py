@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.errors import invalid
+from tilewright.service.api.errors import invalid
 
 
 class PlainTextMiddleware:

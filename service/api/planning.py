@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from pebble import ProcessExpired, ProcessPool
 
-from db.stores.blobs import BlobStore
-from service.api import planning_child
-from service.api.errors import ApiProblem
-from service.api.planning_child import (
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.service.api import planning_child
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.planning_child import (
     JobCheck,
     KeptQuestion,
     Measured,
@@ -32,11 +32,11 @@ from service.api.planning_child import (
     Refusal,
     SamplesCheck,
 )
-from service.api.remembered import Remembered
-from service.api.turns import TooManyError, Turns
-from service.jobs.bounded_planning import memory_limit
-from service.jobs.given_files import SamplesFile, shown_name, stored_digests
-from service.settings import Settings
+from tilewright.service.api.remembered import Remembered
+from tilewright.service.api.turns import TooManyError, Turns
+from tilewright.service.jobs.bounded_planning import memory_limit
+from tilewright.service.jobs.given_files import SamplesFile, shown_name, stored_digests
+from tilewright.service.settings import Settings
 
 MOST_WAITING = 64
 """Questions that wait for a child; one more is answered 503 at once."""

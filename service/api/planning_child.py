@@ -14,26 +14,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.process.bounded import NICENESS, go_last, limit_memory
-from compiler.target import Target
-from db.errors import DatabaseError, StorageError, StorageKind
-from db.stores.plans import StoredPlan
-from db.types import canonical_json
-from service.api.errors import ApiProblem, compiler_problem, database_problem
-from service.api.model_check import check_job, check_model_bytes
-from service.api.remembered import held_bytes
-from service.jobs.given_files import GivenFiles, SamplesFile, read_samples_file
-from service.jobs.job_spec import JobSpec
-from service.jobs.known_plan import with_plan
-from service.jobs.model_graph import ModelGraph, chosen_by, model_graph
-from service.jobs.planning import ModelRequest
-from service.jobs.predicted import Predicted, predicted
-from service.jobs.shown_code import ShownCode, shown_code
-from service.jobs.stage_planning import plan_first_program
-from service.jobs.workload_facts import workload_name
-from tuner.measure.measurement import Trial
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
+from tilewright.compiler.target import Target
+from tilewright.db.errors import DatabaseError, StorageError, StorageKind
+from tilewright.db.stores.plans import StoredPlan
+from tilewright.db.types import canonical_json
+from tilewright.service.api.errors import ApiProblem, compiler_problem, database_problem
+from tilewright.service.api.model_check import check_job, check_model_bytes
+from tilewright.service.api.remembered import held_bytes
+from tilewright.service.jobs.given_files import GivenFiles, SamplesFile, read_samples_file
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.known_plan import with_plan
+from tilewright.service.jobs.model_graph import ModelGraph, chosen_by, model_graph
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.predicted import Predicted, predicted
+from tilewright.service.jobs.shown_code import ShownCode, shown_code
+from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.tuner.measure.measurement import Trial
 
 T = TypeVar("T")
 

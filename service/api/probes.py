@@ -11,10 +11,10 @@ import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from db.errors import DatabaseError
-from db.storage import Storage
-from db.stores.sweeps import CLAIMS
-from service.api.housekeeping import SWEEP
+from tilewright.db.errors import DatabaseError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.sweeps import CLAIMS
+from tilewright.service.api.housekeeping import SWEEP
 
 SWEEP_SECONDS = 30.0
 """A sweep that is older means that no replica keeps house: leases of dead workers do not end."""

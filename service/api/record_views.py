@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from db.stores.record_ledger import StoredRecord
-from service.api.schemas.records import (
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.service.api.schemas.records import (
     AnswerView,
     ImportView,
     RefusedLine,
     StoredRecordView,
     WithdrawView,
 )
-from service.api.views import record_view
-from service.jobs.nearest import Answer
-from service.jobs.record_exchange import Imported
-from service.jobs.withdrawal import Withdrawal
-from tuner.measure.measurement import RecordKey
+from tilewright.service.api.views import record_view
+from tilewright.service.jobs.nearest import Answer
+from tilewright.service.jobs.record_exchange import Imported
+from tilewright.service.jobs.withdrawal import Withdrawal
+from tilewright.tuner.measure.measurement import RecordKey
 
 
 def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:

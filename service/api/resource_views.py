@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from db.stores.tasks import StoredTarget, StoredWorkload
-from db.stores.trials import StoredTrial
-from db.stores.workers import RegisteredWorker
-from service.api.schemas.resources import DeviceView, StoredWorkloadView, TargetView, TrialView
-from service.api.views import worker_view
+from tilewright.db.stores.tasks import StoredTarget, StoredWorkload
+from tilewright.db.stores.trials import StoredTrial
+from tilewright.db.stores.workers import RegisteredWorker
+from tilewright.service.api.schemas.resources import (
+    DeviceView,
+    StoredWorkloadView,
+    TargetView,
+    TrialView,
+)
+from tilewright.service.api.views import worker_view
 
 
 def trial_view(stored: StoredTrial) -> TrialView:

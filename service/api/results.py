@@ -13,20 +13,20 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from db.storage import Storage
-from db.stores.requests import Held, JsonObject
-from service.api.schemas.workers import DeviceFactsJson
-from service.sentences import one_sentence
-from tuner.measure.measurement import MOST_ERROR, Status
-from tuner.measure.plausible import (
+from tilewright.db.storage import Storage
+from tilewright.db.stores.requests import Held, JsonObject
+from tilewright.service.api.schemas.workers import DeviceFactsJson
+from tilewright.service.sentences import one_sentence
+from tilewright.tuner.measure.measurement import MOST_ERROR, Status
+from tilewright.tuner.measure.plausible import (
     ImplausibleError,
     check_measured,
     check_run,
     most_result_bytes,
 )
-from tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
-from tuner.measure.run_wire import RunRequest, read_request
-from tuner.measure.wire import MeasureResult, ProtocolError
+from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest, read_request
+from tilewright.tuner.measure.wire import MeasureResult, ProtocolError
 
 MOST_SAMPLES = 10_000
 MOST_POINTS = 64

@@ -14,10 +14,10 @@ from functools import partial
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from db.stores.record_ledger import RecordLedger
-from service.api.freshness import Freshness
-from service.api.views import record_view
-from tuner.measure.measurement import RecordKey
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.service.api.freshness import Freshness
+from tilewright.service.api.views import record_view
+from tilewright.tuner.measure.measurement import RecordKey
 
 MOST_KEPT = 16_384
 """Records that are kept as bytes, of 2 to 4 KB each, and keys that have none."""

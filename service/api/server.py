@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.api.errors import ApiProblem
-from service.api.request_ids import RequestIdMiddleware
-from service.settings import Settings
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.request_ids import RequestIdMiddleware
+from tilewright.service.settings import Settings
 
 HEAD_BYTES = 32 << 10
 """Largest head of a request."""

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from anyio import CapacityLimiter, to_thread
 
-from compiler.runtime.program_json import program_from_json
-from db.storage import Storage
-from service.api.errors import invalid
-from tuner.measure.plain_form import PlainForms, plain_programs
-from tuner.measure.run_wire import Request, RunRequest, SpeedsWork, read_request
-from tuner.measure.wire import ProtocolError
+from tilewright.compiler.runtime.program_json import program_from_json
+from tilewright.db.storage import Storage
+from tilewright.service.api.errors import invalid
+from tilewright.tuner.measure.plain_form import PlainForms, plain_programs
+from tilewright.tuner.measure.run_wire import Request, RunRequest, SpeedsWork, read_request
+from tilewright.tuner.measure.wire import ProtocolError
 
 KEPT_BYTES = 64 << 20
 """Arrays that are kept for further batches of the same workloads."""

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from db.errors import DatabaseError
+from tilewright.db.errors import DatabaseError
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")

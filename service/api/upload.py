@@ -12,9 +12,9 @@ from anyio import CapacityLimiter
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from db.storage import Storage
-from db.stores.blob_bytes import Staged, Staging, TooManyBytesError
-from service.api.errors import invalid, too_large
+from tilewright.db.storage import Storage
+from tilewright.db.stores.blob_bytes import Staged, Staging, TooManyBytesError
+from tilewright.service.api.errors import invalid, too_large
 
 WRITE_BYTES = 1 << 20
 """Bytes that are gathered in memory before a thread writes them."""

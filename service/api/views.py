@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from db.standing import Backing
-from db.stores.audit import Entry
-from db.stores.cost_models import StoredCostModel
-from db.stores.events import JobEvent
-from db.stores.jobs import Job
-from db.stores.leases import Lease
-from db.stores.models import Model
-from db.stores.tasks import JobTask
-from db.stores.tokens import Token
-from db.stores.workers import RegisteredWorker
-from service.api.schemas.cost_models import CostModelView
-from service.api.schemas.jobs import (
+from tilewright.db.standing import Backing
+from tilewright.db.stores.audit import Entry
+from tilewright.db.stores.cost_models import StoredCostModel
+from tilewright.db.stores.events import JobEvent
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.leases import Lease
+from tilewright.db.stores.models import Model
+from tilewright.db.stores.tasks import JobTask
+from tilewright.db.stores.tokens import Token
+from tilewright.db.stores.workers import RegisteredWorker
+from tilewright.service.api.schemas.cost_models import CostModelView
+from tilewright.service.api.schemas.jobs import (
     CurvePoint,
     CurveView,
     JobEventView,
@@ -24,14 +24,19 @@ from service.api.schemas.jobs import (
     ProgressView,
     TaskView,
 )
-from service.api.schemas.leases import LeaseView
-from service.api.schemas.lookups import IntervalView, RecordView
-from service.api.schemas.models import ModelView
-from service.api.schemas.tokens import AuditView, TokenView
-from service.api.schemas.workers import QuarantineView, WorkerCondition, WorkerSpeed, WorkerView
-from service.signing import SigningKey
-from tuner.measure.measurement import Status, TuningRecord
-from tuner.measure.wire import signed_lease
+from tilewright.service.api.schemas.leases import LeaseView
+from tilewright.service.api.schemas.lookups import IntervalView, RecordView
+from tilewright.service.api.schemas.models import ModelView
+from tilewright.service.api.schemas.tokens import AuditView, TokenView
+from tilewright.service.api.schemas.workers import (
+    QuarantineView,
+    WorkerCondition,
+    WorkerSpeed,
+    WorkerView,
+)
+from tilewright.service.signing import SigningKey
+from tilewright.tuner.measure.measurement import Status, TuningRecord
+from tilewright.tuner.measure.wire import signed_lease
 
 
 def model_view(model: Model) -> ModelView:

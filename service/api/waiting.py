@@ -18,11 +18,11 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 
-from db.errors import DatabaseError, NotFoundError
-from db.notices import queue_topic, worker_topic
-from db.stores.claims import Claim, Found
-from db.stores.leases import Lease
-from service.api.notifier import Notifier
+from tilewright.db.errors import DatabaseError, NotFoundError
+from tilewright.db.notices import queue_topic, worker_topic
+from tilewright.db.stores.claims import Claim, Found
+from tilewright.db.stores.leases import Lease
+from tilewright.service.api.notifier import Notifier
 
 MOST = 64
 """Claims of one look."""

@@ -8,16 +8,16 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import DatabaseError, NotFoundError
-from db.storage import Storage
-from db.stores.leases import Completion, Report
-from db.stores.tokens import Scope, Token
-from db.stores.workers import Heartbeat, Presence
-from service.api.errors import ApiProblem, forbidden
-from service.api.gate import LARGE_BYTES
-from service.api.pulse import Pulse
-from service.api.results import ResultRefused, admit
-from service.api.together import Together
+from tilewright.db.errors import DatabaseError, NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import Completion, Report
+from tilewright.db.stores.tokens import Scope, Token
+from tilewright.db.stores.workers import Heartbeat, Presence
+from tilewright.service.api.errors import ApiProblem, forbidden
+from tilewright.service.api.gate import LARGE_BYTES
+from tilewright.service.api.pulse import Pulse
+from tilewright.service.api.results import ResultRefused, admit
+from tilewright.service.api.together import Together
 
 MOST = 64
 """Requests of one call."""

@@ -14,7 +14,7 @@ from typing import TextIO
 import typer
 from typer.exceptions import TyperException
 
-from service.cli import (
+from tilewright.service.cli import (
     access,
     bench,
     cost_model,
@@ -35,7 +35,7 @@ from service.cli import (
     top,
     tuning,
 )
-from service.cli.terminal import complain
+from tilewright.service.cli.terminal import complain
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -73,7 +73,7 @@ for group in GROUPS:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
-    from compiler.process import leave_garbage, settle_process
+    from tilewright.compiler.process import leave_garbage, settle_process
 
     settle_process()
     status = run(sys.argv[1:] if arguments is None else arguments)
@@ -118,10 +118,10 @@ def _known(error: Exception) -> str | None:
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     # by name, so that a command that needs neither database nor client imports neither
     if names & {
-        "compiler.errors.CompilerError",
-        "db.errors.DatabaseError",
-        "service.client.errors.ClientError",
-        "service.cli.common.UserError",
+        "tilewright.compiler.errors.CompilerError",
+        "tilewright.db.errors.DatabaseError",
+        "tilewright.service.client.errors.ClientError",
+        "tilewright.service.cli.common.UserError",
     }:
         return str(error)
     if isinstance(error, OSError):
@@ -158,6 +158,6 @@ def _warn(
 
 
 def _complain(sentence: str) -> None:
-    from service.sentences import one_sentence
+    from tilewright.service.sentences import one_sentence
 
     complain(f"error: {one_sentence(sentence)}")

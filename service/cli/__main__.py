@@ -1,6 +1,6 @@
-"""`python -m service.cli`"""
+"""`python -m tilewright.service.cli`"""
 
-from service.cli import main
+from tilewright.service.cli import main
 
 if __name__ == "__main__":
     main()

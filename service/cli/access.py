@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     JsonOption,
     ServerOption,
     TokenOption,
@@ -17,11 +17,11 @@ from service.cli.common import (
     connect,
     no_options_before,
 )
-from service.cli.terminal import complain, console, say, say_json
+from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
-    from service.api.schemas.tokens import TokenView
-    from service.client import Client
+    from tilewright.service.api.schemas.tokens import TokenView
+    from tilewright.service.client import Client
 
 
 MOST_LINK_MINUTES = 24 * 60.0
@@ -54,7 +54,7 @@ def tokens(
         return
     from rich.text import Text
 
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     table = make_table("<token", "<name", "<scopes", "<made", "<last used", "<state")
     with connect(server, token) as client:
@@ -164,7 +164,7 @@ def audit(
     """
     from rich.text import Text
 
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     with connect(server, token) as client:
         entries = client.audit(limit, action, subject)

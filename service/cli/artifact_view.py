@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compiler.runtime.artifact import Artifact, SizedProgram
-from compiler.runtime.ports import open_dims, shape_text
-from compiler.runtime.program import Port
-from service.cli.inspect_view import size
+from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
+from tilewright.compiler.runtime.ports import open_dims, shape_text
+from tilewright.compiler.runtime.program import Port
+from tilewright.service.cli.inspect_view import size
 
 
 def artifact_facts(artifact: Artifact) -> dict[str, Any]:

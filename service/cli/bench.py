@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     JsonOption,
     Numerics,
     NumericsOption,
@@ -24,22 +24,22 @@ from service.cli.common import (
     parse_dims,
     parse_ranges,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
-from service.cli.local import known_facts, opened, served_facts, tell_served
-from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import complain, console, say_json
-from service.units import milliseconds
+from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
+from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
+from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.units import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from rich.table import Table
 
-    from compiler.hinted_ranges import Shares
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.sized import SizedExecutable
-    from compiler.runtime.stages import StagedExecutable
-    from service.jobs.given_inputs import GivenInputs
+    from tilewright.compiler.hinted_ranges import Shares
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.service.jobs.given_inputs import GivenInputs
 
 
 class Peer(StrEnum):
@@ -82,12 +82,12 @@ def bench(
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
-    from compiler.errors import InvalidInputError
-    from compiler.hinted_ranges import hinted_shares
-    from compiler.runtime.sized import SizedExecutable
-    from service.jobs.drawn_choices import with_inputs
-    from service.jobs.planning import ModelRequest
-    from service.jobs.stage_planning import plan_first_program
+    from tilewright.compiler.errors import InvalidInputError
+    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.service.jobs.drawn_choices import with_inputs
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.stage_planning import plan_first_program
 
     if on is not None:
         if against is not None:
@@ -143,8 +143,8 @@ def _feeds_at_hints(
     given: GivenInputs,
 ) -> list[Feed]:
     """Seeded inputs at the hints of a model of which no program serves a range."""
-    from compiler.runtime.ports import sizes_text
-    from service.jobs.planning import ModelRequest, plan_sizes
+    from tilewright.compiler.runtime.ports import sizes_text
+    from tilewright.service.jobs.planning import ModelRequest, plan_sizes
 
     dims = {name: (size,) for name, size in ranges.items()}
     found = []
@@ -166,11 +166,11 @@ def _feeds(
 ) -> list[Feed]:
     """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
     artifact has programs of their own for. None if no program serves a range."""
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.ports import sizes_text
-    from compiler.runtime.sized import SizedExecutable
-    from service.jobs.shown_sizes import hinted_sizes, stated_sizes
-    from service.jobs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.ports import sizes_text
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
+    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
@@ -237,8 +237,8 @@ def _race(
 ) -> tuple[list[_Row], float | None]:
     """Time each feed, beside another engine if one is named; and the largest difference to it, as
     a share of the largest output."""
-    from service.jobs.comparison import Run, onnxruntime_run, race
-    from service.jobs.verification import largest_model_error
+    from tilewright.service.jobs.comparison import Run, onnxruntime_run, race
+    from tilewright.service.jobs.verification import largest_model_error
 
     rows: list[_Row] = []
     errors = []
@@ -266,7 +266,7 @@ def _race(
 
 
 def _table(rows: Sequence[_Row]) -> Table:
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     sized = any(row.sizes for row in rows)
     columns = ("<sizes", "<engine", "median", "min", "ratio of medians", "ratio of minima")
@@ -292,11 +292,11 @@ def _bench_on(
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
-    from service.cli.view import settled_line
-    from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest, plan_model
-    from service.jobs.timing import time_model
-    from service.storage import open_storage
+    from tilewright.service.cli.view import settled_line
+    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.planning import ModelRequest, plan_model
+    from tilewright.service.jobs.timing import time_model
+    from tilewright.service.storage import open_storage
 
     existing_file(model)
     storage = open_storage(load_settings())

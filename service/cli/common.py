@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.terminal import say
+from tilewright.service.cli.terminal import say
 
 if TYPE_CHECKING:
-    from compiler.graph.ir import Graph
-    from compiler.passes.pipeline import Observer
-    from db.stores.audit import Action, AuditStore
-    from service.client import Client
-    from service.settings import Settings
+    from tilewright.compiler.graph.ir import Graph
+    from tilewright.compiler.passes.pipeline import Observer
+    from tilewright.db.stores.audit import Action, AuditStore
+    from tilewright.service.client import Client
+    from tilewright.service.settings import Settings
 
 
 class UserError(Exception):
@@ -151,8 +151,8 @@ def dump_observer(names: list[str] | None) -> Observer | None:
     """Prints the graph after the named passes, in each of their rounds. Raises UserError."""
     if not names:
         return None
-    from compiler.graph.text import print_graph
-    from compiler.passes.pipeline import PASSES
+    from tilewright.compiler.graph.text import print_graph
+    from tilewright.compiler.passes.pipeline import PASSES
 
     known = [step.__name__ for step in PASSES]
     for name in names:
@@ -196,8 +196,8 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
 
 def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
     """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises UserError."""
-    from compiler.errors import InvalidArgumentError
-    from compiler.hinted_ranges import size_choices
+    from tilewright.compiler.errors import InvalidArgumentError
+    from tilewright.compiler.hinted_ranges import size_choices
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():
@@ -239,8 +239,8 @@ def existing_file(path: Path) -> Path:
 
 def connect(server: str | None, token: str | None) -> Client:
     """A client of the service that the options, or else the settings, name. Raises UserError."""
-    from service.client import Client
-    from service.embedded import client_token
+    from tilewright.service.client import Client
+    from tilewright.service.embedded import client_token
 
     settings = load_settings(server, token)
     if not settings.server.startswith(("http://", "https://")):
@@ -261,7 +261,7 @@ def no_options_before(
 
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:
     """The settings, with what the command line says instead."""
-    from service.settings import Settings
+    from tilewright.service.settings import Settings
 
     settings = Settings()
     changes = {"server": server, "token": token}

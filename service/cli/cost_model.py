@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, TargetOption, UserError, load_settings
-from service.cli.terminal import console, say_json
+from tilewright.service.cli.common import JsonOption, TargetOption, UserError, load_settings
+from tilewright.service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from db.storage import Storage
-    from db.stores.cost_models import StoredCostModel
+    from tilewright.db.storage import Storage
+    from tilewright.db.stores.cost_models import StoredCostModel
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def list_models(
 
     Example: tilewright cost-model list --target host
     """
-    from service.jobs.targets import target_key
+    from tilewright.service.jobs.targets import target_key
 
     storage = _storage()
     models = storage.cost_models.list(None if target is None else target_key(target))
@@ -53,8 +53,8 @@ def train(target: TargetOption = "host", as_json: JsonOption = False) -> None:
 
     Example: tilewright cost-model train --target znver4
     """
-    from service.jobs.cost_models import describe, train_cost_model
-    from service.jobs.targets import target_key
+    from tilewright.service.jobs.cost_models import describe, train_cost_model
+    from tilewright.service.jobs.targets import target_key
 
     storage = _storage()
     trained = train_cost_model(storage, target_key(target))
@@ -76,7 +76,7 @@ def promote(
 
     Example: tilewright cost-model promote 3
     """
-    from service.jobs.targets import target_key
+    from tilewright.service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.promote(target_key(target), version)
@@ -92,7 +92,7 @@ def rollback(target: TargetOption = "host", as_json: JsonOption = False) -> None
 
     Example: tilewright cost-model rollback --target znver4
     """
-    from service.jobs.targets import target_key
+    from tilewright.service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.roll_back(target_key(target))
@@ -104,19 +104,19 @@ def rollback(target: TargetOption = "host", as_json: JsonOption = False) -> None
 
 
 def _tell(models: Sequence[StoredCostModel]) -> None:
-    from service.api.views import cost_model_view
+    from tilewright.service.api.views import cost_model_view
 
     say_json([cost_model_view(model) for model in models])
 
 
 def _storage() -> Storage:
-    from service.storage import open_storage
+    from tilewright.service.storage import open_storage
 
     return open_storage(load_settings())
 
 
 def _table(models: Sequence[StoredCostModel], names: Mapping[str, str]) -> Table:
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     table = make_table(
         "<target",

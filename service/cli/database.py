@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, UserError, load_settings, write_down
-from service.cli.terminal import console, say_json
+from tilewright.service.cli.common import JsonOption, UserError, load_settings, write_down
+from tilewright.service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from db.stores.blob_bytes import BlobBytes
+    from tilewright.db.stores.blob_bytes import BlobBytes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def check(
 
     Example: tilewright db check --deep
     """
-    from db.check import Severity
-    from db.check import check as find
+    from tilewright.db.check import Severity
+    from tilewright.db.check import check as find
 
     findings = []
     with _opened() as (engine, place):
@@ -65,7 +65,7 @@ def backup(
 
     Example: tilewright db backup tilewright.tar
     """
-    from db.backup import backup as save
+    from tilewright.db.backup import backup as save
 
     if file.exists():
         raise UserError(f"'{file}' is there already")
@@ -92,8 +92,8 @@ def restore(
 
     Example: tilewright db restore tilewright.tar
     """
-    from db.backup import restore as fill
-    from db.stores.audit import Action, AuditStore
+    from tilewright.db.backup import restore as fill
+    from tilewright.db.stores.audit import Action, AuditStore
 
     with _opened() as (engine, place):
         manifest = fill(engine, place, file)
@@ -117,7 +117,7 @@ def migrate(as_json: JsonOption = False) -> None:
 
     Example: tilewright db migrate
     """
-    from db.migrate import current_revision, upgrade
+    from tilewright.db.migrate import current_revision, upgrade
 
     with _opened() as (engine, _):
         before = current_revision(engine)
@@ -133,8 +133,8 @@ def migrate(as_json: JsonOption = False) -> None:
 @contextmanager
 def _opened() -> Iterator[tuple[sa.Engine, BlobBytes]]:
     """The database as it is, and where its blobs lie."""
-    from db.engine import open_engine
-    from db.storage import open_place
+    from tilewright.db.engine import open_engine
+    from tilewright.db.storage import open_place
 
     settings = load_settings()
     engine = open_engine(settings.effective_database_url)

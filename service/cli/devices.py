@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from service.cli.common import JsonOption, ServerOption, TokenOption, load_settings
-from service.cli.terminal import console, say_json
+from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, load_settings
+from tilewright.service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.schemas.resources import DeviceView
-    from service.api.schemas.workers import WorkerCondition
+    from tilewright.service.api.schemas.resources import DeviceView
+    from tilewright.service.api.schemas.workers import WorkerCondition
 
 SHOWN_TARGETS = 3
 """Names of targets in a row; the best one comes first."""
@@ -34,12 +34,12 @@ def devices(
 
     Example: tilewright devices --server http://server:8000
     """
-    from compiler.detection import named_device
-    from compiler.errors import UnknownTargetError
-    from compiler.target import resolve_target
-    from service.client import Client, ClientError
-    from service.embedded import client_token
-    from service.worker.condition import device_condition
+    from tilewright.compiler.detection import named_device
+    from tilewright.compiler.errors import UnknownTargetError
+    from tilewright.compiler.target import resolve_target
+    from tilewright.service.client import Client, ClientError
+    from tilewright.service.embedded import client_token
+    from tilewright.service.worker.condition import device_condition
 
     try:
         targets = [resolve_target("host").name]
@@ -77,10 +77,10 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each device. What a worker says of itself is shown as plain text."""
     from rich.text import Text
 
-    from service.cli.inspect_view import size
-    from service.cli.view import make_table
-    from service.sentences import one_sentence
-    from service.wording import condition_text
+    from tilewright.service.cli.inspect_view import size
+    from tilewright.service.cli.view import make_table
+    from tilewright.service.sentences import one_sentence
+    from tilewright.service.wording import condition_text
 
     def text(said: object) -> Text:
         return Text(one_sentence(str(said)))
@@ -121,7 +121,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
 def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
     """The condition without its governor, which has a column of its own."""
-    from service.api.schemas.workers import WorkerCondition
+    from tilewright.service.api.schemas.workers import WorkerCondition
 
     found = one.get("condition")
     return None if found is None else WorkerCondition.model_validate({**found, "governor": ""})
@@ -129,7 +129,7 @@ def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
 
 def _caches(caches: object) -> str:
     """`32 KiB, 512 KiB, 16 MiB`: the data caches by level."""
-    from service.cli.inspect_view import size
+    from tilewright.service.cli.inspect_view import size
 
     if not isinstance(caches, list):
         return "?"

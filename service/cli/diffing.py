@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
-from service.cli.terminal import console, say_json
-from service.units import microseconds, milliseconds
+from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
+from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.units import microseconds, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from service.client import Client
-    from service.difference import ComparedSide, ModelDifference
+    from tilewright.service.client import Client
+    from tilewright.service.difference import ComparedSide, ModelDifference
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def diff(
 
     Example: tilewright diff before/ after/
     """
-    from service.difference import difference
+    from tilewright.service.difference import difference
 
     with ExitStack() as stack:
         connected: list[Client] = []
@@ -65,7 +65,7 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
     from rich.console import Group
     from rich.text import Text
 
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     head = make_table("<", "<A", "<B")
     head.add_row("", Text(found.a.name), Text(found.b.name))
@@ -96,12 +96,12 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
 
 def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
     """A folder is an artifact, all else a job. Raises UserError."""
-    from service.client import NotKnownError
-    from service.difference import side_of_artifact, side_of_job
+    from tilewright.service.client import NotKnownError
+    from tilewright.service.difference import side_of_artifact, side_of_job
 
     folder = Path(given)
     if folder.is_dir():
-        from compiler.runtime.artifact import read_artifact
+        from tilewright.compiler.runtime.artifact import read_artifact
 
         return side_of_artifact(read_artifact(folder), _timed(folder))
     if folder.exists():
@@ -114,11 +114,11 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
 
 def _timed(folder: Path) -> float | None:
     """Seconds of one run; None if this machine does not run it, or it has no one size."""
-    from compiler.errors import CompilerError
-    from compiler.runtime.artifact import load_artifact
-    from compiler.runtime.executable import Executable
-    from service.jobs.profiling import SAMPLES
-    from tuner.measure.model_runs import draw_inputs
+    from tilewright.compiler.errors import CompilerError
+    from tilewright.compiler.runtime.artifact import load_artifact
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.service.jobs.profiling import SAMPLES
+    from tilewright.tuner.measure.model_runs import draw_inputs
 
     try:
         loaded = load_artifact(folder)

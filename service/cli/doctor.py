@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from service.cli.common import JsonOption
-from service.cli.terminal import say
+from tilewright.service.cli.common import JsonOption
+from tilewright.service.cli.terminal import say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,10 +24,10 @@ def doctor(
 
     Example: tilewright doctor --json
     """
-    from service.cli.common import load_settings
-    from service.doctor import check_installation
-    from service.worker.check import check_device, exit_status, report, sandbox_probe
-    from tuner.measure.sandbox import Sandbox
+    from tilewright.service.cli.common import load_settings
+    from tilewright.service.doctor import check_installation
+    from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
+    from tilewright.tuner.measure.sandbox import Sandbox
 
     findings = check_installation(load_settings())
     findings += check_device(Path("/"), (), sandbox_probe(lambda: Sandbox("doctor")))

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compiler.codegen.statistics import InnerLoop
-from compiler.runtime.ports import sizes_text
-from service.cli.inspect_view import quantity, size
-from service.cli.view import make_table
-from service.jobs.explain import KernelReport, ModelReport
-from service.jobs.report_table import ReportTable, rate, roofline, serves
-from service.units import microseconds
+from tilewright.compiler.codegen.statistics import InnerLoop
+from tilewright.compiler.runtime.ports import sizes_text
+from tilewright.service.cli.inspect_view import quantity, size
+from tilewright.service.cli.view import make_table
+from tilewright.service.jobs.explain import KernelReport, ModelReport
+from tilewright.service.jobs.report_table import ReportTable, rate, roofline, serves
+from tilewright.service.units import microseconds
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "

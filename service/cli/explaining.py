@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
     ModelPath,
@@ -26,12 +26,12 @@ from service.cli.common import (
     load_settings,
     parse_ranges,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs
-from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import complain, console, say, say_json
+from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
+from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
-    from service.jobs.explain import KernelReport, ModelReport
+    from tilewright.service.jobs.explain import KernelReport, ModelReport
 
 
 def add_to(app: typer.Typer) -> None:
@@ -73,17 +73,17 @@ def explain(
 
     Example: tilewright explain model.onnx --kernel 3 --nest --asm
     """
-    from compiler.timings import Timings
-    from service.cli.explain_view import assembly_text, kernel_view, report_view
-    from service.cli.plan_view import decision_view
-    from service.cli.view import settled_line, timings_table
-    from service.jobs.drawn_choices import check_draws, named_inputs
-    from service.jobs.explain import explain as explain_model
-    from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest
-    from service.jobs.shown_sizes import FIRST_STAGE, range_lines
-    from service.jobs.stage_planning import plan_first_program
-    from service.storage import open_storage
+    from tilewright.compiler.timings import Timings
+    from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
+    from tilewright.service.cli.plan_view import decision_view
+    from tilewright.service.cli.view import settled_line, timings_table
+    from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
+    from tilewright.service.jobs.explain import explain as explain_model
+    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
+    from tilewright.service.jobs.stage_planning import plan_first_program
+    from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
     if (model / "manifest.json").is_file():
@@ -163,7 +163,7 @@ def _chosen(
     reports: Sequence[ModelReport], numbers: Sequence[int] | None
 ) -> dict[int, KernelReport]:
     """The kernels with these numbers, or all that run, in order. Raises UserError."""
-    from compiler.runtime.ports import sizes_text
+    from tilewright.compiler.runtime.ports import sizes_text
 
     found = {kernel.number: kernel for report in reports for kernel in reversed(report.kernels)}
     for number in numbers or ():

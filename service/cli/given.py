@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, existing_file
+from tilewright.service.cli.common import UserError, existing_file
 
 if TYPE_CHECKING:
-    from service.client import Client
-    from service.jobs.given_inputs import GivenInputs
+    from tilewright.service.client import Client
+    from tilewright.service.jobs.given_inputs import GivenInputs
 
 SamplesOption = Annotated[
     Path | None,
@@ -47,9 +47,9 @@ def given_inputs(
         InvalidArgumentError: if it names no input, or one that cannot hold it.
         QuantizeError: naming the file, and the array in it, that is wrong.
     """
-    from service.jobs.given_files import checked_values, inputs_at
-    from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-    from service.quantize.samples import read_each
+    from tilewright.service.jobs.given_files import checked_values, inputs_at
+    from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+    from tilewright.service.quantize.samples import read_each
 
     if samples is None and not values:
         return NONE_GIVEN
@@ -68,9 +68,9 @@ def sampled_hints(
     Raises:
         InvalidArgumentError: if a sample has a size that a range of `dims` does not hold.
     """
-    from compiler.hinted_ranges import HintedRange, as_hinted
-    from service.jobs.given_files import inputs_at
-    from service.jobs.given_inputs import most_frequent
+    from tilewright.compiler.hinted_ranges import HintedRange, as_hinted
+    from tilewright.service.jobs.given_files import inputs_at
+    from tilewright.service.jobs.given_inputs import most_frequent
 
     if not given.samples:
         return {}
@@ -83,7 +83,7 @@ def sampled_hints(
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
     """Upload the samples as one file; the digests that a job names them by."""
-    from service.arrays import save_arrays
+    from tilewright.service.arrays import save_arrays
 
     if not given.samples:
         return []

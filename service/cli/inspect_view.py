@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compiler.costs import PlanSummary
-from compiler.runtime.ports import OpenPorts, dims_text
+from tilewright.compiler.costs import PlanSummary
+from tilewright.compiler.runtime.ports import OpenPorts, dims_text
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:

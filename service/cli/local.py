@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
     ModelPath,
@@ -32,18 +32,18 @@ from service.cli.common import (
     parse_ranges,
     parse_sizes,
 )
-from service.cli.terminal import console, say_json
+from tilewright.service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from compiler.hinted_ranges import Shares
-    from compiler.program_builder import CompiledProgram
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.sized import SizedExecutable
-    from compiler.runtime.stages import StagedExecutable
-    from service.jobs.known_model import KnownModel
-    from service.jobs.no_regret import Settled
+    from tilewright.compiler.hinted_ranges import Shares
+    from tilewright.compiler.program_builder import CompiledProgram
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.service.jobs.known_model import KnownModel
+    from tilewright.service.jobs.no_regret import Settled
 
 
 class Format(StrEnum):
@@ -92,17 +92,17 @@ def inspect(
         _inspect_artifact(model, as_json=as_json)
         return
 
-    from compiler.costs import plan_summary
-    from compiler.frontend.dimensions import model_ports
-    from compiler.frontend.model_file import read_model
-    from service.cli.inspect_view import open_inputs, summary_view
-    from service.cli.plan_view import decision_view
-    from service.jobs.known_plan import known_plan
-    from service.jobs.planning import ModelRequest
-    from service.jobs.shown_sizes import FIRST_STAGE, range_lines
-    from service.jobs.stage_planning import plan_first_program
-    from service.jobs.workload_facts import workload_name
-    from service.storage import open_storage
+    from tilewright.compiler.costs import plan_summary
+    from tilewright.compiler.frontend.dimensions import model_ports
+    from tilewright.compiler.frontend.model_file import read_model
+    from tilewright.service.cli.inspect_view import open_inputs, summary_view
+    from tilewright.service.cli.plan_view import decision_view
+    from tilewright.service.jobs.known_plan import known_plan
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
+    from tilewright.service.jobs.stage_planning import plan_first_program
+    from tilewright.service.jobs.workload_facts import workload_name
+    from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
     read = read_model(existing_file(model))
@@ -132,8 +132,8 @@ def inspect(
 
 
 def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
-    from compiler.runtime.artifact import read_artifact
-    from service.cli.artifact_view import artifact_facts, artifact_view
+    from tilewright.compiler.runtime.artifact import read_artifact
+    from tilewright.service.cli.artifact_view import artifact_facts, artifact_view
 
     facts = artifact_facts(read_artifact(folder))
     if as_json:
@@ -179,17 +179,17 @@ def compile_(
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
-    from compiler.kernels import KernelCache
-    from compiler.target import resolve_target
-    from compiler.timings import Timings
-    from service.cli.inspect_view import size
-    from service.cli.view import settled_line, timings_table
-    from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest
-    from service.jobs.shown_sizes import range_lines
-    from service.jobs.stage_planning import plan_programs
-    from service.jobs.tuning import build_artifact, build_for_c
-    from service.storage import open_storage
+    from tilewright.compiler.kernels import KernelCache
+    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.timings import Timings
+    from tilewright.service.cli.inspect_view import size
+    from tilewright.service.cli.view import settled_line, timings_table
+    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.shown_sizes import range_lines
+    from tilewright.service.jobs.stage_planning import plan_programs
+    from tilewright.service.jobs.tuning import build_artifact, build_for_c
+    from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
     modules = resolve_target(target).family.modules
@@ -286,14 +286,14 @@ def _written_for_c(
     threads: int,
 ) -> str:
     """Write a C library or an executable; what to say of it."""
-    from compiler.c_library import (
+    from tilewright.compiler.c_library import (
         WeightPlace,
         library_name,
         write_c_library,
         write_executable,
         write_wasm_module,
     )
-    from service.cli.inspect_view import size
+    from tilewright.service.cli.inspect_view import size
 
     if format_ is Format.EXE:
         path = write_executable(compiled, output, model.name)
@@ -330,7 +330,7 @@ def run(
 
     Example: tilewright run artifact --inputs in.npz --outputs out.npz
     """
-    from service.arrays import save_arrays
+    from tilewright.service.arrays import save_arrays
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
@@ -355,7 +355,7 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
     """
     import numpy as np
 
-    from compiler.runtime.ports import element_name
+    from tilewright.compiler.runtime.ports import element_name
 
     if isinstance(output, list):
         each = (
@@ -379,7 +379,7 @@ def _check_place(path: Path) -> None:
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:
-    from service.arrays import ArraysError, load_arrays
+    from tilewright.service.arrays import ArraysError, load_arrays
 
     try:
         return dict(load_arrays(existing_file(path)))
@@ -406,7 +406,7 @@ def tell_served(known: KnownModel | None) -> None:
     """Say what a model was built from. For an artifact this was said when it was made."""
     if known is None:
         return
-    from service.cli.view import settled_line
+    from tilewright.service.cli.view import settled_line
 
     for settled in known.settled:
         console().print(settled_line(settled), soft_wrap=True, markup=False)
@@ -418,7 +418,7 @@ def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[st
     Raises:
         UserError: if one is a range, which an artifact has already.
     """
-    from compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.hinted_ranges import hinted_shares
 
     hints = {name: [text] for name, text in dims.items() if isinstance(text, str)}
     for name, (text,) in hints.items():
@@ -441,7 +441,7 @@ def opened(
     """An artifact, or a model compiled with what the database knows and its KnownModel."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
-        from compiler.runtime.artifact import load_artifact
+        from tilewright.compiler.runtime.artifact import load_artifact
 
         if numerics is not Numerics.FAST:
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
@@ -450,8 +450,8 @@ def opened(
         sizes, _ = artifact_sizes(model, dims)
         yield load_artifact(model, threads=threads, sizes=sizes or None), None
         return
-    from service.jobs.known_model import KnownModel
-    from service.storage import open_storage
+    from tilewright.service.jobs.known_model import KnownModel
+    from tilewright.service.storage import open_storage
 
     existing_file(model)
     storage = open_storage(load_settings())

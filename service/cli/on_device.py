@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError
+from tilewright.service.cli.common import UserError
 
 if TYPE_CHECKING:
-    from compiler.target import Target
-    from db.storage import Storage
-    from service.jobs.device import Device
-    from service.jobs.given_inputs import GivenInputs
+    from tilewright.compiler.target import Target
+    from tilewright.db.storage import Storage
+    from tilewright.service.jobs.device import Device
+    from tilewright.service.jobs.given_inputs import GivenInputs
 
 OnOption = Annotated[
     str | None,
@@ -40,13 +40,13 @@ def device_for(
         UserError: if the worker is away, or does not run the target.
         UnknownTargetError: if there is no such worker or target.
     """
-    from compiler.target import resolve_target
-    from db.stores.workers import Health
-    from service.jobs.addressee import resolve_worker, target_of_key
-    from service.jobs.given_inputs import NONE_GIVEN
-    from service.jobs.leased_device import LeasedDevice
-    from service.jobs.local_device import LocalDevice
-    from tuner.cancel import CancelToken
+    from tilewright.compiler.target import resolve_target
+    from tilewright.db.stores.workers import Health
+    from tilewright.service.jobs.addressee import resolve_worker, target_of_key
+    from tilewright.service.jobs.given_inputs import NONE_GIVEN
+    from tilewright.service.jobs.leased_device import LeasedDevice
+    from tilewright.service.jobs.local_device import LocalDevice
+    from tilewright.tuner.cancel import CancelToken
 
     given = given or NONE_GIVEN
     if on is None:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import typer
 
-from service.cli.common import JsonOption
-from service.cli.terminal import say, say_json
+from tilewright.service.cli.common import JsonOption
+from tilewright.service.cli.terminal import say, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def operators(as_json: JsonOption = False) -> None:
 
     Example: tilewright operators --json
     """
-    from compiler.frontend.catalogue import catalogue, page
+    from tilewright.compiler.frontend.catalogue import catalogue, page
 
     if as_json:
         say_json([{**asdict(entry), "types": sorted(entry.types)} for entry in catalogue()])

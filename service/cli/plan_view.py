@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from service.cli.view import make_table
-from service.wording import decision_line
+from tilewright.service.cli.view import make_table
+from tilewright.service.wording import decision_line
 
 SHOWN = 10
 """Alternatives in the table; the others were slower."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from service.cli.common import JsonOption, ModelPath, existing_file, load_settings
-from service.cli.terminal import console, say_json
-from service.units import milliseconds
+from tilewright.service.cli.common import JsonOption, ModelPath, existing_file, load_settings
+from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.units import milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from db.storage import Storage
-    from db.stores.plans import StoredPlan
+    from tilewright.db.storage import Storage
+    from tilewright.db.stores.plans import StoredPlan
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,8 +28,8 @@ def plans(model: ModelPath, as_json: JsonOption = False) -> None:
 
     Example: tilewright plans model.onnx
     """
-    from service.jobs.known_plan import model_digest
-    from service.storage import open_storage
+    from tilewright.service.jobs.known_plan import model_digest
+    from tilewright.service.storage import open_storage
 
     digest = model_digest(existing_file(model))
     out = console()
@@ -51,8 +51,8 @@ def _facts(plan: StoredPlan, storage: Storage) -> dict[str, Any]:
     """Plain data for `json`. In use is what a confirmed verdict says."""
     import json
 
-    from compiler.build import CODEGEN_VERSION
-    from service.jobs.known_plan import plan_identity
+    from tilewright.compiler.build import CODEGEN_VERSION
+    from tilewright.service.jobs.known_plan import plan_identity
 
     model = plan.model_digest, plan.target_key, plan.threads, plan.numerics
     verdict = storage.verdicts.find(plan_identity(*model, plan.dims))
@@ -77,7 +77,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One row a plan, the newest first."""
     from rich.text import Text
 
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     columns = ("<target", "threads", "<numerics", "<sizes", "kernels", "whole", "<plan", "<")
     table = make_table(*columns)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     JsonOption,
     Numerics,
     NumericsOption,
@@ -21,22 +21,22 @@ from service.cli.common import (
     load_settings,
     parse_ranges,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs
-from service.cli.local import artifact_sizes, opened
-from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import complain, console, say_json
-from service.units import microseconds, milliseconds, threads_text
+from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
+from tilewright.service.cli.local import artifact_sizes, opened
+from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.units import microseconds, milliseconds, threads_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
-    from compiler.hinted_ranges import Shares
-    from compiler.runtime.stages import StagedExecutable
-    from service.jobs.given_inputs import GivenInputs
-    from service.jobs.planning import ModelRequest
-    from service.jobs.profiling import ModelProfile
+    from tilewright.compiler.hinted_ranges import Shares
+    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.service.jobs.given_inputs import GivenInputs
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.profiling import ModelProfile
 
 
 def add_to(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def profile(
     """
     import json
 
-    from service.jobs.profiling import traces
+    from tilewright.service.jobs.profiling import traces
 
     if trace is not None and not trace.parent.is_dir():
         raise UserError(f"--trace '{trace}': the folder '{trace.parent}' is not there")
@@ -112,14 +112,14 @@ def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
 
 
 def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> list[ModelProfile]:
-    from compiler.detection import named_device
-    from compiler.runtime.artifact import load_artifact, read_artifact
-    from compiler.runtime.executable import Executable
-    from compiler.runtime.stages import StagedExecutable
-    from service.jobs.given_inputs import NONE_GIVEN
-    from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from service.jobs.shown_sizes import hinted_sizes, stated_sizes
-    from tuner.measure.model_runs import draw_inputs
+    from tilewright.compiler.detection import named_device
+    from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.service.jobs.given_inputs import NONE_GIVEN
+    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
+    from tilewright.tuner.measure.model_runs import draw_inputs
 
     given, stated = artifact_sizes(folder, dims)
     loaded = load_artifact(folder, threads=threads, sizes=given or None)
@@ -154,8 +154,8 @@ def _of_stages(
 
     `where` are the target, the device and the threads.
     """
-    from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from service.jobs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
 
     complain(f"warning: {DRAWN}")
     found = []
@@ -175,16 +175,16 @@ def _of_model(
     on: str | None,
     given: GivenInputs,
 ) -> list[ModelProfile]:
-    from compiler.program_builder import build_program
-    from service.jobs.drawn_choices import check_draws, named_inputs
-    from service.jobs.loadables import of_compiled
-    from service.jobs.no_regret import settle_known
-    from service.jobs.planning import ModelRequest
-    from service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from service.jobs.shown_sizes import shown_sizes
-    from service.jobs.stage_planning import plan_first_program
-    from service.jobs.workload_facts import workload_name
-    from service.storage import open_storage
+    from tilewright.compiler.program_builder import build_program
+    from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
+    from tilewright.service.jobs.loadables import of_compiled
+    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.planning import ModelRequest
+    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from tilewright.service.jobs.shown_sizes import shown_sizes
+    from tilewright.service.jobs.stage_planning import plan_first_program
+    from tilewright.service.jobs.workload_facts import workload_name
+    from tilewright.service.storage import open_storage
 
     existing_file(model)
     threads, numerics, precision = compiled_for
@@ -232,9 +232,9 @@ def _of_known_stages(
     on: str | None,
 ) -> list[ModelProfile]:
     """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
-    from compiler.detection import named_device
-    from compiler.hinted_ranges import hinted_shares
-    from compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.detection import named_device
+    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.runtime.stages import StagedExecutable
 
     model, (threads, numerics, precision) = request.model, compiled_for
     if on is not None:
@@ -251,7 +251,7 @@ def _of_known_stages(
 def _table(found: ModelProfile) -> Table:
     from rich.text import Text
 
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     table = make_table("<what", "<kind", "times", "us", "share")
     for name, kind, count, seconds in found.by_name():

@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.view import make_table
-from service.quantize.fidelity import Fidelity, OutputFidelity
-from service.quantize.report import QuantizeReport, Times
-from service.quantize.run import Tell, quiet
-from service.units import microseconds, milliseconds
+from tilewright.service.cli.view import make_table
+from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity
+from tilewright.service.quantize.report import QuantizeReport, Times
+from tilewright.service.quantize.run import Tell, quiet
+from tilewright.service.units import microseconds, milliseconds
 
 ROWS = 40
 """Most parts of a table; `--json` has all of them."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     DimsOption,
     JsonOption,
     ModelPath,
@@ -17,15 +17,15 @@ from service.cli.common import (
     load_settings,
     parse_dims,
 )
-from service.cli.on_device import OnOption, device_for
-from service.cli.terminal import complain, console, say_json
+from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compiler.kernels import ScheduleSource
-    from service.quantize.methods import Method
-    from service.quantize.samples import Samples
+    from tilewright.compiler.kernels import ScheduleSource
+    from tilewright.service.quantize.methods import Method
+    from tilewright.service.quantize.samples import Samples
 
 _WHERE = "an .npz file, a folder of them, or a folder of images"
 
@@ -98,16 +98,16 @@ def quantize(
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
-    from service.cli.quantize_view import report_view, telling
-    from service.jobs.no_regret import settle_known
-    from service.jobs.planning import Planned
-    from service.quantize.errors import NothingToQuantizeError
-    from service.quantize.limit import parse_limit
-    from service.quantize.methods import check_installed, load_whole
-    from service.quantize.output import check_place, save_model
-    from service.quantize.run import QuantizeWork
-    from service.quantize.run import quantize as quantize_model
-    from service.storage import open_storage
+    from tilewright.service.cli.quantize_view import report_view, telling
+    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.planning import Planned
+    from tilewright.service.quantize.errors import NothingToQuantizeError
+    from tilewright.service.quantize.limit import parse_limit
+    from tilewright.service.quantize.methods import check_installed, load_whole
+    from tilewright.service.quantize.output import check_place, save_model
+    from tilewright.service.quantize.run import QuantizeWork
+    from tilewright.service.quantize.run import quantize as quantize_model
+    from tilewright.service.storage import open_storage
 
     method = _method(
         dynamic=dynamic,
@@ -166,7 +166,7 @@ def _method(
     ranges: str | None,
 ) -> Method:
     """The method that the options say. Raises UserError where they contradict each other."""
-    from service.quantize.methods import DynamicInt8, Int4, Ranges, StaticInt8
+    from tilewright.service.quantize.methods import DynamicInt8, Int4, Ranges, StaticInt8
 
     if dynamic and int4:
         raise UserError("--dynamic and --int4 are two methods: give one of them")
@@ -202,13 +202,13 @@ def _samples(
     random: bool,
 ) -> Samples:
     """The samples that the options say. Raises UserError where they say none or two."""
-    from compiler.frontend.dimensions import check_dims, model_ports
-    from compiler.frontend.model_file import read_model
-    from compiler.sizes import open_size
-    from service.quantize.drawn import drawn_at_hints
-    from service.quantize.images import ImageLayout, ImageOptions, parse_numbers
-    from service.quantize.methods import StaticInt8
-    from service.quantize.samples import model_inputs, read_samples
+    from tilewright.compiler.frontend.dimensions import check_dims, model_ports
+    from tilewright.compiler.frontend.model_file import read_model
+    from tilewright.compiler.sizes import open_size
+    from tilewright.service.quantize.drawn import drawn_at_hints
+    from tilewright.service.quantize.images import ImageLayout, ImageOptions, parse_numbers
+    from tilewright.service.quantize.methods import StaticInt8
+    from tilewright.service.quantize.samples import model_inputs, read_samples
 
     if calibration is not None and random:
         raise UserError("--calibration and --random are two kinds of samples: give one of them")

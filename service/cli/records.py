@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, UserError, load_settings, write_down
-from service.cli.terminal import complain, console, say_json
+from tilewright.service.cli.common import JsonOption, UserError, load_settings, write_down
+from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from db.storage import Storage
-    from db.stores.record_ledger import StoredRecord
+    from tilewright.db.storage import Storage
+    from tilewright.db.stores.record_ledger import StoredRecord
 
 TargetFilter = Annotated[
     str | None, typer.Option("--target", help="Only of this target (name or key)")
@@ -63,9 +63,9 @@ def list_records(
 
     Example: tilewright records list --target znver4 --state disputed
     """
-    from db.standing import Standing
-    from service.jobs.targets import target_key
-    from service.jobs.withdrawal import worker_names
+    from tilewright.db.standing import Standing
+    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.withdrawal import worker_names
 
     try:
         wanted = None if state is None else Standing(state)
@@ -83,8 +83,8 @@ def list_records(
             )
         found.sort(key=lambda one: -one.stored_at)
         if as_json:
-            from service.api.record_views import stored_record_view
-            from service.jobs.families import name_workloads
+            from tilewright.service.api.record_views import stored_record_view
+            from tilewright.service.jobs.families import name_workloads
 
             while name_workloads(storage):
                 pass
@@ -112,8 +112,8 @@ def withdraw(
 
     Example: tilewright records withdraw --worker board --reason "it throttles"
     """
-    from db.stores.audit import Action
-    from service.jobs.withdrawal import withdraw_records
+    from tilewright.db.stores.audit import Action
+    from tilewright.service.jobs.withdrawal import withdraw_records
 
     if not record and not worker:
         raise UserError("give --record or --worker")
@@ -132,7 +132,7 @@ def withdraw(
             trials=taken.trials,
         )
     if as_json:
-        from service.api.record_views import withdraw_view
+        from tilewright.service.api.record_views import withdraw_view
 
         say_json(withdraw_view(done))
         return
@@ -155,9 +155,9 @@ def export(
 
     Example: tilewright records export -o ours.jsonl --target znver4
     """
-    from service.jobs.record_exchange import export_records
-    from service.jobs.targets import target_key
-    from service.signing import signing_key
+    from tilewright.service.jobs.record_exchange import export_records
+    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.signing import signing_key
 
     signer = signing_key(load_settings().signing_key_file)
     count = 0
@@ -180,8 +180,8 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 
     Example: tilewright records import theirs.jsonl --trust KEY
     """
-    from db.stores.audit import Action
-    from service.jobs.record_exchange import Imported, import_records
+    from tilewright.db.stores.audit import Action
+    from tilewright.service.jobs.record_exchange import Imported, import_records
 
     trusted = _trusted(trust)
     with _storage() as storage, _lines(path) as lines:
@@ -193,7 +193,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 
         done = import_records(lines, storage, trusted, note)
     if as_json:
-        from service.api.record_views import import_view
+        from tilewright.service.api.record_views import import_view
 
         say_json(import_view(done))
     console(as_json).print(
@@ -209,8 +209,8 @@ def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fal
 
     Example: tilewright records verify theirs.jsonl --trust KEY
     """
-    from service.jobs.record_exchange import checked_lines
-    from service.jobs.record_lines import RecordLineError
+    from tilewright.service.jobs.record_exchange import checked_lines
+    from tilewright.service.jobs.record_lines import RecordLineError
 
     good, refused = 0, []
     with _lines(path) as lines:
@@ -230,7 +230,7 @@ def key(as_json: JsonOption = False) -> None:
 
     Example: tilewright records key
     """
-    from service.signing import signing_key
+    from tilewright.service.signing import signing_key
 
     public = signing_key(load_settings().signing_key_file).public
     if as_json:
@@ -240,7 +240,7 @@ def key(as_json: JsonOption = False) -> None:
 
 
 def _trusted(more: Sequence[str] | None) -> set[str]:
-    from service.signing import is_public_key, signing_key
+    from tilewright.service.signing import is_public_key, signing_key
 
     settings = load_settings()
     for text in (*settings.trusted_keys, *(more or ())):
@@ -265,7 +265,7 @@ def _lines(path: Path) -> Iterator[Iterator[str]]:
 
 @contextmanager
 def _storage() -> Iterator[Storage]:
-    from service.storage import open_storage
+    from tilewright.service.storage import open_storage
 
     storage = open_storage(load_settings())
     try:
@@ -275,9 +275,9 @@ def _storage() -> Iterator[Storage]:
 
 
 def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
-    from service.cli.view import make_table
-    from service.units import microseconds
-    from service.wording import schedule_text
+    from tilewright.service.cli.view import make_table
+    from tilewright.service.units import microseconds
+    from tilewright.service.wording import schedule_text
 
     names = storage.workloads.targets()
     workers = {worker.id: worker.name for worker in storage.workers.list()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     STOP_GAIN,
     JsonOption,
     ModelPath,
@@ -40,15 +40,15 @@ from service.cli.common import (
     parse_share,
     parse_sizes,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
-from service.cli.terminal import console, say_json
-from service.units import duration
+from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
+from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.units import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.api.schemas.jobs import JobView
-    from service.client import Client, Job
+    from tilewright.service.api.schemas.jobs import JobView
+    from tilewright.service.client import Client, Job
 
 
 def add_to(app: typer.Typer) -> None:
@@ -101,7 +101,7 @@ def submit(
 
     Example: tilewright submit model.onnx --target board --seconds 600 -o artifact
     """
-    from service.api.schemas.jobs import JobRequest
+    from tilewright.service.api.schemas.jobs import JobRequest
 
     dims = parse_sizes(dim)
     given = given_inputs(existing_file(model), samples, value, dims)
@@ -143,8 +143,8 @@ def submit(
             if as_json:
                 say_json({**job.model_dump(mode="json"), "tasks": client.tasks(job.id)})
             raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
-        from service.cli.tune_view import tell_artifact
-        from service.cli.view import told_tasks
+        from tilewright.service.cli.tune_view import tell_artifact
+        from tilewright.service.cli.view import told_tasks
 
         tasks = client.tasks(job.id)
         for told in told_tasks(tasks, verbose):
@@ -162,13 +162,13 @@ def submit(
 
 def _follow(client: Client, job: Job, out: Console) -> Job:
     """Show a job's events until it ends; returns the job as it is then."""
-    from service.progress import OnConsole
+    from tilewright.service.progress import OnConsole
 
     return client.wait(job.id, OnConsole(out))
 
 
 def _summary(job: JobView) -> str:
-    from service.wording import kernels_text
+    from tilewright.service.wording import kernels_text
 
     progress = job.progress
     seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
@@ -181,7 +181,7 @@ def _summary(job: JobView) -> str:
 
 def _reason(text: str | None) -> str:
     """A reason as it may be shown: it holds names that workers chose."""
-    from service.sentences import one_sentence
+    from tilewright.service.sentences import one_sentence
 
     return one_sentence(text or "no reason was given")
 
@@ -194,7 +194,7 @@ def _tell_reason(job: JobView, out: Console) -> None:
 
 
 def _tell_result(job: JobView, out: Console) -> None:
-    from service.wording import result_lines
+    from tilewright.service.wording import result_lines
 
     for line in result_lines(job.result) if job.result else ():
         out.print(line, soft_wrap=True, markup=False)
@@ -224,8 +224,8 @@ def jobs(
 
     Example: tilewright jobs 1f0e --follow -o artifact
     """
-    from service.cli.view import job_table, task_table
-    from service.wording import failures_text
+    from tilewright.service.cli.view import job_table, task_table
+    from tilewright.service.wording import failures_text
 
     if job_id is None and (cancel or pause or resume or follow or output):
         raise UserError("--cancel, --pause, --resume, --follow and --output need a JOB")
@@ -279,7 +279,7 @@ def workers(
     if context.invoked_subcommand is not None:
         no_options_before(context, server, token, as_json)
         return
-    from service.cli.view import worker_table
+    from tilewright.service.cli.view import worker_table
 
     with connect(server, token) as client:
         found = client.workers()
@@ -359,10 +359,10 @@ def lookup(
 
     Example: tilewright lookup model.onnx --target board
     """
-    from service.api.schemas.lookups import LookupRequest
-    from service.cli.view import lookup_table
-    from service.client import NotKnownError
-    from service.wording import schedule_text
+    from tilewright.service.api.schemas.lookups import LookupRequest
+    from tilewright.service.cli.view import lookup_table
+    from tilewright.service.client import NotKnownError
+    from tilewright.service.wording import schedule_text
 
     path = Path(what)
     is_key = len(what) == 64 and not path.exists()

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import JsonOption, UserError, load_settings
-from service.cli.terminal import console, say_json
-from service.units import milliseconds
+from tilewright.service.cli.common import JsonOption, UserError, load_settings
+from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.units import milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from db.storage import Storage
-    from db.stores.runs import StoredRun
-    from service.jobs.replaying import Repeated
+    from tilewright.db.storage import Storage
+    from tilewright.db.stores.runs import StoredRun
+    from tilewright.service.jobs.replaying import Repeated
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def replay(
 
     Example: tilewright replay tune-52f1c0de --curve curve.csv
     """
-    from service.storage import open_storage
+    from tilewright.service.storage import open_storage
 
     out = console(as_json)
     storage = open_storage(load_settings())
@@ -58,7 +58,7 @@ def replay(
 
 
 def _list(storage: Storage, out: Console) -> None:
-    from service.cli.view import make_table
+    from tilewright.service.cli.view import make_table
 
     table = make_table("<run", "tasks", "trials", "best", "s", "<ended", "next minute", "forecast")
     for run in storage.runs.list():
@@ -96,8 +96,8 @@ def _facts(run: StoredRun) -> dict[str, Any]:
 
 def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> Repeated:
     """Print the run again."""
-    from service.jobs.replaying import repeat
-    from tuner.events import Progress, Recorded
+    from tilewright.service.jobs.replaying import repeat
+    from tilewright.tuner.events import Progress, Recorded
 
     points = [("trials", "model_seconds", "forecast_gain")]
     result = repeat(run, storage)
@@ -137,7 +137,7 @@ def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) 
 
 def _retold(run: StoredRun, result: Repeated) -> dict[str, Any]:
     """Plain data for `json`: a run, where its candidates came from, and its curve."""
-    from tuner.events import Progress
+    from tilewright.tuner.events import Progress
 
     return {
         **_facts(run),

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, UserError, load_settings, write_down
-from service.cli.terminal import complain, say, say_json
+from tilewright.compiler.package import run_module
+from tilewright.service.cli.common import JsonOption, UserError, load_settings, write_down
+from tilewright.service.cli.terminal import complain, say, say_json
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from tilewright.service.settings import Settings
 
 STOP_SECONDS = 10.0
 
@@ -56,12 +56,12 @@ def serve(
     """
     import uvicorn
 
-    from service import logs
-    from service.api.app import create_app, stop_waiting
-    from service.api.listening import ListenError, listen
-    from service.api.server import server_config
-    from service.embedded import owner_token
-    from service.storage import open_storage
+    from tilewright.service import logs
+    from tilewright.service.api.app import create_app, stop_waiting
+    from tilewright.service.api.listening import ListenError, listen
+    from tilewright.service.api.server import server_config
+    from tilewright.service.embedded import owner_token
+    from tilewright.service.storage import open_storage
 
     settings = load_settings()
     changes = {
@@ -155,7 +155,7 @@ class _TunerProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # --with-parent: a tuner whose service was killed must not live on beside the next one
-        return subprocess.Popen([sys.executable, "-m", "service.cli", "tuner", "--with-parent"])
+        return subprocess.Popen([*run_module("service.cli"), "tuner", "--with-parent"])
 
     def _watch(self) -> None:
         pause = 1.0
@@ -198,11 +198,11 @@ def tuner(
 
     Example: tilewright tuner --builders 8
     """
-    from service import logs
-    from service.jobs.tuner_process import TunerProcess
-    from service.settings import Settings
-    from service.storage import open_storage
-    from tuner.measure.dask_builder import is_dask
+    from tilewright.service import logs
+    from tilewright.service.jobs.tuner_process import TunerProcess
+    from tilewright.service.settings import Settings
+    from tilewright.service.storage import open_storage
+    from tilewright.tuner.measure.dask_builder import is_dask
 
     settings = load_settings()
     if builders is not None:
@@ -268,12 +268,12 @@ def worker(
 
     Example: tilewright worker --server http://server:8000 --token-file token
     """
-    from service.worker.process import main
+    from tilewright.service.worker.process import main
 
     settings = load_settings()
     arguments = ["--server", server or settings.server]
     if token_file is None and token is None:
-        from service.embedded import client_token
+        from tilewright.service.embedded import client_token
 
         token = client_token(settings)
     pairs = (
@@ -308,9 +308,9 @@ def token(
 
     Example: tilewright token board --scope measure --days 90
     """
-    from db.stores.audit import Action
-    from db.stores.tokens import Scope
-    from service.storage import open_storage
+    from tilewright.db.stores.audit import Action
+    from tilewright.db.stores.tokens import Scope
+    from tilewright.service.storage import open_storage
 
     try:
         scopes = [Scope(text) for text in scope]
@@ -340,7 +340,7 @@ def token(
     finally:
         storage.close()
     if as_json:
-        from service.api.views import token_view
+        from tilewright.service.api.views import token_view
 
         say_json({**token_view(made).model_dump(mode="json"), "secret": secret})
     else:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import JsonOption, ServerOption, TokenOption, connect
-from service.cli.terminal import console, say_json
-from service.units import duration, milliseconds
+from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, connect
+from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.units import duration, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from service.api.schemas.workers import WorkerView
-    from service.client import Client, Job
+    from tilewright.service.api.schemas.workers import WorkerView
+    from tilewright.service.client import Client, Job
 
 MOST_JOBS = 20
 
@@ -79,8 +79,8 @@ def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> 
     from rich.console import Group
     from rich.text import Text
 
-    from service.cli.view import make_table, worker_table
-    from service.sentences import one_sentence
+    from tilewright.service.cli.view import make_table, worker_table
+    from tilewright.service.sentences import one_sentence
 
     counts = Counter(job.state.replace("_", " ") for job in jobs)
     said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no jobs"

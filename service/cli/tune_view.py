@@ -11,17 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from db.storage import Storage
-from service.api.schemas.jobs import ProgressView
-from service.api.views import failures, task_view
-from service.cli.view import told_tasks
-from service.jobs.local_device import LocalDevice
-from service.jobs.run_job import JobOutcome, JobWatcher
-from service.jobs.tracker import Tracker
-from service.progress import phase_line, progress_line
-from service.wording import failures_text, kernels_text, result_lines, run_text
-from tuner.cancel import CancelToken
-from tuner.events import Event
+from tilewright.db.storage import Storage
+from tilewright.service.api.schemas.jobs import ProgressView
+from tilewright.service.api.views import failures, task_view
+from tilewright.service.cli.view import told_tasks
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.run_job import JobOutcome, JobWatcher
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.progress import phase_line, progress_line
+from tilewright.service.wording import failures_text, kernels_text, result_lines, run_text
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event
 
 
 class LineWatcher(JobWatcher):

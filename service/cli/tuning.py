@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.common import (
+from tilewright.service.cli.common import (
     STOP_GAIN,
     JsonOption,
     ModelPath,
@@ -37,8 +37,8 @@ from service.cli.common import (
     parse_share,
     parse_sizes,
 )
-from service.cli.given import SamplesOption, ValuesOption, given_inputs
-from service.cli.terminal import console, say_json
+from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
+from tilewright.service.cli.terminal import console, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,22 +76,22 @@ def tune(
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
 
-    from compiler.runtime.artifact_writer import check_destination
-    from compiler.target import resolve_target
-    from compiler.timings import Timings
-    from service.api.views import task_view
-    from service.cli.tune_view import tell, watching
-    from service.cli.view import rate_line, timings_table
-    from service.jobs.bounded_verification import verification_limits
-    from service.jobs.builders import open_builder
-    from service.jobs.cost_models import describe, train_due
-    from service.jobs.incomplete import untuned
-    from service.jobs.job_spec import JobBudget, JobSpec
-    from service.jobs.local_device import LocalDevice
-    from service.jobs.peer import onnxruntime_times
-    from service.jobs.run_job import Workshop, run_job
-    from service.storage import open_storage
-    from tuner.cancel import AnyToken, CancelToken
+    from tilewright.compiler.runtime.artifact_writer import check_destination
+    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.timings import Timings
+    from tilewright.service.api.views import task_view
+    from tilewright.service.cli.tune_view import tell, watching
+    from tilewright.service.cli.view import rate_line, timings_table
+    from tilewright.service.jobs.bounded_verification import verification_limits
+    from tilewright.service.jobs.builders import open_builder
+    from tilewright.service.jobs.cost_models import describe, train_due
+    from tilewright.service.jobs.incomplete import untuned
+    from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.local_device import LocalDevice
+    from tilewright.service.jobs.peer import onnxruntime_times
+    from tilewright.service.jobs.run_job import Workshop, run_job
+    from tilewright.service.storage import open_storage
+    from tilewright.tuner.cancel import AnyToken, CancelToken
 
     began = monotonic()
     gain = parse_share("--stop-gain", stop_gain)

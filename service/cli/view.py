@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from compiler.timings import StageTime
-from service.api.schemas.jobs import JobView, TaskView
-from service.api.schemas.lookups import LookupView
-from service.api.schemas.workers import WorkerView
-from service.sentences import one_sentence
-from service.units import duration, microseconds, milliseconds
-from service.wording import (
+from tilewright.compiler.timings import StageTime
+from tilewright.service.api.schemas.jobs import JobView, TaskView
+from tilewright.service.api.schemas.lookups import LookupView
+from tilewright.service.api.schemas.workers import WorkerView
+from tilewright.service.sentences import one_sentence
+from tilewright.service.units import duration, microseconds, milliseconds
+from tilewright.service.wording import (
     comparison_text,
     condition_text,
     failed_text,
@@ -24,12 +24,12 @@ from service.wording import (
     schedule_text,
     verdict_text,
 )
-from tuner.events import Finished
+from tilewright.tuner.events import Finished
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from service.jobs.no_regret import Settled
+    from tilewright.service.jobs.no_regret import Settled
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:

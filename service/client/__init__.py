@@ -5,17 +5,17 @@ on a device has no pydantic and no HTTP library: workers have their own few call
 (`service.worker.http`).
 """
 
-from service.client.asynchronous.client import AsyncClient
-from service.client.blocking.client import Client
-from service.client.errors import (
+from tilewright.service.client.asynchronous.client import AsyncClient
+from tilewright.service.client.blocking.client import Client
+from tilewright.service.client.errors import (
     ClientError,
     JobEndedError,
     NotKnownError,
     RefusedError,
     UnreachableError,
 )
-from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
-from service.client.task_results import Code, Predictions, Records, Trials
+from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from tilewright.service.client.task_results import Code, Predictions, Records, Trials
 
 __all__ = [
     "AsyncClient",

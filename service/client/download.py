@@ -10,7 +10,7 @@ from types import TracebackType
 
 import httpx2
 
-from service.client.errors import UnreachableError
+from tilewright.service.client.errors import UnreachableError
 
 _TOTAL = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 

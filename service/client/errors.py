@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from service.api.schemas.bodies import ProblemView
+from tilewright.service.api.schemas.bodies import ProblemView
 
 if TYPE_CHECKING:
     import httpx2
 
-    from service.client.results import Job
+    from tilewright.service.client.results import Job
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
 

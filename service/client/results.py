@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service import notebook
-from service.api.schemas.jobs import CurveView, JobView, TaskView
-from service.client.task_results import schedule_text
-from service.progress import progress_line, share_done
-from service.sentences import one_sentence
-from service.units import finite, microseconds, milliseconds
+from tilewright.service import notebook
+from tilewright.service.api.schemas.jobs import CurveView, JobView, TaskView
+from tilewright.service.client.task_results import schedule_text
+from tilewright.service.progress import progress_line, share_done
+from tilewright.service.sentences import one_sentence
+from tilewright.service.units import finite, microseconds, milliseconds
 
 
 class Job(JobView):

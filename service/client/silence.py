@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from service.client.errors import ClientError
+from tilewright.service.client.errors import ClientError
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 

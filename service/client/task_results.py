@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from service import notebook
-from service.api.schemas.jobs import CodeView, OrderView, PredictionsView
-from service.api.schemas.records import StoredRecordView
-from service.api.schemas.resources import TrialView
-from service.units import finite, microseconds
+from tilewright.service import notebook
+from tilewright.service.api.schemas.jobs import CodeView, OrderView, PredictionsView
+from tilewright.service.api.schemas.records import StoredRecordView
+from tilewright.service.api.schemas.resources import TrialView
+from tilewright.service.units import finite, microseconds
 
 
 class Code(CodeView):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from urllib.parse import urlencode, urlsplit
 
-from service.dashboard.qr import QrCode, qr_code
+from tilewright.service.dashboard.qr import QrCode, qr_code
 
 LINK_SECONDS = 3600.0
 """How long a link holds: it is opened at once, and may be seen over a shoulder."""

@@ -18,9 +18,9 @@ from starlette.routing import BaseRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import errors
-from service.api.errors import ApiProblem
-from service.dashboard import (
+from tilewright.service.api import errors
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.dashboard import (
     compare_pages,
     cost_model_pages,
     device_pages,
@@ -31,8 +31,8 @@ from service.dashboard import (
     task_pages,
     token_pages,
 )
-from service.dashboard.pages import STATIC, problem_page
-from service.dashboard.session import COOKIE, forget
+from tilewright.service.dashboard.pages import STATIC, problem_page
+from tilewright.service.dashboard.session import COOKIE, forget
 
 PATH = "/dashboard"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.api.schemas.jobs import CodeView
+from tilewright.service.api.schemas.jobs import CodeView
 
 ALGORITHM = "algorithm"
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from service.api.schemas.jobs import JobView
-from service.sentences import one_sentence
+from tilewright.service.api.schemas.jobs import JobView
+from tilewright.service.sentences import one_sentence
 
 _NUMBERS = {
     "trials": "--trials",

@@ -6,15 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from db.storage import Storage
-from db.stores.tokens import Token
-from service.api.deps import Reader, StorageDep
-from service.api.routes import jobs as routes
-from service.api.schemas.jobs import JobView
-from service.dashboard.job_pages import MOST_ROWS, ROWS, RowsQuery
-from service.dashboard.pages import first_page, has_more, page, server_of
-from service.dashboard.session import PageRoute
-from service.difference import ComparedSide, ModelDifference, difference, side_of_job
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Token
+from tilewright.service.api.deps import Reader, StorageDep
+from tilewright.service.api.routes import jobs as routes
+from tilewright.service.api.schemas.jobs import JobView
+from tilewright.service.dashboard.job_pages import MOST_ROWS, ROWS, RowsQuery
+from tilewright.service.dashboard.pages import first_page, has_more, page, server_of
+from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.difference import ComparedSide, ModelDifference, difference, side_of_job
 
 router = APIRouter(route_class=PageRoute)
 

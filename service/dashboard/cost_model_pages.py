@@ -9,14 +9,14 @@ from itertools import pairwise
 
 from fastapi import APIRouter, Request, Response
 
-from service.api.deps import Reader, StorageDep
-from service.api.pages import PagesDep
-from service.api.routes import cost_models as routes
-from service.api.schemas.cost_models import CostModelView
-from service.dashboard.pages import next_link, page
-from service.dashboard.session import PageRoute
-from service.jobs.addressee import target_names
-from service.units import finite
+from tilewright.service.api.deps import Reader, StorageDep
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.routes import cost_models as routes
+from tilewright.service.api.schemas.cost_models import CostModelView
+from tilewright.service.dashboard.pages import next_link, page
+from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.jobs.addressee import target_names
+from tilewright.service.units import finite
 
 router = APIRouter(route_class=PageRoute)
 

@@ -6,25 +6,25 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.stores.tokens import Scope
-from service.api.audit import AuditDep
-from service.api.deps import Admin, Measurer, Reader, StorageDep
-from service.api.pages import PagesDep
-from service.api.routes import tokens as token_routes
-from service.api.routes import workers as routes
-from service.api.schemas.tokens import TokenRequest
-from service.api.schemas.workers import DrainRequest
-from service.dashboard.adding import (
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Admin, Measurer, Reader, StorageDep
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.routes import tokens as token_routes
+from tilewright.service.api.routes import workers as routes
+from tilewright.service.api.schemas.tokens import TokenRequest
+from tilewright.service.api.schemas.workers import DrainRequest
+from tilewright.service.dashboard.adding import (
     LINK_SECONDS,
     browsers_measure_here,
     link_code,
     worker_command,
     worker_link,
 )
-from service.dashboard.commands import worker_commands
-from service.dashboard.forms import checked_body, form_fields
-from service.dashboard.pages import address_of, next_link, page, server_of
-from service.dashboard.session import PageRoute
+from tilewright.service.dashboard.commands import worker_commands
+from tilewright.service.dashboard.forms import checked_body, form_fields
+from tilewright.service.dashboard.pages import address_of, next_link, page, server_of
+from tilewright.service.dashboard.session import PageRoute
 
 router = APIRouter(route_class=PageRoute)
 

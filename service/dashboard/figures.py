@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from service.units import finite
+from tilewright.service.units import finite
 
 
 def moment(at: float | None) -> str:

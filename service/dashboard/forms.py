@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from service.api.errors import ApiProblem, invalid
+from tilewright.service.api.errors import ApiProblem, invalid
 
 B = TypeVar("B", bound=BaseModel)
 

@@ -7,12 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.api.schemas.jobs import TaskView
-from service.dashboard.figures import percent
-from service.jobs.layered import Point
-from service.jobs.model_graph import BOX_HEIGHT, LONGEST_NAME, DrawnKind, DrawnStep, ModelGraph
-from service.sentences import one_sentence
-from service.units import finite, microseconds
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.dashboard.figures import percent
+from tilewright.service.jobs.layered import Point
+from tilewright.service.jobs.model_graph import (
+    BOX_HEIGHT,
+    LONGEST_NAME,
+    DrawnKind,
+    DrawnStep,
+    ModelGraph,
+)
+from tilewright.service.sentences import one_sentence
+from tilewright.service.units import finite, microseconds
 
 HOTTEST = (0.002, 0.01, 0.03, 0.08, 0.2)
 """Shares of the model's time from which on a step has the next hotter colour."""

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.tokens import Token
-from service.api.deps import PlanningDep, Reader, StorageDep
-from service.api.limiter import LimiterDep, counted_answer
-from service.api.routes import graphs
-from service.api.routes import jobs as routes
-from service.api.schemas.jobs import TaskView
-from service.dashboard.graph_figures import GraphFigures
-from service.dashboard.pages import first_page, page
-from service.dashboard.session import PageRoute
-from service.jobs.model_graph import BOX_HEIGHT, MOST_STEPS, ModelGraph
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Token
+from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
+from tilewright.service.api.limiter import LimiterDep, counted_answer
+from tilewright.service.api.routes import graphs
+from tilewright.service.api.routes import jobs as routes
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.dashboard.graph_figures import GraphFigures
+from tilewright.service.dashboard.pages import first_page, page
+from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.jobs.model_graph import BOX_HEIGHT, MOST_STEPS, ModelGraph
 
 router = APIRouter(route_class=PageRoute)
 

@@ -10,18 +10,18 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job
-from db.stores.tokens import Scope, Token
-from service.api.audit import AuditDep
-from service.api.deps import NotifierDep, Reader, StorageDep, Submitter
-from service.api.pages import PagesDep
-from service.api.routes import events as event_routes
-from service.api.routes import jobs as routes
-from service.dashboard.commands import job_commands
-from service.dashboard.job_figures import JobFigures, drawn_curve, frame
-from service.dashboard.pages import (
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.tokens import Scope, Token
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import NotifierDep, Reader, StorageDep, Submitter
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.routes import events as event_routes
+from tilewright.service.api.routes import jobs as routes
+from tilewright.service.dashboard.commands import job_commands
+from tilewright.service.dashboard.job_figures import JobFigures, drawn_curve, frame
+from tilewright.service.dashboard.pages import (
     address_of,
     first_page,
     has_more,
@@ -29,8 +29,8 @@ from service.dashboard.pages import (
     page,
     server_of,
 )
-from service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
-from service.dashboard.session import PageRoute
+from tilewright.service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
+from tilewright.service.dashboard.session import PageRoute
 
 router = APIRouter(route_class=PageRoute)
 

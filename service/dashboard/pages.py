@@ -9,12 +9,12 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from service import units, wording
-from service.api.errors import ApiProblem
-from service.api.pages import NEXT_TOKEN, Pages
-from service.api.request_ids import current_request_id
-from service.dashboard import figures
-from service.sentences import one_sentence
+from tilewright.service import units, wording
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.pages import NEXT_TOKEN, Pages
+from tilewright.service.api.request_ids import current_request_id
+from tilewright.service.dashboard import figures
+from tilewright.service.sentences import one_sentence
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.api.schemas.jobs import OrderView, PredictionsView
-from service.units import finite
+from tilewright.service.api.schemas.jobs import OrderView, PredictionsView
+from tilewright.service.units import finite
 
 WIDTH, HEIGHT = 320.0, 220.0
 

@@ -10,18 +10,18 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.standing import Backing, Standing
-from db.stores.tokens import Scope
-from service.api.audit import AuditDep
-from service.api.deps import Admin, Reader, SettingsDep, StorageDep
-from service.api.errors import invalid
-from service.api.pages import PagesDep
-from service.api.routes import records as routes
-from service.api.schemas.records import CoverageView, WithdrawRequest
-from service.dashboard.forms import checked_body, form_fields, form_file
-from service.dashboard.pages import next_link, page, server_of
-from service.dashboard.session import PageRoute
-from service.jobs.addressee import target_names
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Admin, Reader, SettingsDep, StorageDep
+from tilewright.service.api.errors import invalid
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.routes import records as routes
+from tilewright.service.api.schemas.records import CoverageView, WithdrawRequest
+from tilewright.service.dashboard.forms import checked_body, form_fields, form_file
+from tilewright.service.dashboard.pages import next_link, page, server_of
+from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.jobs.addressee import target_names
 
 router = APIRouter(route_class=PageRoute)
 

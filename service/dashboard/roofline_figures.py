@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.dashboard.figures import percent, ratio
-from service.dashboard.job_figures import TaskLine
-from service.units import finite, microseconds
+from tilewright.service.dashboard.figures import percent, ratio
+from tilewright.service.dashboard.job_figures import TaskLine
+from tilewright.service.units import finite, microseconds
 
 WIDTH, HEIGHT = 720.0, 300.0
 SMALLEST, LARGEST = 3.5, 13.0

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from service.api.errors import forbidden
-from service.api.gate import GatedRoute
+from tilewright.service.api.errors import forbidden
+from tilewright.service.api.gate import GatedRoute
 
 COOKIE = "tilewright_token"
 

@@ -7,10 +7,10 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from db.stores.tokens import Scope
-from service.api.errors import ApiProblem, invalid
-from service.dashboard.pages import page
-from service.dashboard.session import PageRoute, forget, keep, safe_next
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.errors import ApiProblem, invalid
+from tilewright.service.dashboard.pages import page
+from tilewright.service.dashboard.session import PageRoute, forget, keep, safe_next
 
 router = APIRouter(route_class=PageRoute)
 

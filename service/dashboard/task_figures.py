@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from db.stores.trials import TrialOutline
-from service.dashboard.interaction_figures import KnobPair, interactions, value_rank
-from service.sentences import one_sentence
+from tilewright.db.stores.trials import TrialOutline
+from tilewright.service.dashboard.interaction_figures import KnobPair, interactions, value_rank
+from tilewright.service.sentences import one_sentence
 
 WIDTH, HEIGHT = 320.0, 120.0
 """Of a plot, without the names of its values."""

@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from compiler.errors import CompilerError
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.tokens import Token
-from service.api.deps import PlanningDep, Reader, StorageDep
-from service.api.errors import ApiProblem
-from service.api.limiter import Limiter, LimiterDep
-from service.api.planning import Planning
-from service.api.routes import jobs as routes
-from service.api.routes import resources
-from service.api.routes.task_code import TaskOfJob, code_of, predictions_of, task_of_job
-from service.dashboard.code_figures import CodeFigures
-from service.dashboard.pages import first_page, page
-from service.dashboard.prediction_figures import PredictionFigures
-from service.dashboard.session import PageRoute
-from service.dashboard.task_figures import HEIGHT, WIDTH, TaskFigures
+from tilewright.compiler.errors import CompilerError
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Token
+from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.limiter import Limiter, LimiterDep
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.routes import jobs as routes
+from tilewright.service.api.routes import resources
+from tilewright.service.api.routes.task_code import TaskOfJob, code_of, predictions_of, task_of_job
+from tilewright.service.dashboard.code_figures import CodeFigures
+from tilewright.service.dashboard.pages import first_page, page
+from tilewright.service.dashboard.prediction_figures import PredictionFigures
+from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.dashboard.task_figures import HEIGHT, WIDTH, TaskFigures
 
 router = APIRouter(route_class=PageRoute)
 

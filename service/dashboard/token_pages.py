@@ -6,16 +6,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.stores.tokens import Scope
-from service.api.audit import AuditDep
-from service.api.deps import Admin, SettingsDep, StorageDep
-from service.api.errors import invalid
-from service.api.pages import PagesDep
-from service.api.routes import tokens as routes
-from service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest
-from service.dashboard.forms import checked_body, form_fields
-from service.dashboard.pages import next_link, page
-from service.dashboard.session import COOKIE, PageRoute, keep
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Admin, SettingsDep, StorageDep
+from tilewright.service.api.errors import invalid
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.routes import tokens as routes
+from tilewright.service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest
+from tilewright.service.dashboard.forms import checked_body, form_fields
+from tilewright.service.dashboard.pages import next_link, page
+from tilewright.service.dashboard.session import COOKIE, PageRoute, keep
 
 router = APIRouter(route_class=PageRoute)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.errors import UnknownTargetError
-from compiler.target import Target, known_targets, resolve_target
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.workers import Health, RegisteredWorker
-from service.jobs.targets import is_target_key
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.target import Target, known_targets, resolve_target
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.workers import Health, RegisteredWorker
+from tilewright.service.jobs.targets import is_target_key
 
 
 @dataclass(frozen=True, slots=True)

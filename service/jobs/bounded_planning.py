@@ -10,22 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from compiler.errors import CompilerError, OutOfMemoryError
-from compiler.process import bounded
-from compiler.process.bounded import Limits, NoAnswer, Reason, Stop
-from compiler.runtime.memory import total_bytes
-from compiler.timings import StageTime, Timings
-from service.jobs.drawn_choices import check_draws
-from service.jobs.interrupts import JobCancelled
-from service.jobs.job_spec import JobSpec
-from service.jobs.planning import Planned
-from service.jobs.stage_planning import plan_programs
+from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason, Stop
+from tilewright.compiler.runtime.memory import total_bytes
+from tilewright.compiler.timings import StageTime, Timings
+from tilewright.service.jobs.drawn_choices import check_draws
+from tilewright.service.jobs.interrupts import JobCancelled
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.stage_planning import plan_programs
 
 # a child has no use for settings, nor for a log, which take a third of its start
 if TYPE_CHECKING:
-    from service.jobs.given_files import GivenFiles
-    from service.jobs.given_inputs import GivenInputs
-    from service.settings import Settings
+    from tilewright.service.jobs.given_files import GivenFiles
+    from tilewright.service.jobs.given_inputs import GivenInputs
+    from tilewright.service.settings import Settings
 
 SHARE = 2
 """Reading and planning one model may take one part of so many of the memory of this machine."""

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import numpy as np
 
-from compiler.errors import CompilerError
-from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason, Stop
-from compiler.runtime.program import Program
-from compiler.target import Target
-from service.jobs.bounded_planning import memory_limit, tell_bug, without_model
-from service.jobs.device import Checked, Device, Loadable
-from service.jobs.interrupts import JobCancelled
-from service.jobs.loadables import LoadableOf
-from service.jobs.observation import with_program
-from service.jobs.planning import Planned
-from service.jobs.verification import Verification, at_each_size, verify_program
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason, Stop
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.target import Target
+from tilewright.service.jobs.bounded_planning import memory_limit, tell_bug, without_model
+from tilewright.service.jobs.device import Checked, Device, Loadable
+from tilewright.service.jobs.interrupts import JobCancelled
+from tilewright.service.jobs.loadables import LoadableOf
+from tilewright.service.jobs.observation import with_program
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.verification import Verification, at_each_size, verify_program
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from tilewright.service.settings import Settings
 
 Ask = Callable[..., Any]
 

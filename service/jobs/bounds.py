@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from compiler import costs
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.roofline import Speeds, bound
-from compiler.schedule.space import SubSpace
-from compiler.workload import Workload
-from service.jobs.device import Device, DeviceError
-from service.jobs.workload_facts import TRANSFORMING, executed_flops
-from tuner.measure.points import SizePoint
-from tuner.tasks import Task
+from tilewright.compiler import costs
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.roofline import Speeds, bound
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.device import Device, DeviceError
+from tilewright.service.jobs.workload_facts import TRANSFORMING, executed_flops
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.tasks import Task
 
 LEAST_BUDGET_SECONDS = 15.0
 """To measure the machine takes about a second, or three beside busy builders: a smaller budget is

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from compiler.timings import Timings
-from service.settings import Settings
-from tuner.measure.builder import Builder, ProcessBuilder
-from tuner.measure.dask_builder import DaskBuilder, dask_address, is_dask
+from tilewright.compiler.timings import Timings
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.builder import Builder, ProcessBuilder
+from tilewright.tuner.measure.dask_builder import DaskBuilder, dask_address, is_dask
 
 
 def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:

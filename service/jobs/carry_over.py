@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.build import CODEGEN_VERSION
-from db.storage import Storage
-from service.jobs.model_tasks import task_of
-from service.jobs.planning import Planned
-from service.version import version
-from tuner.measure.builder import Builder
-from tuner.measure.measurement import RecordKey
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.model_tasks import task_of
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.version import version
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.measurement import RecordKey
 
 
 def carry_over(plans: Sequence[Planned], storage: Storage, builder: Builder) -> int:

@@ -19,16 +19,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph, Node
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.interpret import run_graph
-from service.jobs.correspondence import Shown, correspondence, narrow_products
-from service.jobs.observation import Observation
-from service.jobs.ties import PRODUCTS, NormalPool, beside, by_channel, errors_of, has_bodies
-from tuner.measure.oracle import MOVING
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.service.jobs.correspondence import Shown, correspondence, narrow_products
+from tilewright.service.jobs.observation import Observation
+from tilewright.service.jobs.ties import (
+    PRODUCTS,
+    NormalPool,
+    beside,
+    by_channel,
+    errors_of,
+    has_bodies,
+)
+from tilewright.tuner.measure.oracle import MOVING
 
 _ALLOWED = {
     DType.FLOAT64: 1e-10,

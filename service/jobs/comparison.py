@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError
 
 Run = Callable[[], Sequence[np.ndarray]]
 

@@ -16,22 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.build import CODEGEN_VERSION
-from db.standing import Witness
-from db.storage import Storage
-from db.stores.record_ledger import JobRecords, StoredRecord
-from service.jobs.device import Device
-from service.jobs.withdrawal import tell
-from service.version import version
-from tuner.cancel import CancelToken
-from tuner.fixed_trials import FixedTrials, Wanted
-from tuner.measure.builder import Builder
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.references import ReferenceCache
-from tuner.measure.statistics import Outcome
-from tuner.options import TuneOptions
-from tuner.store import RecordStore
-from tuner.tasks import Task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.db.standing import Witness
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import JobRecords, StoredRecord
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.withdrawal import tell
+from tilewright.service.version import version
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.fixed_trials import FixedTrials, Wanted
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import RecordStore
+from tilewright.tuner.tasks import Task
 
 SLOWER = 2.0
 """A record is disputed if its schedule takes so many times longer when it is measured again."""

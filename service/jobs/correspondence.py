@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.names import fresh, stands_for
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import from_memory
-from compiler.ops.interpret import run_graph
-from service.jobs.ties import PRODUCTS
-from tuner.measure.oracle import MOVING
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh, stands_for
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.service.jobs.ties import PRODUCTS
+from tilewright.tuner.measure.oracle import MOVING
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.build import CODEGEN_VERSION
-from compiler.errors import CompilerError
-from compiler.target import Target
-from compiler.workload import Workload
-from db.errors import NotFoundError, StorageError
-from db.storage import Storage
-from db.stores.cost_models import StoredCostModel
-from tuner.analysis.features import FEATURE_VERSION
-from tuner.cost_model.dataset import samples_of
-from tuner.cost_model.metrics import Scores
-from tuner.cost_model.training import judge, train_base_model
-from tuner.cost_model.xgboost import XGBoostModel
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.errors import NotFoundError, StorageError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.cost_models import StoredCostModel
+from tilewright.tuner.analysis.features import FEATURE_VERSION
+from tilewright.tuner.cost_model.dataset import samples_of
+from tilewright.tuner.cost_model.metrics import Scores
+from tilewright.tuner.cost_model.training import judge, train_base_model
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
 
 
 def _log() -> Any:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from compiler import driver
-from compiler.c_library import write_wasm_module
-from compiler.c_library.toolchain import wasm_toolchain
-from compiler.kernels import ScheduleSource
-from compiler.runtime.artifact import Artifact
-from compiler.target import Target
-from compiler.timings import Timings, timed
-from service.jobs.loadables import LoadableOf, at_sizes, of_artifact
-from service.jobs.planning import Planned
-from service.jobs.tuning import build_artifact, build_for_c
+from tilewright.compiler import driver
+from tilewright.compiler.c_library import write_wasm_module
+from tilewright.compiler.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
+from tilewright.service.jobs.loadables import LoadableOf, at_sizes, of_artifact
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.tuning import build_artifact, build_for_c
 
 MODULE_NAME = "model"
 """What files and functions of a job's module are called: a job knows no name of its model."""

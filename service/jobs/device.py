@@ -13,16 +13,16 @@ from typing import Protocol
 
 import numpy as np
 
-from compiler.device import DeviceFacts
-from compiler.errors import CompilerError
-from compiler.roofline import Speeds
-from compiler.runtime.executable import Executable
-from compiler.runtime.packing import Bytes
-from compiler.runtime.program import Program
-from compiler.target import Target
-from db.standing import Backing, Witness
-from tuner.measure.model_runs import Race
-from tuner.measure.runner import Runner
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.roofline import Speeds
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.target import Target
+from tilewright.db.standing import Backing, Witness
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.runner import Runner
 
 
 class DeviceError(CompilerError):

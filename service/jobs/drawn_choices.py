@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from compiler.errors import InvalidInputError
-from compiler.graph.ir import Graph, Node
-from compiler.ops.control import NOT_ENDED
-from compiler.ops.interpret import run_graph
-from compiler.passes.dead_code import dead_code
-from service.jobs.planning import Planned
-from service.jobs.verification import input_ports
-from tuner.measure.model_runs import draw_inputs
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.control import NOT_ENDED
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.verification import input_ports
+from tilewright.tuner.measure.model_runs import draw_inputs
 
 FEW = 1 << 20
 """Most elements of values that are computed to know a condition before a job tunes."""

@@ -13,16 +13,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.intervals import pieces
-from db.storage import Storage
-from service.jobs.bounded_verification import BoundedVerifier, VerificationBound
-from service.jobs.certificate import WrongProgramError
-from service.jobs.device import Device
-from service.jobs.loadables import LoadableOf
-from service.jobs.no_regret import FixedSchedules, Served, Settled, by_rules
-from service.jobs.planning import Planned
-from service.jobs.verification import Verification, Verifier
-from service.jobs.withdrawal import withdraw_records
+from tilewright.compiler.intervals import pieces
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.bounded_verification import BoundedVerifier, VerificationBound
+from tilewright.service.jobs.certificate import WrongProgramError
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.loadables import LoadableOf
+from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled, by_rules
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.verification import Verification, Verifier
+from tilewright.service.jobs.withdrawal import withdraw_records
 
 Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
 """Compiles what is served, calls the check with it, and delivers it if that does not raise."""

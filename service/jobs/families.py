@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compiler.build import CODEGEN_VERSION
-from compiler.errors import CompilerError
-from compiler.workload import Workload
-from db.errors import StorageError
-from db.storage import Storage
-from db.stores.record_ledger import StoredRecord
-from db.stores.shapes import INDEXED_AT_ONCE, WorkloadShape
-from service.jobs.workload_facts import workload_name
-from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.tasks import Task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.workload import Workload
+from tilewright.db.errors import StorageError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.shapes import INDEXED_AT_ONCE, WorkloadShape
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.tasks import Task
 
 MEMBERS_AT_ONCE = 50
 """Of a family, whose records are read together."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compiler.errors import CompilerError, InvalidModelError
-from compiler.hinted_ranges import Shares
-from compiler.profile import agreeing_size, nearest_size
-from compiler.ranges import MOST_NARROWINGS, narrowings
-from compiler.sizes import Dimension, OpenSizeError, dimensions
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.profile import agreeing_size, nearest_size
+from tilewright.compiler.ranges import MOST_NARROWINGS, narrowings
+from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions
 
 FACTORS = 6
 """A refused hint is doubled and halved so often."""

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.errors import CompilerError, InvalidArgumentError
-from compiler.frontend.dimensions import check_dims, model_ports
-from compiler.frontend.model_file import ModelSource, read_model
-from service.arrays import ArraysError, load_arrays
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from service.quantize.samples import Input, model_inputs, samples_of
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError
+from tilewright.compiler.frontend.dimensions import check_dims, model_ports
+from tilewright.compiler.frontend.model_file import ModelSource, read_model
+from tilewright.service.arrays import ArraysError, load_arrays
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.quantize.samples import Input, model_inputs, samples_of
 
 if TYPE_CHECKING:
-    from service.jobs.planning import SizeChoice
+    from tilewright.service.jobs.planning import SizeChoice
 
 
 class InvalidSamplesError(CompilerError):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.errors import InvalidArgumentError
-from compiler.hinted_ranges import MOST_STATED, Shares
-from compiler.runtime.ports import Dims
-from compiler.runtime.program import Port
-from compiler.sizes import Dimension
-from tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.hinted_ranges import MOST_STATED, Shares
+from tilewright.compiler.runtime.ports import Dims
+from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.sizes import Dimension
+from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -7,40 +7,40 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from compiler import driver
-from compiler.build import CODEGEN_VERSION
-from compiler.choices import RULE
-from compiler.errors import CompilerError
-from compiler.plan import GraphPlan
-from compiler.target import Target
-from compiler.workload import Workload
-from db.standing import Standing
-from db.storage import Storage
-from service.jobs.device import Device, DeviceError, Variant
-from service.jobs.job_spec import JobBudget
-from service.jobs.known_plan import (
+from tilewright.compiler import driver
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.choices import RULE
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device import Device, DeviceError, Variant
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.known_plan import (
     keep_choice,
     keep_plan,
     known_plan,
     plan_verdict,
     planner_of,
 )
-from service.jobs.loadables import of_compiled
-from service.jobs.model_tasks import task_of, tasks_of
-from service.jobs.planning import ModelRequest, Planned
-from service.jobs.second_opinion import race_again
-from service.version import version
-from tuner.cancel import CancelToken
-from tuner.events import Finished
-from tuner.fixed_trials import FixedTrials, default_of
-from tuner.graph.search import RULE_NAME, Decision, search_graph
-from tuner.graph.times import KernelTimes
-from tuner.measure.builder import Builder
-from tuner.measure.model_runs import Race
-from tuner.measure.references import ReferenceCache
-from tuner.measure.statistics import Outcome
-from tuner.options import TuneOptions
-from tuner.tasks import Task
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.model_tasks import task_of, tasks_of
+from tilewright.service.jobs.planning import ModelRequest, Planned
+from tilewright.service.jobs.second_opinion import race_again
+from tilewright.service.version import version
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Finished
+from tilewright.tuner.fixed_trials import FixedTrials, default_of
+from tilewright.tuner.graph.search import RULE_NAME, Decision, search_graph
+from tilewright.tuner.graph.times import KernelTimes
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.tasks import Task
 
 SHARE = 0.15
 """The largest share of a job's trials and seconds that the choice of a plan may cost."""

@@ -7,12 +7,12 @@ from types import TracebackType
 
 import structlog
 
-from db.errors import StaleLeaseError, StorageError
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import JobClaim
-from service.jobs.interrupts import Interrupted, JobCancelled
-from tuner.cancel import AnyToken, CancelToken
+from tilewright.db.errors import StaleLeaseError, StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import JobClaim
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.tuner.cancel import AnyToken, CancelToken
 
 log = structlog.get_logger("tilewright.tuner")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.build import CODEGEN_VERSION
-from db.storage import Storage
-from service.jobs.job_spec import JobBudget
-from service.jobs.run_job import JobOutcome
-from tuner.events import Ended
-from tuner.measure.measurement import Status
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.run_job import JobOutcome
+from tilewright.tuner.events import Ended
+from tilewright.tuner.measure.measurement import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,29 +12,29 @@ from typing import Any
 
 import structlog
 
-from compiler.errors import CompilerError
-from compiler.target import Target, resolve_target
-from db.errors import DatabaseError, StaleLeaseError, StorageError
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job, JobClaim
-from db.stores.tasks import JobTask
-from service.jobs.bounded_planning import given_bounded
-from service.jobs.given_files import GivenFiles, SamplesFile, shown_name, stored_digests
-from service.jobs.given_inputs import GivenInputs
-from service.jobs.graph_choice import LEAST_SECONDS
-from service.jobs.hold import Hold
-from service.jobs.incomplete import untuned
-from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
-from service.jobs.job_spec import JobSpec
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.planning import ModelRequest
-from service.jobs.run_job import JobWatcher, Workshop, run_job
-from service.jobs.shared_tasks import SharedTasks
-from service.jobs.tracker import Tracker
-from service.jobs.tuning import store_artifact
-from service.jobs.waiting import Workforce
-from tuner.events import Event, Finished, Recorded
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job, JobClaim
+from tilewright.db.stores.tasks import JobTask
+from tilewright.service.jobs.bounded_planning import given_bounded
+from tilewright.service.jobs.given_files import GivenFiles, SamplesFile, shown_name, stored_digests
+from tilewright.service.jobs.given_inputs import GivenInputs
+from tilewright.service.jobs.graph_choice import LEAST_SECONDS
+from tilewright.service.jobs.hold import Hold
+from tilewright.service.jobs.incomplete import untuned
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.jobs.shared_tasks import SharedTasks
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.tuning import store_artifact
+from tilewright.service.jobs.waiting import Workforce
+from tilewright.tuner.events import Event, Finished, Recorded
 
 log = structlog.get_logger("tilewright.tuner")
 

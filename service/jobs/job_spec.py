@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from compiler.build import CODEGEN_VERSION
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.target import Target
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from service.jobs.planning import ModelRequest, Planned, SizeChoice
-from service.version import version
-from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
-from tuner.search import strategies
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.target import Target
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.planning import ModelRequest, Planned, SizeChoice
+from tilewright.service.version import version
+from tilewright.tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+from tilewright.tuner.search import strategies
 
 FIXED_SECONDS = 9.0
 """What the phases before the first trial and those after the last one may take beside a budget. A

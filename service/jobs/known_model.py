@@ -12,24 +12,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compiler import driver
-from compiler.dtypes import DType
-from compiler.frontend.dimensions import model_ports
-from compiler.frontend.model_file import read_model
-from compiler.graph.ir import Graph
-from compiler.hinted_ranges import Shares, as_hinted, hinted_shares
-from compiler.plan import GraphPlan
-from compiler.ranges import SizeRange
-from compiler.runtime.executable import Executable
-from compiler.runtime.ports import Sizes
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stages import StagedExecutable
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.storage import Storage
-from service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
-from service.jobs.no_regret import Settled, settle
-from service.jobs.planning import ModelRequest, OpenPlan, Planned, planned_for_ranges, profiled
+from tilewright.compiler import driver
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.hinted_ranges import Shares, as_hinted, hinted_shares
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
+from tilewright.service.jobs.no_regret import Settled, settle
+from tilewright.service.jobs.planning import (
+    ModelRequest,
+    OpenPlan,
+    Planned,
+    planned_for_ranges,
+    profiled,
+)
 
 
 @dataclass(slots=True)
@@ -66,8 +72,8 @@ class KnownModel:
     def compile(
         self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
     ) -> Executable | SizedExecutable | StagedExecutable:
-        """Compile for sizes or ranges of named dimensions (`compiler.compile_model`), and write an
-        artifact if there is one program (`compiler.driver.compile_with`).
+        """Compile for sizes or ranges of named dimensions, as `tilewright.compile_model` does, and
+        write an artifact if there is one program (`compiler.driver.compile_with`).
 
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.

@@ -13,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler.build import CODEGEN_VERSION
-from compiler.choices import RULE, GraphChoice
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.text import without_digests
-from compiler.target import Target
-from db.storage import Storage
-from db.stores.plans import StoredPlan
-from db.stores.verdicts import StoredVerdict, VerdictKind
-from db.types import canonical_json
-from service.jobs.planning import Planned
-from tuner.graph.planner import Planner
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.text import without_digests
+from tilewright.compiler.target import Target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.plans import StoredPlan
+from tilewright.db.stores.verdicts import StoredVerdict, VerdictKind
+from tilewright.db.types import canonical_json
+from tilewright.service.jobs.planning import Planned
+from tilewright.tuner.graph.planner import Planner
 
 
 def known_plan(planned: Planned, storage: Storage, job_id: str = "") -> Planned:

@@ -8,13 +8,13 @@ from typing import Any
 
 import structlog
 
-from compiler import driver
-from service.jobs.device import Device, DeviceError, Variant
-from service.jobs.loadables import of_compiled
-from service.jobs.no_regret import FixedSchedules, Served, Settled
-from service.jobs.planning import Planned
-from tuner.measure.measurement import Sizes
-from tuner.measure.statistics import Comparison
+from tilewright.compiler import driver
+from tilewright.service.jobs.device import Device, DeviceError, Variant
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled
+from tilewright.service.jobs.planning import Planned
+from tilewright.tuner.measure.measurement import Sizes
+from tilewright.tuner.measure.statistics import Comparison
 
 log = structlog.get_logger("tilewright.latency")
 

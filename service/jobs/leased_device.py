@@ -11,36 +11,36 @@ from types import TracebackType
 
 import numpy as np
 
-from compiler.device import DeviceFacts
-from compiler.errors import InvalidFactsError
-from compiler.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
-from compiler.runtime.speeds import largest_block
-from compiler.target import Target
-from db.standing import Backing, Witness
-from db.storage import Storage
-from db.stores.workers import Health, RegisteredWorker
-from service.jobs.device import Checked, DeviceError, Loadable, Variant
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from service.jobs.remote_runner import RemoteRunner
-from service.jobs.run_queue import RunQueue
-from tuner.cancel import CancelToken
-from tuner.measure.model_runs import INPUT_SEED, Race
-from tuner.measure.plain_form import plain_programs
-from tuner.measure.run_packing import (
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
+from tilewright.compiler.runtime.speeds import largest_block
+from tilewright.compiler.target import Target
+from tilewright.db.standing import Backing, Witness
+from tilewright.db.storage import Storage
+from tilewright.db.stores.workers import Health, RegisteredWorker
+from tilewright.service.jobs.device import Checked, DeviceError, Loadable, Variant
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.jobs.run_queue import RunQueue
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.model_runs import INPUT_SEED, Race
+from tilewright.tuner.measure.plain_form import plain_programs
+from tilewright.tuner.measure.run_packing import (
     Blobs,
     PackedProgram,
     make_request,
     pack_program,
 )
-from tuner.measure.run_result import FETCH_BYTES, RunResult
-from tuner.measure.run_wire import (
+from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     ProfileWork,
     RaceWork,
     SpeedsWork,
     Work,
 )
-from tuner.measure.wire import array_to_bytes, digest_bytes
+from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 ABSENT_SECONDS = 300.0
 """How long a run waits while nobody can take it."""

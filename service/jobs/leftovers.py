@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.errors import ScheduleError
-from db.storage import Storage
-from service.jobs.remote_runner import result_of
-from tuner.measure.batch import trials_of
-from tuner.measure.run_wire import is_run
-from tuner.measure.wire import MeasureRequest, ProtocolError
+from tilewright.compiler.errors import ScheduleError
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.remote_runner import result_of
+from tilewright.tuner.measure.batch import trials_of
+from tilewright.tuner.measure.run_wire import is_run
+from tilewright.tuner.measure.wire import MeasureRequest, ProtocolError
 
 
 def store_leftovers(storage: Storage) -> int:

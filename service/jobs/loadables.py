@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from compiler import driver
-from compiler.codegen.link import link_shared
-from compiler.program_builder import CompiledProgram
-from compiler.runtime.artifact import LIBRARY, Artifact
-from service.jobs.device import Loadable
-from service.jobs.planning import Planned
+from tilewright.compiler import driver
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.runtime.artifact import LIBRARY, Artifact
+from tilewright.service.jobs.device import Loadable
+from tilewright.service.jobs.planning import Planned
 
 LoadableOf = Callable[[Planned], Loadable]
 """What of a compiled model serves the sizes of a plan."""

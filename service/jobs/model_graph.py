@@ -17,13 +17,13 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import ops
-from compiler.choices import RULE, GraphChoice
-from compiler.errors import CompilerError, InvalidModelError
-from compiler.frontend.model_file import read_model
-from compiler.intervals import pieces
-from compiler.ops.registry import OpKind
-from compiler.plan import (
+from tilewright.compiler import ops
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -34,12 +34,12 @@ from compiler.plan import (
     ViewStep,
     bodies_of,
 )
-from compiler.schedule.problem import anchor
-from compiler.workload import Workload
-from service.jobs.known_plan import planner_of
-from service.jobs.layered import Point, layered
-from service.jobs.planning import Planned
-from service.jobs.workload_facts import workload_name
+from tilewright.compiler.schedule.problem import anchor
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.known_plan import planner_of
+from tilewright.service.jobs.layered import Point, layered
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.workload_facts import workload_name
 
 MOST_STEPS = 6000
 """Steps of a model that is drawn; nobody would find anything among more."""

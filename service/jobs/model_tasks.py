@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from compiler.intervals import pieces
-from compiler.target import Target
-from compiler.workload import Workload
-from service.jobs.planning import Planned
-from service.jobs.workload_facts import workload_name
-from tuner.drawn_sizes import points_within
-from tuner.measure.points import SizePoint
-from tuner.tasks import Task, make_task
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.tuner.drawn_sizes import points_within
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.tasks import Task, make_task
 
 
 def tasks_of(*planned: Planned) -> list[Task]:

@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule
-from compiler.target import Target
-from compiler.workload import Workload
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.record_ledger import StoredRecord
-from db.stores.shapes import Relative, distance
-from service.jobs.addressee import target_names, target_of_key
-from service.jobs.families import relatives_of, shape_of
-from tuner.measure.measurement import RecordKey
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.shapes import Relative, distance
+from tilewright.service.jobs.addressee import target_names, target_of_key
+from tilewright.service.jobs.families import relatives_of, shape_of
+from tilewright.tuner.measure.measurement import RecordKey
 
 LIKE = 1.5
 """Pairs of shapes tell of a distance if theirs is at most so many times as large."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.loops.text import print_nest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedule
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 def stored_nest(

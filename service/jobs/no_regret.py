@@ -23,27 +23,27 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from compiler import driver
-from compiler.build import CODEGEN_VERSION
-from compiler.choices import RULE
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule
-from compiler.workload import Workload
-from db.standing import Backing, Standing
-from db.storage import Storage
-from db.stores.records import record_id
-from db.stores.verdicts import VerdictKind
-from service.jobs.device import Device, DeviceError, Variant
-from service.jobs.families import related_records
-from service.jobs.known_plan import known_plan, planner_of
-from service.jobs.loadables import of_compiled
-from service.jobs.planning import Planned
-from service.jobs.second_opinion import race_again
-from service.units import finite
-from tuner.graph.search import RULE_NAME
-from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Comparison, Outcome
+from tilewright.compiler import driver
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.choices import RULE
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.workload import Workload
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.records import record_id
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service.jobs.device import Device, DeviceError, Variant
+from tilewright.service.jobs.families import related_records
+from tilewright.service.jobs.known_plan import known_plan, planner_of
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.second_opinion import race_again
+from tilewright.service.units import finite
+from tilewright.tuner.graph.search import RULE_NAME
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Comparison, Outcome
 
 PROGRAMS = 3
 """Most programs of one race: untuned, tuned and partly tuned."""

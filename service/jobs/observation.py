@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.types import TensorType
-from compiler.loops.layout import strides
-from compiler.placement import Placement
-from compiler.plan import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import strides
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -27,9 +27,9 @@ from compiler.plan import (
     Step,
     ViewStep,
 )
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.packing import unpack
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.runtime.packing import unpack
+from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
     BufferSpace,
@@ -42,7 +42,7 @@ from compiler.runtime.program import (
     Program,
     Refuse,
 )
-from service.jobs.device import Device, Loadable
+from tilewright.service.jobs.device import Device, Loadable
 
 KEPT_GROUPS = 4
 """Groups that stay in memory: a comparison looks at few values before its own."""

@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import CompilerError
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.program import Port
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stages import StagedExecutable
-from service.jobs.comparison import Run, onnxruntime_run, race
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from service.jobs.latency import Latency
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.service.jobs.comparison import Run, onnxruntime_run, race
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.latency import Latency
 
 MOST_SECONDS = 0.1
 """A model that takes longer is not run by another engine too: both together have 24 runs."""

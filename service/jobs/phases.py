@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.timings import Timings
+from tilewright.compiler.timings import Timings
 
 PHASES = (
     "import",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.errors import InvalidArgumentError
-from compiler.frontend.dimensions import model_ports
-from compiler.frontend.model_file import read_model
-from compiler.runtime.ports import Dims, OpenPorts
-from service.jobs.planning import Planned
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.service.jobs.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:

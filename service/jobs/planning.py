@@ -9,30 +9,30 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from compiler import driver
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
-from compiler.frontend.model_file import read_model
-from compiler.graph.ir import Graph
-from compiler.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
-from compiler.intervals import pieces
-from compiler.passes.pipeline import Observer
-from compiler.plan import GraphPlan
-from compiler.profile import affordable_hints, size_hints
-from compiler.program_builder import CompiledProgram
-from compiler.ranges import SizeRange, default_ranges, within_defaults
-from compiler.runtime.ports import Dims, OpenPorts, Sizes
-from compiler.runtime.stages import DataCut
-from compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
-from compiler.staged import TAKEN_FOR_NUMBERS
-from compiler.target import Target, resolve_target
-from compiler.timings import Timings
-from compiler.workload import Workload
-from service.jobs.fitted_ranges import FittedRanges
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
-from tuner.drawn_sizes import DrawnSizes, draw_sizes
-from tuner.graph.planner import Optimised, optimise
+from tilewright.compiler import driver
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.profile import affordable_hints, size_hints
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.ranges import SizeRange, default_ranges, within_defaults
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
+from tilewright.compiler.staged import TAKEN_FOR_NUMBERS
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.timings import Timings
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.fitted_ranges import FittedRanges
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
+from tilewright.tuner.drawn_sizes import DrawnSizes, draw_sizes
+from tilewright.tuner.graph.planner import Optimised, optimise
 
 SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""

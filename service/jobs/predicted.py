@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.target import Target
-from compiler.workload import Workload
-from tuner.cost_model.trial_predictions import TaskPredictions, predict_trials
-from tuner.cost_model.xgboost import XGBoostModel
-from tuner.measure.measurement import Trial
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.cost_model.trial_predictions import TaskPredictions, predict_trials
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
+from tilewright.tuner.measure.measurement import Trial
 
 
 @dataclass(frozen=True, slots=True)

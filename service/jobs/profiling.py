@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, assert_never
 
-from compiler.runtime.kernel import BufferRole, KernelSpec
-from compiler.runtime.ports import sizes_text
-from compiler.runtime.program import (
+from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
+from tilewright.compiler.runtime.ports import sizes_text
+from tilewright.compiler.runtime.program import (
     Branch,
     Copy,
     Instruction,
@@ -20,7 +20,7 @@ from compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
-from service.units import threads_text
+from tilewright.service.units import threads_text
 
 SAMPLES = 9
 """Runs of the whole model; of each instruction the fastest counts."""

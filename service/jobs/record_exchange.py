@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from compiler.target import Target
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.pages import Position
-from service.jobs.record_lines import RecordLine, RecordLineError, read_line, write_line
-from service.signing import SigningKey
-from tuner.measure.measurement import Phase, Trial, TuningRecord
+from tilewright.compiler.target import Target
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.pages import Position
+from tilewright.service.jobs.record_lines import RecordLine, RecordLineError, read_line, write_line
+from tilewright.service.signing import SigningKey
+from tilewright.tuner.measure.measurement import Phase, Trial, TuningRecord
 
 PAGE = 500
 

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.errors import CompilerError
-from compiler.options import NUMERICS
-from compiler.schedule.schedule import Schedule
-from compiler.target import Target
-from compiler.workload import Workload
-from db.types import canonical_json
-from service.signing import SigningKey, is_public_key, is_signed
-from tuner.drawn_sizes import points_at
-from tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.options import NUMERICS
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.types import canonical_json
+from tilewright.service.signing import SigningKey, is_public_key, is_signed
+from tilewright.tuner.drawn_sizes import points_at
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
 
 FORMAT = 1
 

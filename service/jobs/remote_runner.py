@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState, RequestStatus
-from db.stores.workers import Health
-from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.plain_form import PlainForms
-from tuner.measure.plausible import ImplausibleError, check_measured
-from tuner.measure.run_wire import is_run
-from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.plain_form import PlainForms
+from tilewright.tuner.measure.plausible import ImplausibleError, check_measured
+from tilewright.tuner.measure.run_wire import is_run
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
 

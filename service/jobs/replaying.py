@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.build import CODEGEN_VERSION
-from compiler.target import Target
-from compiler.workload import Workload
-from db.storage import Storage
-from db.stores.runs import StoredRun
-from tuner.events import Event, Finished, TaskInputs
-from tuner.measure.measurement import Phase
-from tuner.measure.wire import MeasureRequest, ProtocolError
-from tuner.recording import RecordedRun, ReplayError
-from tuner.replay import replay
-from tuner.tasks import Task, make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.storage import Storage
+from tilewright.db.stores.runs import StoredRun
+from tilewright.tuner.events import Event, Finished, TaskInputs
+from tilewright.tuner.measure.measurement import Phase
+from tilewright.tuner.measure.wire import MeasureRequest, ProtocolError
+from tilewright.tuner.recording import RecordedRun, ReplayError
+from tilewright.tuner.replay import replay
+from tilewright.tuner.tasks import Task, make_task
 
 
 @dataclass(frozen=True, slots=True)

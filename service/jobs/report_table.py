@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.runtime.ports import sizes_text
-from service.units import microseconds, threads_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.ports import sizes_text
+from tilewright.service.units import microseconds, threads_text
 
 if TYPE_CHECKING:
-    from service.jobs.explain import KernelReport, ModelReport
+    from tilewright.service.jobs.explain import KernelReport, ModelReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,54 +16,54 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from compiler.build import CODEGEN_VERSION
-from compiler.kernels import KernelCache
-from compiler.process.bounded import Limits, Stop
-from compiler.timings import Timings
-from db.storage import Storage
-from db.stores.open_tasks import OpenTask
-from service.jobs.bounded_planning import plan_bounded
-from service.jobs.bounded_verification import VerificationBound
-from service.jobs.bounds import bounds_within
-from service.jobs.carry_over import carry_over
-from service.jobs.confirmation import Confirmed, SecondMeasurements
-from service.jobs.delivery import check_tools, deliver
-from service.jobs.device import Device
-from service.jobs.drawn_choices import check_draws, named_inputs
-from service.jobs.fallback import deliver_verified
-from service.jobs.graph_choice import (
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.kernels import KernelCache
+from tilewright.compiler.process.bounded import Limits, Stop
+from tilewright.compiler.timings import Timings
+from tilewright.db.storage import Storage
+from tilewright.db.stores.open_tasks import OpenTask
+from tilewright.service.jobs.bounded_planning import plan_bounded
+from tilewright.service.jobs.bounded_verification import VerificationBound
+from tilewright.service.jobs.bounds import bounds_within
+from tilewright.service.jobs.carry_over import carry_over
+from tilewright.service.jobs.confirmation import Confirmed, SecondMeasurements
+from tilewright.service.jobs.delivery import check_tools, deliver
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
+from tilewright.service.jobs.fallback import deliver_verified
+from tilewright.service.jobs.graph_choice import (
     SHARE,
     ChosenPlan,
     choose_plan,
     confirm_plan,
 )
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.known_plan import keep_plan, model_digest
-from service.jobs.latency import Latency, latencies
-from service.jobs.loadables import LoadableOf
-from service.jobs.model_tasks import tasks_of
-from service.jobs.no_regret import Settled, settle
-from service.jobs.phases import phase_seconds
-from service.jobs.planned_ports import open_ports
-from service.jobs.planning import Planned
-from service.jobs.shared_tasks import UNSHARED, Sharing
-from service.jobs.shown_sizes import range_lines
-from service.jobs.stage_planning import plan_programs
-from service.jobs.tracker import Tracker
-from service.jobs.tuning import (
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.known_plan import keep_plan, model_digest
+from tilewright.service.jobs.latency import Latency, latencies
+from tilewright.service.jobs.loadables import LoadableOf
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.no_regret import Settled, settle
+from tilewright.service.jobs.phases import phase_seconds
+from tilewright.service.jobs.planned_ports import open_ports
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.shared_tasks import UNSHARED, Sharing
+from tilewright.service.jobs.shown_sizes import range_lines
+from tilewright.service.jobs.stage_planning import plan_programs
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.tuning import (
     all_known,
     check_ranges,
     check_weight_limit,
     save_texts,
     tune_tasks,
 )
-from service.jobs.verification import Verification
-from service.units import finite
-from tuner.cancel import CancelToken
-from tuner.events import Ended, Event, Finished
-from tuner.measure.builder import Builder
-from tuner.measure.references import ReferenceCache
-from tuner.tasks import Task
+from tilewright.service.jobs.verification import Verification
+from tilewright.service.units import finite
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Ended, Event, Finished
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.tasks import Task
 
 
 class JobWatcher:

@@ -10,18 +10,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.target import Target
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState, RequestStatus
-from db.stores.workers import Health, RegisteredWorker
-from service.jobs.device import DeviceError
-from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
-from tuner.cancel import CancelToken
-from tuner.measure.plausible import ImplausibleError, check_run
-from tuner.measure.run_packing import Blobs, request_name
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import RaceWork, RunRequest
-from tuner.measure.wire import ProtocolError
+from tilewright.compiler.target import Target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
+from tilewright.db.stores.workers import Health, RegisteredWorker
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.plausible import ImplausibleError, check_run
+from tilewright.tuner.measure.run_packing import Blobs, request_name
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RaceWork, RunRequest
+from tilewright.tuner.measure.wire import ProtocolError
 
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0

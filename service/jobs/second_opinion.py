@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.verdicts import StoredVerdict
-from service.jobs.device import Device, DeviceError
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Outcome
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.verdicts import StoredVerdict
+from tilewright.service.jobs.device import Device, DeviceError
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Outcome
 
 
 def race_again(

@@ -15,15 +15,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from compiler.build import CODEGEN_VERSION
-from db.storage import Storage
-from db.stores.open_tasks import OpenTask
-from service.jobs.graph_choice import LEAST_SECONDS
-from service.jobs.hold import Hold
-from service.jobs.job_spec import JobBudget
-from tuner.events import Finished
-from tuner.measure.measurement import RecordKey
-from tuner.tasks import Task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.db.stores.open_tasks import OpenTask
+from tilewright.service.jobs.graph_choice import LEAST_SECONDS
+from tilewright.service.jobs.hold import Hold
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.tuner.events import Finished
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
 """Between two looks at whether the others are done."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.build import lower_workload
-from compiler.codegen.statistics import (
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.codegen.statistics import (
     InnerLoop,
     KernelStatistics,
     inner_loops,
@@ -19,11 +19,11 @@ from compiler.codegen.statistics import (
     statistics,
     vector_registers,
 )
-from compiler.loops.text import print_nest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedule
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import untuned_schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 MOST_NEST = 60_000
 MOST_ASSEMBLY = 200_000

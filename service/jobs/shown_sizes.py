@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from compiler import costs
-from compiler.hinted_ranges import Shares
-from compiler.profile import profile_text, size_hints
-from compiler.runtime.ports import OpenPorts, ranges_text
-from compiler.sizes import Dimension
-from service.jobs.planning import Planned
-from service.jobs.verified_sizes import affordable, elements, end_of
-from tuner.drawn_sizes import draw_sizes
+from tilewright.compiler import costs
+from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.profile import profile_text, size_hints
+from tilewright.compiler.runtime.ports import OpenPorts, ranges_text
+from tilewright.compiler.sizes import Dimension
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.verified_sizes import affordable, elements, end_of
+from tilewright.tuner.drawn_sizes import draw_sizes
 
 LONG_RUN = 10**11
 """What a run may cost (`compiler.costs.cost`) that nobody minds waiting for: a second or two of one

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from compiler import driver
-from compiler.errors import CompilerError, InvalidArgumentError, UnsupportedOperatorError
-from compiler.foreseen import make_foreseen
-from compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
-from compiler.frontend.model_file import read_model
-from compiler.graph.ir import Graph
-from compiler.hinted_ranges import as_hinted, hinted_shares
-from compiler.passes.pipeline import Observer
-from compiler.ranges import default_range, default_ranges
-from compiler.runtime.stages import DataCut, DataStage
-from compiler.sizes import OpenSizeError, open_size, typical
-from compiler.staged import RestCut, Stager
-from compiler.target import resolve_target
-from compiler.timings import Timings
-from service.jobs.given_inputs import most_frequent
-from service.jobs.planning import (
+from tilewright.compiler import driver
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, UnsupportedOperatorError
+from tilewright.compiler.foreseen import make_foreseen
+from tilewright.compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.hinted_ranges import as_hinted, hinted_shares
+from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.ranges import default_range, default_ranges
+from tilewright.compiler.runtime.stages import DataCut, DataStage
+from tilewright.compiler.sizes import OpenSizeError, open_size, typical
+from tilewright.compiler.staged import RestCut, Stager
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.timings import Timings
+from tilewright.service.jobs.given_inputs import most_frequent
+from tilewright.service.jobs.planning import (
     ModelRequest,
     OpenPlan,
     Planned,
@@ -34,8 +34,8 @@ from service.jobs.planning import (
     planned_for_ranges,
     profiled,
 )
-from tuner.drawn_sizes import check_hinted
-from tuner.graph.planner import optimise
+from tilewright.tuner.drawn_sizes import check_hinted
+from tilewright.tuner.graph.planner import optimise
 
 
 def plan_programs(

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
-from compiler.errors import CompilerError, InvalidInputError
-from compiler.hinted_ranges import Shares
-from compiler.runtime.packing import Array
-from compiler.runtime.stages import StagedExecutable
-from service.jobs.given_inputs import GivenInputs
-from service.jobs.shown_sizes import hinted_sizes
+from tilewright.compiler.errors import CompilerError, InvalidInputError
+from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.service.jobs.given_inputs import GivenInputs
+from tilewright.service.jobs.shown_sizes import hinted_sizes
 
 DRAWN = (
     "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"

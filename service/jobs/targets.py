@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from compiler.detection import best_target, can_run, this_device
-from compiler.device import DeviceFacts
-from compiler.errors import UnknownTargetError
-from compiler.target import Target, host_target, known_targets, resolve_target
-from db.storage import Storage
+from tilewright.compiler.detection import best_target, can_run, this_device
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.target import Target, host_target, known_targets, resolve_target
+from tilewright.db.storage import Storage
 
 _VECTOR_BITS = (128, 256, 512)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph, Node
-from compiler.loops.semantics import to_memory
-from compiler.ops.interpret import run_graph
-from compiler.ops.registry import OpKind
-from tuner.measure.oracle import MOVING
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.tuner.measure.oracle import MOVING
 
 LEAST_CHANNEL = 16
 """Channels of fewer elements are compared with the largest element of the whole value."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler import driver
-from compiler.kernels import ScheduleSource
-from service.jobs.device import Device
-from service.jobs.loadables import of_compiled
-from service.jobs.no_regret import FixedSchedules
-from service.jobs.planning import Planned
-from tuner.measure.statistics import Comparison
+from tilewright.compiler import driver
+from tilewright.compiler.kernels import ScheduleSource
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.no_regret import FixedSchedules
+from tilewright.service.jobs.planning import Planned
+from tilewright.tuner.measure.statistics import Comparison
 
 
 @dataclass(frozen=True, slots=True)

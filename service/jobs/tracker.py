@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
-from compiler.errors import ScheduleError
-from db.stores.jobs import JobProgress
-from db.stores.tasks import JobTask, TaskStatus
-from service.jobs.workload_facts import schedule_facts, task_facts
-from tuner import events
-from tuner.forecast import Forecast
-from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.tasks import Task
+from tilewright.compiler.errors import ScheduleError
+from tilewright.db.stores.jobs import JobProgress
+from tilewright.db.stores.tasks import JobTask, TaskStatus
+from tilewright.service.jobs.workload_facts import schedule_facts, task_facts
+from tilewright.tuner import events
+from tilewright.tuner.forecast import Forecast
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.tasks import Task
 
 
 class Tracker:

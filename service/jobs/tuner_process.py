@@ -15,24 +15,24 @@ from contextlib import suppress
 
 import structlog
 
-from compiler.errors import CompilerError
-from compiler.process import give_back_memory
-from db.errors import DatabaseError, StorageError
-from db.storage import Storage
-from db.stores.job_claims import SHARED_ATTEMPTS
-from db.stores.sweeps import CLAIMS, TERM_SECONDS
-from service.jobs.bounded_planning import planning_limits
-from service.jobs.bounded_verification import verification_limits
-from service.jobs.builders import open_builder
-from service.jobs.cost_models import train_due
-from service.jobs.job_run import JobRun
-from service.jobs.run_job import Workshop
-from service.jobs.waiting import match_jobs
-from service.jobs.weak_records import WeakRecords
-from service.settings import Settings
-from tuner.cancel import CancelToken
-from tuner.measure.builder import Builder
-from tuner.measure.references import ReferenceCache
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process import give_back_memory
+from tilewright.db.errors import DatabaseError, StorageError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.job_claims import SHARED_ATTEMPTS
+from tilewright.db.stores.sweeps import CLAIMS, TERM_SECONDS
+from tilewright.service.jobs.bounded_planning import planning_limits
+from tilewright.service.jobs.bounded_verification import verification_limits
+from tilewright.service.jobs.builders import open_builder
+from tilewright.service.jobs.cost_models import train_due
+from tilewright.service.jobs.job_run import JobRun
+from tilewright.service.jobs.run_job import Workshop
+from tilewright.service.jobs.waiting import match_jobs
+from tilewright.service.jobs.weak_records import WeakRecords
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
 
 log = structlog.get_logger("tilewright.tuner")
 

@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compiler import artifacts, driver
-from compiler.build import CODEGEN_VERSION
-from compiler.kernels import ScheduleSource
-from compiler.program_builder import CompiledProgram
-from compiler.runtime.artifact import Artifact
-from compiler.timings import Timings
-from db.storage import Storage
-from service.jobs.confirmation import records_of
-from service.jobs.cost_models import base_model
-from service.jobs.device import Device
-from service.jobs.families import records_of_relatives
-from service.jobs.job_spec import JobBudget
-from service.jobs.planned_ports import open_ports
-from service.jobs.planning import Planned
-from tuner.cancel import CancelToken
-from tuner.events import Event, Finished, Started
-from tuner.loop import tune
-from tuner.measure.builder import Builder
-from tuner.measure.references import ReferenceCache
-from tuner.tasks import Task
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.timings import Timings
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.confirmation import records_of
+from tilewright.service.jobs.cost_models import base_model
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.families import records_of_relatives
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.planned_ports import open_ports
+from tilewright.service.jobs.planning import Planned
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event, Finished, Started
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.tasks import Task
 
 
 def tune_tasks(

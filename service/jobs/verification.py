@@ -23,22 +23,22 @@ from types import TracebackType
 
 import numpy as np
 
-from compiler.drawn_integers import drawn_integers
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
-from compiler.ops.products import HALVES
-from compiler.runtime.artifact import Artifact
-from compiler.runtime.program import Port
-from service.jobs.certificate import Certificate, WrongProgramError, certify, together
-from service.jobs.device import Device, DeviceError, Loadable
-from service.jobs.loadables import LoadableOf, of_artifact
-from service.jobs.observation import Observation
-from service.jobs.planning import Planned
-from service.jobs.ties import jumps
-from service.jobs.verified_sizes import at_hints, at_other_sizes, costs_little
-from tuner.measure.model_runs import INPUT_SEED, largest_error
+from tilewright.compiler.drawn_integers import drawn_integers
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.runtime.program import Port
+from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together
+from tilewright.service.jobs.device import Device, DeviceError, Loadable
+from tilewright.service.jobs.loadables import LoadableOf, of_artifact
+from tilewright.service.jobs.observation import Observation
+from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.ties import jumps
+from tilewright.service.jobs.verified_sizes import at_hints, at_other_sizes, costs_little
+from tilewright.tuner.measure.model_runs import INPUT_SEED, largest_error
 
 ATTEMPTS = 3
 """Most draws of the inputs, if a value cannot be verified on the first."""

@@ -12,12 +12,12 @@ from dataclasses import replace
 from math import isqrt
 from random import Random
 
-from compiler import costs
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.ops.attributes import integer
-from compiler.sizes import Dimension, at, open_size, typical
-from service.jobs.planning import OpenPlan, Planned
+from tilewright.compiler import costs
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.sizes import Dimension, at, open_size, typical
+from tilewright.service.jobs.planning import OpenPlan, Planned
 
 DRAWN = 2
 """Size vectors beside the ends and the hints."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 
-from db.storage import Storage
-from db.stores.workers import Health, Presence
-from service.jobs.addressee import target_names
+from tilewright.db.storage import Storage
+from tilewright.db.stores.workers import Health, Presence
+from tilewright.service.jobs.addressee import target_names
 
 MOST_NAMED = 5
 """Workers that a reason lists by name."""

@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from compiler.build import CODEGEN_VERSION
-from compiler.target import Target
-from compiler.workload import Workload
-from db.standing import Witness
-from db.storage import Storage
-from db.stores.record_ledger import StoredRecord
-from db.stores.workers import Health
-from service.jobs.confirmation import SecondMeasurements
-from service.jobs.interrupts import Interrupted, JobCancelled
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.model_tasks import task_of
-from tuner.cancel import CancelToken
-from tuner.measure.builder import Builder
-from tuner.measure.references import ReferenceCache
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.db.standing import Witness
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.confirmation import SecondMeasurements
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.model_tasks import task_of
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
 
 log = structlog.get_logger("tilewright.tuner")
 

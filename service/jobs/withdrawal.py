@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.record_ledger import Withdrawn
-from db.stores.verdicts import VerdictKind
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import Withdrawn
+from tilewright.db.stores.verdicts import VerdictKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from compiler import costs, ops
-from compiler.loops.nest import LoopNest
-from compiler.ops.registry import OpKind
-from compiler.schedule.problem import anchor
-from compiler.schedule.schedule import Schedule
-from compiler.workload import Workload
-from tuner.analysis.compute_costs import compute_costs
-from tuner.measure.measurement import Measurement
-from tuner.tasks import Task
+from tilewright.compiler import costs, ops
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.schedule.problem import anchor
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.analysis.compute_costs import compute_costs
+from tilewright.tuner.measure.measurement import Measurement
+from tilewright.tuner.tasks import Task
 
 TRANSFORMING = frozenset({"winograd", "strassen", "strassen2"})
 """Algorithms that execute other operations than the workload's definition names."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.plan import GraphPlan, KernelStep, ViewStep
-from service.quantize.layers import Layer, Owners
+from tilewright.compiler.plan import GraphPlan, KernelStep, ViewStep
+from tilewright.service.quantize.layers import Layer, Owners
 
 Indices = frozenset[int]
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from service.quantize.names import fresh
+from tilewright.service.quantize.names import fresh
 
 
 def spell_out_biases(graph: onnx.GraphProto) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.drawn_integers import drawn_integers
-from compiler.frontend.dimensions import model_ports
-from compiler.frontend.model_file import read_model
-from service.jobs.planning import ModelRequest
-from service.jobs.stage_planning import plan_first_program
-from service.quantize.samples import Samples, drawn_samples, model_inputs
+from tilewright.compiler.drawn_integers import drawn_integers
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.quantize.samples import Samples, drawn_samples, model_inputs
 
 
 def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError
 
 
 class QuantizeError(CompilerError):

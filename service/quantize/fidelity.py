@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.runtime.packing import Array
-from service.units import finite
+from tilewright.compiler.runtime.packing import Array
+from tilewright.service.units import finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, dims_text
-from service.quantize.errors import QuantizeError, require
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims, dims_text
+from tilewright.service.quantize.errors import QuantizeError, require
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """Of the files that are taken for images."""

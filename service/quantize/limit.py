@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import assert_never
 
-from service.quantize.errors import QuantizeError
-from service.quantize.fidelity import Outputs
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.fidelity import Outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import onnx.version_converter
 
-from compiler.frontend.order import reads
-from compiler.runtime.packing import Array
-from service.quantize.biases import spell_out_biases
-from service.quantize.errors import NothingToQuantizeError, QuantizeError, require
-from service.quantize.messages import kept_in_log, log
-from service.quantize.names import fresh, graphs, rename, stand_ins
+from tilewright.compiler.frontend.order import reads
+from tilewright.compiler.runtime.packing import Array
+from tilewright.service.quantize.biases import spell_out_biases
+from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError, require
+from tilewright.service.quantize.messages import kept_in_log, log
+from tilewright.service.quantize.names import fresh, graphs, rename, stand_ins
 
 LEAST_OPSET = 13
 """The first one with a scale for each channel."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx
 
-from service.files import replacing
-from service.quantize.errors import QuantizeError
+from tilewright.service.files import replacing
+from tilewright.service.quantize.errors import QuantizeError
 
 
 def check_place(path: Path, model: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.quantize.attribution import ModelPart
-from service.quantize.fidelity import Fidelity, Outputs
-from service.quantize.layers import Layer
-from service.quantize.selection import Selection
+from tilewright.service.quantize.attribution import ModelPart
+from tilewright.service.quantize.fidelity import Fidelity, Outputs
+from tilewright.service.quantize.layers import Layer
+from tilewright.service.quantize.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)

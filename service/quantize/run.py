@@ -10,25 +10,25 @@ from typing import TypeAlias
 
 import onnx
 
-from compiler.errors import CompilerError
-from compiler.kernels import ScheduleSource
-from compiler.program_builder import ProgramBuilder
-from compiler.target import Target
-from service.jobs.device import Device
-from service.jobs.explain import kernel_seconds
-from service.jobs.planning import ModelRequest, Planned
-from service.jobs.stage_planning import plan_first_program
-from service.quantize.attribution import Attribution, Timed, attribute
-from service.quantize.errors import NothingToQuantizeError, QuantizeError
-from service.quantize.fidelity import Fidelity, Outputs, noise_ratio
-from service.quantize.layers import Layer, Owners, find_layers
-from service.quantize.limit import Limit, check_limit, keeps
-from service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
-from service.quantize.report import LayerReport, QuantizeReport, Times
-from service.quantize.running import CompiledFor, FloatOutputs, Runnable, layer_fidelity
-from service.quantize.samples import Samples
-from service.quantize.selection import PartNoise, Selection, select
-from service.quantize.switched import flags, switched_model
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.target import Target
+from tilewright.service.jobs.device import Device
+from tilewright.service.jobs.explain import kernel_seconds
+from tilewright.service.jobs.planning import ModelRequest, Planned
+from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.quantize.attribution import Attribution, Timed, attribute
+from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError
+from tilewright.service.quantize.fidelity import Fidelity, Outputs, noise_ratio
+from tilewright.service.quantize.layers import Layer, Owners, find_layers
+from tilewright.service.quantize.limit import Limit, check_limit, keeps
+from tilewright.service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
+from tilewright.service.quantize.report import LayerReport, QuantizeReport, Times
+from tilewright.service.quantize.running import CompiledFor, FloatOutputs, Runnable, layer_fidelity
+from tilewright.service.quantize.samples import Samples
+from tilewright.service.quantize.selection import PartNoise, Selection, select
+from tilewright.service.quantize.switched import flags, switched_model
 
 LAYER_SAMPLES = 8
 """Most samples on which layers are compared: all their values are kept at once."""

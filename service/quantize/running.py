@@ -9,17 +9,17 @@ from typing import TypeAlias
 
 import onnx
 
-from compiler import driver
-from compiler.kernels import KernelCache
-from compiler.options import CompileOptions
-from compiler.runtime.executable import Executable
-from compiler.runtime.packing import Array
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stages import StagedExecutable
-from service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
-from service.quantize.layers import Layer, as_read
-from service.quantize.samples import InputArrays
-from service.quantize.switched import with_outputs
+from tilewright.compiler import driver
+from tilewright.compiler.kernels import KernelCache
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
+from tilewright.service.quantize.layers import Layer, as_read
+from tilewright.service.quantize.samples import InputArrays
+from tilewright.service.quantize.switched import with_outputs
 
 Runnable: TypeAlias = Executable | StagedExecutable
 """A compiled model of fixed sizes; the data may decide sizes within."""

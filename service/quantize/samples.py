@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from compiler.dtypes import DType
-from compiler.runtime.packing import Array
-from compiler.runtime.ports import Dims, dims_text
-from service.arrays import ArraysError, load_arrays
-from service.quantize.errors import QuantizeError
-from service.quantize.images import SUFFIXES, ImageOptions, read_image
-from tuner.measure.model_runs import input_spec
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims, dims_text
+from tilewright.service.arrays import ArraysError, load_arrays
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.images import SUFFIXES, ImageOptions, read_image
+from tilewright.tuner.measure.model_runs import input_spec
 
 RANDOM_SAMPLES = 16
 _NUMBERED = re.compile(r"\d+/")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from service.units import finite
+from tilewright.service.units import finite
 
 ROUNDS = 10
 """Most models that are quantised anew."""

@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from compiler.runtime.packing import Array
-from service.quantize.attribution import ModelPart
-from service.quantize.layers import Layer, as_read
+from tilewright.compiler.runtime.packing import Array
+from tilewright.service.quantize.attribution import ModelPart
+from tilewright.service.quantize.layers import Layer, as_read
 
 _FLAG = "tilewright.float32."
 

@@ -1,8 +1,8 @@
-"""`python -m service.worker`."""
+"""`python -m tilewright.service.worker`."""
 
 from __future__ import annotations
 
-from service.worker.process import main
+from tilewright.service.worker.process import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

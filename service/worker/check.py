@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from compiler.core_kinds import ranges_text, read_integer, read_text
-from compiler.detection import best_target, core_kinds, core_label, named_device
-from compiler.device import DeviceFacts, available_cores
-from compiler.errors import UnknownTargetError
-from compiler.runtime.memory import available_bytes
-from service.sentences import one_sentence
-from service.worker.condition import device_condition
-from service.worker.heat import Heat
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.speed import ARITHMETIC_LIMIT, MEMORY_LIMIT, Speed
+from tilewright.compiler.core_kinds import ranges_text, read_integer, read_text
+from tilewright.compiler.detection import best_target, core_kinds, core_label, named_device
+from tilewright.compiler.device import DeviceFacts, available_cores
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.runtime.memory import available_bytes
+from tilewright.service.sentences import one_sentence
+from tilewright.service.worker.condition import device_condition
+from tilewright.service.worker.heat import Heat
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.speed import ARITHMETIC_LIMIT, MEMORY_LIMIT, Speed
 
 LEAST_BYTES = 128 << 20
 """A worker and its sandbox with NumPy take 90 MB; candidates and their buffers come on top."""

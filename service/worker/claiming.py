@@ -6,17 +6,17 @@ import re
 import uuid
 from dataclasses import replace
 
-from service.worker.cache import is_digest
-from service.worker.hand import PREFETCHED, Hand, InHand, Log
-from service.worker.http import Api, Damaged, Refused, Unreachable, field
-from service.worker.registration import Registration
-from service.worker.reporting import SERVICE, Reporter
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.service.worker.cache import is_digest
+from tilewright.service.worker.hand import PREFETCHED, Hand, InHand, Log
+from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
+from tilewright.service.worker.registration import Registration
+from tilewright.service.worker.reporting import SERVICE, Reporter
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     RunRequest,
     read_request,
 )
-from tuner.measure.wire import ProtocolError
+from tilewright.tuner.measure.wire import ProtocolError
 
 _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from compiler.detection import named_device
-from compiler.runtime.native import vector_bits
+from tilewright.compiler.detection import named_device
+from tilewright.compiler.runtime.native import vector_bits
 
 
 def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:

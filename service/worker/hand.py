@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from service.worker.cache import BlobCache
-from service.worker.state import StateFolder
-from tuner.measure.job_queue import JobQueue
-from tuner.measure.run_wire import Request
-from tuner.measure.wire import MeasureRequest
+from tilewright.service.worker.cache import BlobCache
+from tilewright.service.worker.state import StateFolder
+from tilewright.tuner.measure.job_queue import JobQueue
+from tilewright.tuner.measure.run_wire import Request
+from tilewright.tuner.measure.wire import MeasureRequest
 
 PREFETCHED = 4
 """Most leases in hand: some are measured, interleaved, and the next ones lie ready."""

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
-from service.worker.cache import partial_file
+from tilewright.service.worker.cache import partial_file
 
 CHUNK_BYTES = 1 << 20
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0

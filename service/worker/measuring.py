@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.runtime.memory import available_bytes
-from service.worker.hand import Hand, InHand, Log
-from service.worker.heat import CoolingDown
-from service.worker.registration import Registration
-from service.worker.reporting import WORKER, Reporter
-from tuner.measure.measurement import Status
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.compiler.runtime.memory import available_bytes
+from tilewright.service.worker.hand import Hand, InHand, Log
+from tilewright.service.worker.heat import CoolingDown
+from tilewright.service.worker.registration import Registration
+from tilewright.service.worker.reporting import WORKER, Reporter
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     RunRequest,
 )
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 PROBE_SECONDS = 20.0
 """Longest time between two readings of the device's speed."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from compiler.core_kinds import ranges_text
-from compiler.detection import core_kinds, core_label, core_name
-from compiler.device import available_cores
-from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
+from tilewright.compiler.core_kinds import ranges_text
+from tilewright.compiler.detection import core_kinds, core_label, core_name
+from tilewright.compiler.device import available_cores
+from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
 
 
 @dataclass(frozen=True, slots=True)

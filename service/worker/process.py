@@ -1,6 +1,6 @@
 """A measurement worker: leases work over HTTP, does it in a sandbox, reports results.
 
-    python -m service.worker --server http://127.0.0.1:8080 --token-file TOKEN
+    python -m tilewright.service.worker --server http://127.0.0.1:8080 --token-file TOKEN
 
 Three threads: one claims leases and fetches what they need (`claiming`), so that the device never
 waits for the network; the main one measures (`measuring`); one reports results and renews leases
@@ -17,24 +17,24 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compiler.core_kinds import ranges_text
-from service.sentences import one_sentence
-from service.worker.cache import BlobCache
-from service.worker.check import check_device, exit_status, report, sandbox_probe
-from service.worker.claiming import Claimer
-from service.worker.facts import device_facts
-from service.worker.hand import Hand, Log
-from service.worker.heat import CoolingDown, Heat
-from service.worker.http import Api, Distrusted, Refused, Unreachable
-from service.worker.measuring import Measuring
-from service.worker.options import WorkerOptions, parse_arguments
-from service.worker.registration import Registration
-from service.worker.reporting import KILLED, Reporter
-from service.worker.secrecy import hide_secrets
-from service.worker.state import StateFolder
-from tuner.measure.confinement import ON, Confinement
-from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
-from tuner.measure.sandbox import Sandbox
+from tilewright.compiler.core_kinds import ranges_text
+from tilewright.service.sentences import one_sentence
+from tilewright.service.worker.cache import BlobCache
+from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
+from tilewright.service.worker.claiming import Claimer
+from tilewright.service.worker.facts import device_facts
+from tilewright.service.worker.hand import Hand, Log
+from tilewright.service.worker.heat import CoolingDown, Heat
+from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
+from tilewright.service.worker.measuring import Measuring
+from tilewright.service.worker.options import WorkerOptions, parse_arguments
+from tilewright.service.worker.registration import Registration
+from tilewright.service.worker.reporting import KILLED, Reporter
+from tilewright.service.worker.secrecy import hide_secrets
+from tilewright.service.worker.state import StateFolder
+from tilewright.tuner.measure.confinement import ON, Confinement
+from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
+from tilewright.tuner.measure.sandbox import Sandbox
 
 END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""

@@ -6,9 +6,9 @@ import threading
 import uuid
 from typing import Any
 
-from service.worker.facts import registration_facts
-from service.worker.hand import Log
-from service.worker.http import (
+from tilewright.service.worker.facts import registration_facts
+from tilewright.service.worker.hand import Log
+from tilewright.service.worker.http import (
     LAST_PAUSE_SECONDS,
     Api,
     Backoff,
@@ -18,10 +18,10 @@ from service.worker.http import (
     field,
     seconds_of,
 )
-from service.worker.options import KEY_BYTES, WorkerOptions, of_base64
-from service.worker.state import StateFolder
-from tuner.measure.ed25519 import is_signature
-from tuner.measure.wire import PROTOCOL, signed_lease
+from tilewright.service.worker.options import KEY_BYTES, WorkerOptions, of_base64
+from tilewright.service.worker.state import StateFolder
+from tilewright.tuner.measure.ed25519 import is_signature
+from tilewright.tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class Registration:

@@ -6,13 +6,13 @@ import time
 import uuid
 from typing import Any
 
-from service.worker.condition import device_condition
-from service.worker.hand import Hand, InHand, Log
-from service.worker.http import Api, Refused, Unreachable, field
-from service.worker.registration import Registration
-from service.worker.state import Spooled
-from tuner.measure.run_result import RunResult
-from tuner.measure.wire import MeasureResult
+from tilewright.service.worker.condition import device_condition
+from tilewright.service.worker.hand import Hand, InHand, Log
+from tilewright.service.worker.http import Api, Refused, Unreachable, field
+from tilewright.service.worker.registration import Registration
+from tilewright.service.worker.state import Spooled
+from tilewright.tuner.measure.run_result import RunResult
+from tilewright.tuner.measure.wire import MeasureResult
 
 KILLED, WORKER, SERVICE = "killed", "worker", "service"
 """Why a lease is not worked on: the worker died with it, this device cannot, or nobody could."""

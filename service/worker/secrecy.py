@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from service.worker.hand import Log
-from tuner.measure import linux
+from tilewright.service.worker.hand import Log
+from tilewright.tuner.measure import linux
 
 
 def hide_secrets(token: str, log: Log) -> None:

@@ -14,19 +14,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.dask_cluster import Cluster, until
-from compiler.codegen.link import linkers
-from compiler.target import resolve_target
-from db.storage import Storage
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.run_job import JobWatcher, Workshop, run_job
-from service.jobs.tracker import Tracker
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
-from tuner.cancel import CancelToken
-from tuner.events import Event, Progress
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.dask_builder import DaskBuilder
-from tuner.measure.measurement import Status
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event, Progress
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.dask_builder import DaskBuilder
+from tilewright.tuner.measure.measurement import Status
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")

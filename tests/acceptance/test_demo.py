@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import models
-from compiler.driver import load_graph
-from compiler.ops.interpret import run_graph
-from compiler.runtime.artifact import load_artifact
-from compiler.target import host_target
-from compiler.targets import family_of
 from tests.graphs import random_inputs
+from tilewright.compiler.driver import load_graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.target import host_target
+from tilewright.compiler.targets import family_of
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 

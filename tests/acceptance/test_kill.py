@@ -19,17 +19,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.fleet import Fleet, answers, free_port, until
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.leases import RequestState, RequestStatus
-from service.api.schemas.jobs import JobRequest
-from service.client import Client
-from service.embedded import read_token
-from service.jobs.replaying import repeat
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.measure.measurement import Phase
-from tuner.measure.run_wire import is_run, read_request
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState, RequestStatus
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.client import Client
+from tilewright.service.embedded import read_token
+from tilewright.service.jobs.replaying import repeat
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.measure.measurement import Phase
+from tilewright.tuner.measure.run_wire import is_run, read_request
 
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""
@@ -75,10 +75,10 @@ class KilledFleet(Fleet):
         self.url = f"http://127.0.0.1:{port}"
         self.settings = Settings(data_folder=folder / "data")
         commands = {
-            "web": ["-m", "service.cli", "serve", "--no-tuner", "--port", str(port)],
-            "tuner": ["-m", "service.cli", "tuner"],
+            "web": ["-m", "tilewright.service.cli", "serve", "--no-tuner", "--port", str(port)],
+            "tuner": ["-m", "tilewright.service.cli", "tuner"],
             "worker": [
-                *("-m", "service.worker", "--server", self.url),
+                *("-m", "tilewright.service.worker", "--server", self.url),
                 *("--token-file", str(folder / "data" / "token"), "--spool", str(self.spool)),
             ],
         }

@@ -22,10 +22,10 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from compiler.ops.cast import ONNX_TYPES
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import (
+from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
     BufferSpace,

@@ -24,16 +24,16 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from onnx.backend.test.runner import Runner
 
-import compiler
-from compiler import onnx_backend
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.frontend.catalogue import catalogue
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
+import tilewright
 from tests.conformance.suite import Case, Form, computed, given
 from tests.conformance.suite import cases as cases_of_onnx
 from tests.shared import made_once, run_folder
+from tilewright.compiler import onnx_backend
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.catalogue import catalogue
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 LIST = Path(__file__).with_name("not_passing.toml")
 SHARDS = 24
@@ -223,7 +223,7 @@ def test_what_folds_is_not_counted_as_computed() -> None:
     ]
     graph = helper.make_graph(nodes, "m", infos, results)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    assert computed(compiler.compile_model(model).program) == [False, True, True]
+    assert computed(tilewright.compile_model(model).program) == [False, True, True]
 
 
 def test_operators_without_a_rule_are_refused_by_name(cases: dict[str, Case]) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.models import bert, mlp, mobilenet_v2
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.text import parse_graph, print_graph
-from compiler.ops.check import verify
-from compiler.ops.interpret import run_graph
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.ops.check import verify
+from tilewright.compiler.ops.interpret import run_graph
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from compiler.target import Target, resolve_target
 from tests.devices.packages import UnavailableError
 from tests.kernels import guarded_calls
+from tilewright.compiler.target import Target, resolve_target
 
 SOURCE = Path(__file__).parent / "amx_emulator.c"
 FEATURES = ("+amx-bf16", "+amx-int8", "+amx-tile")

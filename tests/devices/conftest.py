@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from db.storage import Storage
-from service.client import Client, ClientError
-from service.settings import Settings
-from service.storage import open_storage
 from tests.devices.emulators import SOURCE, Emulated, emulate, zig_environment
 from tests.devices.machines import Machine
 from tests.devices.packages import UnavailableError
+from tilewright.db.storage import Storage
+from tilewright.service.client import Client, ClientError
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 ALL_MACHINES = "--all-machines"
 
@@ -51,7 +51,9 @@ class Service:
             "TILEWRIGHT_BUILDERS": "1",
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._start("serve", [sys.executable, "-m", "service.cli", "serve", "--port", str(port)])
+        self._start(
+            "serve", [sys.executable, "-m", "tilewright.service.cli", "serve", "--port", str(port)]
+        )
         self._until(self._answers, "serve")
 
     @property
@@ -72,7 +74,7 @@ class Service:
     def start_worker(self, emulated: Emulated, name: str, *options: str) -> None:
         """A worker on the machine, once it is registered; it runs its sandbox there too."""
         command = [
-            *(*emulated.python, "-m", "service.worker", "--name", name),
+            *(*emulated.python, "-m", "tilewright.service.worker", "--name", name),
             *("--python", shlex.join(emulated.python)),
             *("--server", self.url, "--token-file", str(self._folder / "data/token")),
             *("--spool", str(self._folder / f"spool-{name}"), *options),
@@ -97,7 +99,7 @@ class Service:
 
         A job takes about a tenth of the `seconds` that it may take on two free cores.
         """
-        command = [sys.executable, "-m", "service.cli", *arguments]
+        command = [sys.executable, "-m", "tilewright.service.cli", *arguments]
         self._start("command", command)
         process = self._running.pop("command")
         ends = time.monotonic() + seconds

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.codegen.backend import backend_of
-from compiler.loops.nest import LoopNest
-from compiler.target import Target
 from tests.devices.emulators import emulator, sysroot, zig_environment
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.target import Target
 
 Array = np.ndarray[Any, Any]
 

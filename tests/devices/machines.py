@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compiler.device import Cache
+from tilewright.compiler.device import Cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import known_targets
-from service.api.worker_page import FOLDER
 from tests.devices.conftest import Service
 from tests.devices.test_jobs import TOLERANCE, save_model
+from tilewright.compiler.target import known_targets
+from tilewright.service.api.worker_page import FOLDER
 
 TRIALS = 4
 GONE_SECONDS = 60.0

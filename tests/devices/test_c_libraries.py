@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import compiler
+import tilewright
 from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulators import SOURCE, emulate, emulator, sysroot, zig_environment
 from tests.devices.machines import CORTEX_A72, NEOVERSE_V1, RISCV64, Machine
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
 
 COMPILE = """\
 import sys
-from service.cli import run
+from tilewright.service.cli import run
 sys.exit(run(["compile", *sys.argv[1:]]))
 """
 
@@ -77,7 +77,7 @@ def test_a_library_runs_on_its_architecture(machine: Machine, tmp_path: Path) ->
     ):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
+    (wanted,) = tilewright.compile_model(model, dims={"batch": 1}).run([pixels])
     # sums of at most 96 products in another order: 96 x 2^-24 of their magnitudes, below 10
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, atol=6e-5)
 
@@ -97,7 +97,7 @@ def test_sve_of_a_known_length(tmp_path: Path) -> None:
         target = ["--dim", "batch=1", "--target", "neoverse-v1-sve256", *form]
         command = [sys.executable, "-c", COMPILE, str(model), *target]
         subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
-    (wanted,) = compiler.compile_model(model, dims={"batch": 1}).run([pixels])
+    (wanted,) = tilewright.compile_model(model, dims={"batch": 1}).run([pixels])
     theirs = {**environment, "PYTHONPATH": str(emulated.packages)}
     for script, what, said in (
         (CALL, "c/libvit.so", f"AssertionError: {VECTORS}"),
@@ -117,7 +117,7 @@ def test_sve_of_a_known_length(tmp_path: Path) -> None:
 LOAD = """\
 import sys
 import numpy as np
-from compiler import load_artifact
+from tilewright import load_artifact
 np.save(sys.argv[3], load_artifact(sys.argv[1]).run([np.load(sys.argv[2])])[0])
 """
 

@@ -21,7 +21,7 @@ def machine() -> Machine:
 
 
 def test_a_board_of_32_bits_is_looked_at(emulated: Emulated) -> None:
-    command = [*emulated.python, "-m", "service.worker", "--check", "--json"]
+    command = [*emulated.python, "-m", "tilewright.service.worker", "--check", "--json"]
     done = subprocess.run(
         [*command, "--sandbox-users", "none", "--python", shlex.join(emulated.python)],
         cwd=emulated.packages,

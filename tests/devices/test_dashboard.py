@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import known_targets
 from tests.acceptance.test_kill import small_model
 from tests.devices.conftest import Service
 from tests.devices.everybody import DESK, all_wrong, axe, findings
 from tests.devices.packages import UnavailableError
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import known_targets
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -45,7 +45,7 @@ pytestmark = [
 @pytest.fixture
 def worker(plain_service: Service, tmp_path: Path) -> Iterator[None]:
     """One on this machine."""
-    command = [sys.executable, "-m", "service.worker", "--name", "here", "--server"]
+    command = [sys.executable, "-m", "tilewright.service.worker", "--name", "here", "--server"]
     command += [plain_service.url, "--token-file", str(tmp_path / "service/data/token")]
     command += ["--spool", str(tmp_path / "spool")]
     with (tmp_path / "worker.log").open("wb") as log:

@@ -11,10 +11,10 @@ import pytest
 from tests.devices.emulators import Emulated, zig_environment
 from tests.devices.machines import HASWELL, Machine
 from tests.devices.packages import UnavailableError
-from tuner.measure.confinement import ON, SandboxGuard
-from tuner.measure.measurement import RecordKey, Status
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.wire import (
+from tilewright.tuner.measure.confinement import ON, SandboxGuard
+from tilewright.tuner.measure.measurement import RecordKey, Status
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.wire import (
     Candidate,
     Case,
     InputSpec,

@@ -9,21 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.object import emit_assembly
-from compiler.driver import make_plan
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.loops import maths
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Accumulator, Cast, Const, Expr, Operation, Role, Tensor, op
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
-from compiler.target import resolve_target
 from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
@@ -41,6 +26,30 @@ from tests.unit.codegen.test_dot import (
 )
 from tests.unit.codegen.test_waiting import depthwise
 from tests.unit.schedule.problems import block_matmul, matmul
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.driver import make_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Const,
+    Expr,
+    Operation,
+    Role,
+    Tensor,
+    op,
+)
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
+from tilewright.compiler.target import resolve_target
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 

@@ -17,11 +17,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.device import find_device
-from service.api.schemas.lookups import LookupRequest
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64, Machine
+from tilewright.compiler.device import find_device
+from tilewright.service.api.schemas.lookups import LookupRequest
 
 USUAL, RARE = [CORTEX_A72], [HASWELL, CORTEX_A15, RISCV64]
 
@@ -33,7 +33,7 @@ is 4e-6, of the sum of their magnitudes; Winograd's transforms may multiply that
 RUN = """\
 import sys
 import numpy as np
-from compiler import load_artifact
+from tilewright import load_artifact
 inputs = np.load(sys.argv[2])
 np.save(sys.argv[3], load_artifact(sys.argv[1]).run(dict(inputs))[0])
 """

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedule
-from compiler.target import resolve_target
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.unit.codegen.rounded import bytes_nest
 from tests.unit.codegen.test_joined import SPECIAL, pointwise
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
+from tilewright.compiler.target import resolve_target
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 

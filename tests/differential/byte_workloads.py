@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
 from tests.differential.drawing import (
     Case,
     Places,
@@ -16,6 +15,7 @@ from tests.differential.drawing import (
 )
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.dtypes import DType
 
 BYTES = (DType.UINT8, DType.INT8)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import AttrValue, Graph
-from compiler.graph.verify import verify_graph
-from compiler.ops.registry import OpKind, operators
 from tests.graphs import Maker
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import AttrValue, Graph
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.ops.registry import OpKind, operators
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx.defs
 
-from compiler.frontend.catalogue import catalogue
 from tests.differential.graphs import (
     BOOL,
     FLOAT,
@@ -27,6 +26,7 @@ from tests.differential.graphs import (
 )
 from tests.differential.moving_nodes import MOVES
 from tests.differential.summing_nodes import SUMS
+from tilewright.compiler.frontend.catalogue import catalogue
 
 ELSEWHERE = {
     "results as large as the data say, which few operators take: tests/unit/ops": (

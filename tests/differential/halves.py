@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import to_memory
-from compiler.passes.narrow import FACTORS, moved
-from compiler.workload import Boundary, Workload
 from tests.differential.drawing import Case, Random, pick
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.passes.narrow import FACTORS, moved
+from tilewright.compiler.workload import Boundary, Workload
 
 FAMILIES = (
     *("convolution", "winograd", "depthwise", "matmul", "pool", "normalisation", "attention"),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from compiler.driver import compile_model, load_graph, optimise
-from compiler.errors import UnsupportedOperatorError
-from compiler.target import resolve_target
 from tests.differential.reference import evaluator
+from tilewright.compiler.driver import compile_model, load_graph, optimise
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.target import resolve_target
 
 KINDS = {
     TensorProto.INT4: (-8, 7),

@@ -11,20 +11,20 @@ import zlib
 import numpy as np
 import pytest
 
-from compiler.build import lower_workload
-from compiler.driver import compile_plan
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
-from compiler.ops.registry import operators
-from compiler.partition import plan_graph
-from compiler.passes.pipeline import optimise
-from compiler.plan import GraphPlan, KernelStep
-from compiler.schedule.select import schedule_space
-from compiler.target import Target, resolve_target
 from tests.differential.fusions import APART, Array, Grower, Rejected, drawn
 from tests.examples import graphs
 from tests.graphs import Maker, random_inputs
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.driver import compile_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.registry import operators
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan import GraphPlan, KernelStep
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import Target, resolve_target
 
 HOST = resolve_target("host")
 LANES = HOST.lanes(DType.FLOAT32)

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-import compiler
-from compiler.frontend.catalogue import catalogue
+import tilewright
 from tests.differential.graph_nodes import ELSEWHERE, OWN, drawn, generators
 from tests.differential.graphs import Draw, Grower, Rejected
 from tests.examples import graphs
+from tilewright.compiler.frontend.catalogue import catalogue
 
 # Up to five nodes, each of which may multiply a relative error by a few: sums of at most 1024
 # float32 elements in another order are within 1024 * 2**-24 = 6e-5 of their largest, and functions
@@ -56,7 +56,7 @@ def check(g: Grower) -> None:
     model = g.model()
     if not g.expected:
         return
-    results: list[Any] = compiler.compile_model(model).run(g.inputs)
+    results: list[Any] = tilewright.compile_model(model).run(g.inputs)
     for (name, value), got in zip(g.expected.items(), results, strict=True):
         expected = value.array
         assert got.shape == expected.shape, name
@@ -97,7 +97,7 @@ def test_random_graphs(operator: str, request: pytest.FixtureRequest) -> None:
         assume(any(node.op_type == operator for node in g.nodes))
         try:
             check(g)
-        except (AssertionError, compiler.CompilerError) as error:
+        except (AssertionError, tilewright.CompilerError) as error:
             raise AssertionError(f"{error}\n{describe(g)}") from error
 
     compared()

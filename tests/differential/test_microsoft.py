@@ -15,8 +15,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 
-from compiler.driver import compile_model
 from tests.differential.test_quantised import BYTES, Model
+from tilewright.compiler.driver import compile_model
 
 DRAWS = 6
 """Models of each kind."""

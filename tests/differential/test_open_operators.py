@@ -17,9 +17,9 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from compiler import driver
-from compiler.runtime.sized import SizedExecutable
 from tests.examples import examples
+from tilewright.compiler import driver
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 Shape = tuple[int | str, ...]
 

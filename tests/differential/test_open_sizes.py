@@ -14,18 +14,18 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import ops
-from compiler.errors import CompilerError, ScheduleError
-from compiler.graph.ir import AttrValue, Graph
-from compiler.graph.types import TensorType
-from compiler.schedule.select import schedule_space, untuned_schedules
-from compiler.sizes import Dimension, open_size
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.differential.test_schedules import seeded
 from tests.differential.workloads import FAMILIES
 from tests.examples import examples
 from tests.unit.schedule.open_nests import assert_right
+from tilewright.compiler import ops
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.graph.ir import AttrValue, Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGET = resolve_target("x86-64-v3")
 CASES = 2

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import ModelWarning
 from tests.differential.graph_nodes import drawn
 from tests.differential.test_graphs import describe, grown
 from tests.examples import graphs
 from tests.opened import dims_of, open_dimensions, refusal
+from tilewright.compiler.errors import ModelWarning
 
 EXAMPLES = 6
 

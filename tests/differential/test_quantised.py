@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
-from compiler.driver import compile_model, load_graph, optimise
-from compiler.dtypes import DType
-from compiler.target import resolve_target
 from tests.differential.reference import evaluator
+from tilewright.compiler.driver import compile_model, load_graph, optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import resolve_target
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 import pytest
 
-from compiler.driver import compile_model, load_graph, optimise
 from tests.differential.reference import evaluator
 from tests.differential.test_quantised import BYTES, BYTES_TARGET, Model
+from tilewright.compiler.driver import compile_model, load_graph, optimise
 
 KINDS = (*BYTES, np.int16, np.uint16)
 

@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-import compiler
-from compiler.driver import make_plan, optimise
-from compiler.errors import ModelWarning
-from compiler.graph.ir import Graph
-from compiler.target import resolve_target
+import tilewright
 from tests.differential.graph_nodes import generators
 from tests.differential.graphs import FLOAT, Draw, Grower, Rejected, Value
 from tests.differential.reading_nodes import JUMPS, READERS
 from tests.differential.test_graphs import check, describe
 from tests.examples import examples
 from tests.opened import dims_of, open_dimensions
+from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.errors import ModelWarning
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.target import resolve_target
 
 PLANNED, RUN = 120, 10
 CHANNELS = (1, 3, 4, 8, 12, 16, 24, 32, 33)
@@ -140,12 +140,12 @@ def test_every_partition_has_a_plan(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
         try:
-            made = compiler.compile_model(model, planner=plan, keep=False)
+            made = tilewright.compile_model(model, planner=plan, keep=False)
             assert "fault of the compiler" not in getattr(made, "reason", ""), told
             made.run(inputs)
         except Planned:
             pass
-        except compiler.CompilerError as error:
+        except tilewright.CompilerError as error:
             assert not whole, f"{error}\n{told}"
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error}\n{told}") from error
@@ -162,5 +162,5 @@ def test_every_reader_gets_the_value(data: st.DataObject) -> None:
     assume(g.nodes)
     try:
         check(g)
-    except (AssertionError, compiler.CompilerError) as error:
+    except (AssertionError, tilewright.CompilerError) as error:
         raise AssertionError(f"{error}\n{describe(g)}") from error

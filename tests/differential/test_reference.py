@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-import compiler
+import tilewright
 from tests.differential.reference import evaluator
 
 WINDOWS = [
@@ -36,4 +36,4 @@ def test_a_max_pool_pads_each_dimension_by_its_own(
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     (reference,) = evaluator(model).run(None, feeds)
     np.testing.assert_array_equal(reference, expected)
-    np.testing.assert_array_equal(compiler.compile_model(model).run(feeds)[0], expected)
+    np.testing.assert_array_equal(tilewright.compile_model(model).run(feeds)[0], expected)

@@ -12,22 +12,22 @@ import zlib
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.interpret import run_graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
-from compiler.schedule.space import SubSpace
-from compiler.schedule.templates import templates
-from compiler.schedule.templates.winograd_analysis import analyse
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.differential import halves
 from tests.differential.drawing import Case, Random
 from tests.differential.workloads import FAMILIES
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.schedule.templates import templates
+from tilewright.compiler.schedule.templates.winograd_analysis import analyse
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
 
 CASES = 4
 """Workloads of a family at each width, per hundred examples."""

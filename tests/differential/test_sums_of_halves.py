@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.driver import compile_model
-from compiler.dtypes import DType
-from compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.semantics import from_memory, to_memory
 
 HALVES = {DType.FLOAT16: TensorProto.FLOAT16, DType.BFLOAT16: TensorProto.BFLOAT16}
 ULP = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from benchmarks import models
-from compiler.driver import compile_model, load_graph, make_plan, optimise
 from tests.kernels import HOST, WIDTHS
+from tilewright.compiler.driver import compile_model, load_graph, make_plan, optimise
 
 VOCABULARY = models.BERT_VOCABULARY
 

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from compiler.workload import Halo
 from tests.differential.byte_workloads import byte_convolution, byte_depthwise, byte_matmul
 from tests.differential.drawing import (
     Case,
@@ -25,6 +21,10 @@ from tests.differential.drawing import (
     placed,
 )
 from tests.graphs import Maker
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from tilewright.compiler.workload import Halo
 
 
 def convolution(random: Random, lanes: int) -> Case:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.jobs.local_device import LocalDevice
-from tuner.measure.builder import ProcessBuilder
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,14 +10,14 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler import driver
-from compiler.graph.ir import Graph
-from compiler.graph.text import parse_graph, print_graph
-from compiler.ops.interpret import run_graph
-from compiler.plan import GraphPlan
-from compiler.runtime.executable import Executable
-from compiler.target import host_target
+import tilewright
+from tilewright.compiler import driver
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.target import host_target
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
@@ -73,7 +73,7 @@ def checked(
 ) -> Executable:
     """The executable, after comparing it, the interpreter and the text form for these inputs."""
     expected = runtime(proto, feeds)
-    executable = compiler.compile_model(proto, threads=threads)
+    executable = tilewright.compile_model(proto, threads=threads)
     assert isinstance(executable, Executable)
     agree(executable.run(dict(feeds)), expected)
     graph = driver.load_graph(proto)

@@ -24,15 +24,15 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from db.errors import StorageError
-from service.api.app import create_app
-from service.embedded import owner_token, read_token
-from service.settings import Settings
-from service.storage import open_storage
 from tests.databases import lay_database
 from tests.unit.service.api_calls import onnx_bytes
 from tests.unit.service.test_bounded_verification import endless
+from tilewright import CompilerError, compile_model
+from tilewright.db.errors import StorageError
+from tilewright.service.api.app import create_app
+from tilewright.service.embedded import owner_token, read_token
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 FLOAT = TensorProto.FLOAT
 LIMIT_SECONDS = 60
@@ -146,7 +146,7 @@ class CommandLine:
 
     def start(self, *arguments: object, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "service.cli", *map(str, arguments)],
+            [sys.executable, "-m", "tilewright.service.cli", *map(str, arguments)],
             env={**os.environ, "TILEWRIGHT_DATA_FOLDER": str(self.data), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -196,8 +196,8 @@ def test_python_refuses_a_bad_model(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(data_of(name))
     for given in (path, str(path), path.read_bytes()):
-        with pytest.raises(compiler.CompilerError) as caught:
-            compiler.compile_model(given)
+        with pytest.raises(CompilerError) as caught:
+            compile_model(given)
     words = MODELS[name][1]
     assert words in str(caught.value) or "\x1b" in str(caught.value)
 
@@ -310,9 +310,13 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("missing", "program", "words"),
     [
-        ("typer", "from service.command import main; main()", "error: the command line needs"),
-        ("llvmlite", "import compiler; compiler.compile_model(MODEL)", "tilewright[compiler]"),
-        ("onnx", "import compiler; compiler.compile_model(MODEL)", "tilewright[compiler]"),
+        (
+            "typer",
+            "from tilewright.service.command import main; main()",
+            "error: the command line needs",
+        ),
+        ("llvmlite", "import tilewright; tilewright.compile_model(MODEL)", "tilewright[compiler]"),
+        ("onnx", "import tilewright; tilewright.compile_model(MODEL)", "tilewright[compiler]"),
     ],
 )
 def test_what_is_not_installed_is_named(

@@ -8,9 +8,9 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from compiler.driver import compile_model
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import StagedExecutable
 
 PLACES = """
     y = If (go) <

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.runtime.program import Branch, KernelCall, Loop
 from tests.integration.control_models import (
     RANDOM,
     body,
@@ -17,6 +16,7 @@ from tests.integration.control_models import (
     node,
     within,
 )
+from tilewright.compiler.runtime.program import Branch, KernelCall, Loop
 
 
 @pytest.mark.parametrize("threads", [1, 2])

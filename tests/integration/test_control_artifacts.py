@@ -12,17 +12,6 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from compiler import artifacts, driver
-from compiler.codegen.link import linkers
-from compiler.costs import plan_summary
-from compiler.errors import CompilerError
-from compiler.ops import control
-from compiler.runtime.artifact import read_artifact
-from compiler.target import host_target
-from service.jobs import ties
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.verification import Verification, verify_artifact, worst
 from tests.integration.control_models import (
     RANDOM,
     agree,
@@ -34,6 +23,17 @@ from tests.integration.control_models import (
     node,
     runtime,
 )
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.costs import plan_summary
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.ops import control
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.target import host_target
+from tilewright.service.jobs import ties
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.verification import Verification, verify_artifact, worst
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""
@@ -107,10 +107,10 @@ def test_what_does_not_end_on_generated_inputs_is_not_run(
 
 ALONE = """
 import sys
-for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+for name in ("onnx", "llvmlite", "tilewright.compiler.graph", "tilewright.compiler.ops"):
     sys.modules[name] = None
 import numpy as np
-from compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.artifact import load_artifact
 feeds = dict(np.load(sys.argv[2]))
 found = load_artifact(sys.argv[1], threads=2).run(feeds)
 np.savez(sys.argv[3], *found)

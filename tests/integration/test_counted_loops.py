@@ -14,13 +14,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from compiler import UnsupportedOperatorError
-from compiler.driver import compile_model, load_graph
-from compiler.graph.ir import attr
-from compiler.runtime.executable import Executable
-from compiler.runtime.program import Loop
-from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import Dimension
 from tests.integration.control_models import (
     BOOL,
     FLOAT,
@@ -34,6 +27,13 @@ from tests.integration.control_models import (
     node,
     within,
 )
+from tilewright.compiler import UnsupportedOperatorError
+from tilewright.compiler.driver import compile_model, load_graph
+from tilewright.compiler.graph.ir import attr
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.program import Loop
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes import Dimension
 
 FEATURES, HIDDEN, LONG = 3, 5, 60
 INT32 = TensorProto.INT32

@@ -14,7 +14,9 @@ import onnxruntime
 import pytest
 
 from benchmarks.open_models import open_bert
-from compiler.driver import (
+from tests.guarded_programs import GuardedExecutable
+from tests.kernels import in_child
+from tilewright.compiler.driver import (
     ProgramBuilder,
     load_graph,
     load_program,
@@ -22,23 +24,21 @@ from compiler.driver import (
     optimise,
     save_artifact,
 )
-from compiler.errors import CompilerError
-from compiler.frontend.dimensions import model_ports
-from compiler.frontend.model_file import read_model
-from compiler.intervals import pieces
-from compiler.kernels import KernelCache
-from compiler.plan import GraphPlan
-from compiler.program_builder import CompiledProgram
-from compiler.ranges import parse_range
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.program import SizeBranch
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.target import resolve_target
-from compiler.workload import Workload
-from service import cli
-from tests.guarded_programs import GuardedExecutable
-from tests.kernels import in_child
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.kernels import KernelCache
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.program import SizeBranch
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.service import cli
 
 SIZES = (1, 2, 3, 15, 16, 17, 37, 127, 128, 129, 200)
 HOST = resolve_target("host")

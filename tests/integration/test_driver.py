@@ -11,19 +11,19 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler import artifacts, driver
-from compiler.errors import CompilerError
-from compiler.kernels import KernelCache
-from compiler.passes.pipeline import PASSES
-from compiler.plan import GraphPlan
-from compiler.program_builder import ProgramBuilder, build_program
-from compiler.runtime.kernel import BufferRole
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
-from compiler.target import Target, host_target, resolve_target
-from compiler.timings import Timings
+import tilewright
 from tests.graphs import Maker
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.kernels import KernelCache
+from tilewright.compiler.passes.pipeline import PASSES
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import ProgramBuilder, build_program
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
+from tilewright.compiler.target import Target, host_target, resolve_target
+from tilewright.compiler.timings import Timings
 
 # Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),
 # which loses about one digit: errors of 1e-6 to 1e-5 of the largest output.
@@ -88,7 +88,7 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 def test_agrees_with_onnxruntime(
     model: onnx.ModelProto, image: np.ndarray, expected: np.ndarray, threads: int, numerics: str
 ) -> None:
-    executable = compiler.compile_model(model, threads=threads, numerics=numerics)
+    executable = tilewright.compile_model(model, threads=threads, numerics=numerics)
     (by_name,) = executable.run({"x": image})
     (by_position,) = executable.run([image])
     assert distance(by_name, expected) < TOLERANCE
@@ -114,7 +114,7 @@ def test_a_weight_limit_gives_up_expansions_first(model: onnx.ModelProto) -> Non
     limited = build_program(plan, None, target, weight_limit_bytes=plain)
     assert limited.program.weight_bytes <= plain
     assert not any(b.einsum for k in limited.program.kernels for b in k.buffers)
-    with pytest.raises(compiler.CompilerError, match=str(plain - 1)):
+    with pytest.raises(tilewright.CompilerError, match=str(plain - 1)):
         build_program(plan, None, target, weight_limit_bytes=plain - 1)
 
 
@@ -130,7 +130,7 @@ def test_under_a_weight_limit_two_levels_of_strassen_become_one_then_none() -> N
         assert not compiled.tuned
         found += [schedule.algorithm for schedule in compiled.schedules.values()]
     assert found == ["strassen2", "strassen2", "strassen", "gemm"]
-    with pytest.raises(compiler.CompilerError, match=str(plain - 1)):
+    with pytest.raises(tilewright.CompilerError, match=str(plain - 1)):
         ProgramBuilder(None, n1, weight_limit_bytes=plain - 1, kernels=kernels).build(plan)
 
 
@@ -175,7 +175,7 @@ def test_an_artifact_gives_the_same_bits(
 ) -> None:
     plan, target = planned(model)
     artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
-    (loaded,) = compiler.load_artifact(tmp_path / "artifact").run({"x": image})
+    (loaded,) = tilewright.load_artifact(tmp_path / "artifact").run({"x": image})
     (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
     assert np.array_equal(loaded, compiled)
 
@@ -334,8 +334,8 @@ def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
 def test_wrong_arguments_are_named(
     model: onnx.ModelProto, arguments: dict[str, object], named: str
 ) -> None:
-    with pytest.raises(compiler.CompilerError, match=named):
-        compiler.compile_model(model, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(tilewright.CompilerError, match=named):
+        tilewright.compile_model(model, **arguments)  # type: ignore[arg-type]
 
 
 def test_a_constant_operand_that_is_walked_as_one_dimension() -> None:
@@ -350,5 +350,5 @@ def test_a_constant_operand_that_is_walked_as_one_dimension() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     x = np.random.default_rng(2).standard_normal((1, 17, 32), dtype=np.float32)
-    (y,) = compiler.compile_model(model).run([x])
+    (y,) = tilewright.compile_model(model).run([x])
     assert np.array_equal(y, x + table)

@@ -16,9 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler.driver import CompileOptions, compile_with
-from service.cli import run as run_cli
+import tilewright
+from tilewright.compiler.driver import CompileOptions, compile_with
+from tilewright.service.cli import run as run_cli
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("demo", "generate", "serve", "__init__")
@@ -82,7 +82,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("language", ["rust", "go"])
 def test_a_c_library_is_called_from(language: str, library: Path, tmp_path: Path) -> None:
-    model = compiler.compile_model(ROOT / "tests/models/vit.onnx", dims={"batch": 1})
+    model = tilewright.compile_model(ROOT / "tests/models/vit.onnx", dims={"batch": 1})
     pixels = np.arange(3 * 32 * 32) % 17 / np.float32(17)
     (wanted,) = model.run([pixels.astype(np.float32).reshape(1, 3, 32, 32)])
     source, made, archive = ROOT / "examples", tmp_path / "example", library / "libvit.a"
@@ -101,7 +101,7 @@ def test_a_c_library_is_called_from(language: str, library: Path, tmp_path: Path
 def test_the_program_beside_a_c_library_runs_it(
     builder: str, library: Path, tmp_path: Path
 ) -> None:
-    model = compiler.compile_model(ROOT / "tests/models/vit.onnx", dims={"batch": 1})
+    model = tilewright.compile_model(ROOT / "tests/models/vit.onnx", dims={"batch": 1})
     (wanted,) = model.run([np.zeros((1, 3, 32, 32), np.float32)])
     made = tmp_path / "example"
     strict = ["-Wall", "-Wextra", "-Werror", "-pedantic"]

@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 
-import compiler
-from compiler.frontend.dimensions import model_ports
-from compiler.runtime.sized import SizedExecutable
+import tilewright
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 FOLDER = Path(__file__).parent.parent / "models"
 MODELS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
@@ -47,7 +47,7 @@ def test_the_models_are_there() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_size_agrees_with_onnxruntime(name: str) -> None:
     path = FOLDER / f"{name}.onnx"
-    executable = compiler.compile_model(path)
+    executable = tilewright.compile_model(path)
     assert isinstance(executable, SizedExecutable)
     session = onnxruntime.InferenceSession(str(path))
     for turn, size in enumerate((2, 5, 16, 33)):

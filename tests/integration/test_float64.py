@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import load_artifact
-from compiler.codegen.link import linkers
-from compiler.dtypes import DType
-from compiler.runtime.verify import compare, tolerance_for
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.local_device import LocalDevice
-from service.jobs.run_job import JobWatcher, Workshop, run_job
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Status
+from tilewright import load_artifact
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.verify import compare, tolerance_for
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Status
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import load_artifact
-from compiler.codegen.link import linkers
-from compiler.target import host_target
-from db.storage import Storage
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.local_device import LocalDevice
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, plan_sizes
-from service.jobs.run_job import JobWatcher, Workshop, run_job
-from service.settings import Settings
-from service.storage import open_storage
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
+from tilewright import load_artifact
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.target import host_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_sizes
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 WIDTH = 8
 

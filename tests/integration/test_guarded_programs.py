@@ -15,14 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.decoders import gpt2_decoder, llama_decoder
 from benchmarks.open_models import open_bert
-from compiler.driver import compile_model
-from compiler.runtime import executable
-from compiler.runtime.executable import Executable
-from compiler.runtime.sized import SizedExecutable
 from tests.guarded_programs import GuardedExecutable
 from tests.integration.test_open_bodies import CASES as BODIES
 from tests.integration.test_open_bodies import opened as opened_body
 from tests.kernels import in_child
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.runtime import executable
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 SMALL = {"layers": 1, "hidden": 32, "heads": 4, "vocabulary": 50}
 

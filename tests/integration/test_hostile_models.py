@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
+import tilewright
 
 FLOAT = TensorProto.FLOAT
 MEMORY_BYTES = 1 << 30
@@ -26,11 +26,11 @@ SECONDS = 20
 
 RUN = """
 import resource, sys, compiler
-from compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[3]),) * 2)
 try:
-    compiler.compile_model(sys.argv[1])
+    tilewright.compile_model(sys.argv[1])
 except CompilerError as error:
     print(type(error).__name__, error)
 else:
@@ -237,8 +237,8 @@ def test_time_and_memory_are_bounded(name: str, tmp_path: Path) -> None:
 
 def test_a_message_nested_deeply_in_memory_is_refused() -> None:
     """One that was never written: reading has a limit of its own, building has none."""
-    with pytest.raises(compiler.CompilerError, match="more than 64 others"):
-        compiler.compile_model(nested(2000))
+    with pytest.raises(tilewright.CompilerError, match="more than 64 others"):
+        tilewright.compile_model(nested(2000))
 
 
 def external(location: str) -> bytes:
@@ -271,5 +271,5 @@ def test_external_data_stays_in_its_folder(location: str, words: str, tmp_path: 
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / "m.onnx"
     path.write_bytes(external(location))
-    with pytest.raises(compiler.CompilerError, match=words):
-        compiler.compile_model(path)
+    with pytest.raises(tilewright.CompilerError, match=words):
+        tilewright.compile_model(path)

@@ -14,19 +14,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler import kept_models
-from compiler.driver import CompileOptions, compile_with, make_plan
-from compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
-from compiler.frontend.model_file import read_model, with_tensors
-from compiler.graph.ir import Graph
-from compiler.kept_folder import KeptFolder
-from compiler.kept_models import ARTIFACT, KeptModels, own_folder
-from compiler.plan import GraphPlan
-from compiler.runtime.artifact import Artifact, read_artifact
-from compiler.runtime.executable import Executable
-from compiler.runtime.sized import SizedExecutable
-from compiler.target import resolve_target
+import tilewright
+from tilewright.compiler import kept_models
+from tilewright.compiler.driver import CompileOptions, compile_with, make_plan
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.frontend.model_file import read_model, with_tensors
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.kept_folder import KeptFolder
+from tilewright.compiler.kept_models import ARTIFACT, KeptModels, own_folder
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.artifact import Artifact, read_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.target import resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -76,7 +76,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is compiled, by the sizes of its input."""
-    from compiler import driver
+    from tilewright.compiler import driver
 
     found: list[str] = []
     load_graph = driver.load_graph
@@ -127,7 +127,7 @@ def test_other_options_are_another_model(
     try:
         other = CompileOptions(**options)  # type: ignore[arg-type]  # each is of its own type
         other.machine()
-    except compiler.CompilerError as error:
+    except tilewright.CompilerError as error:
         pytest.skip(str(error))
     for _ in range(2):
         kept.compile(path, CompileOptions())
@@ -167,7 +167,7 @@ def test_one_program_serves_ranges(kept: KeptModels, path: Path, compiles: list[
     for rows in (1, 2, 8):
         feeds = np.ones((rows, 3), np.float32)
         assert np.array_equal(found.run([feeds])[0], 2 * feeds)
-    with pytest.raises(compiler.InvalidInputError, match=r"\('n'\) is 9"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"\('n'\) is 9"):
         found.run([np.ones((9, 3), np.float32)])
 
 
@@ -312,7 +312,7 @@ def test_a_full_disk_does_not_hinder(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compiler.runtime.artifact_writer._write", full)
+    monkeypatch.setattr("tilewright.compiler.runtime.artifact_writer._write", full)
     assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
     assert not entries(folder)
 
@@ -325,7 +325,7 @@ def test_a_machine_without_a_linker_compiles(
     monkeypatch: pytest.MonkeyPatch,
     rows: int | str,
 ) -> None:
-    monkeypatch.setattr("compiler.codegen.link.linkers", lambda: ())
+    monkeypatch.setattr("tilewright.compiler.codegen.link.linkers", lambda: ())
     onnx.save(model(rows=rows), path)
     found = kept.compile(path, CompileOptions())
     assert np.array_equal(found.run([X])[0], 2 * X)
@@ -344,7 +344,7 @@ def test_a_model_that_comes_through_a_pipe_is_read_once(kept: KeptModels, path: 
 def test_a_model_that_changes_while_it_compiles_is_not_kept(
     kept: KeptModels, folder: KeptFolder, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler import driver
+    from tilewright.compiler import driver
 
     def changing(*arguments: object) -> object:
         onnx.save(model(3.0), path)
@@ -453,9 +453,9 @@ def test_a_process_loads_what_another_compiled(path: Path, tmp_path: Path) -> No
     """The second process does without onnx and the compiler."""
     script = (
         "import sys, numpy, compiler\n"
-        f"found = compiler.compile_model({str(path)!r})\n"
+        f"found = tilewright.compile_model({str(path)!r})\n"
         "print(found.run([numpy.ones((2, 3), numpy.float32)])[0].sum(),"
-        " 'onnx' in sys.modules, 'compiler.driver' in sys.modules)\n"
+        " 'onnx' in sys.modules, 'tilewright.compiler.driver' in sys.modules)\n"
     )
     environment = {**os.environ, "TILEWRIGHT_KEPT_FOLDER": str(tmp_path / "kept")}
     said = [

@@ -12,15 +12,8 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import compiler
+import tilewright
 from benchmarks.open_models import opened
-from compiler import driver
-from compiler.errors import UnsupportedOperatorError
-from compiler.ops import loops
-from compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.runtime.sized import SizedExecutable
-from compiler.target import host_target
 from tests.integration.control_models import (
     BOOL,
     FLOAT,
@@ -43,6 +36,13 @@ from tests.integration.control_models import (
     scanning,
     within,
 )
+from tilewright.compiler import driver
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.ops import loops
+from tilewright.compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.target import host_target
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -98,7 +98,7 @@ def test_bodies_run_with_all_sizes(name: str) -> None:
     build, shapes = OPEN[name]
     proto = opened(build(), shapes)
     names = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
-    executable = compiler.compile_model(proto, dims=dict.fromkeys(names, "1.."))
+    executable = tilewright.compile_model(proto, dims=dict.fromkeys(names, "1.."))
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is not None, executable.reason
     program = executable.ranged.program
@@ -176,7 +176,7 @@ def test_rows_of_a_loop_that_the_run_ends_are_counted(
 
 def test_rows_that_nothing_bounds_are_refused() -> None:
     with pytest.raises(UnsupportedOperatorError, match="bounds how many steps") as caught:
-        compiler.compile_model(collatz(None))
+        tilewright.compile_model(collatz(None))
     assert (caught.value.node, caught.value.operator) == ("collatz", "Loop")
 
 
@@ -193,7 +193,7 @@ def test_a_loop_of_no_steps_gives_no_rows() -> None:
     loop = node("Loop", ["n", "go", "x"], ["y", "rows"], "none", body=step)
     x, go = RANDOM.random((2, 3), np.float32), np.array(True)
     proto = model([loop], {"x": x, "go": go}, ["y", "rows"], {"n": np.array(0)})
-    y, rows = compiler.compile_model(proto).run({"x": x, "go": go})
+    y, rows = tilewright.compile_model(proto).run({"x": x, "go": go})
     np.testing.assert_array_equal(y, x)
     assert rows.shape == (0, 2, 3)
 
@@ -345,10 +345,10 @@ def test_the_reference_of_onnx_agrees() -> None:
         "x": RANDOM.uniform(1, 9, (3, 7)).astype(np.float32),
         "tol": np.array(1e-4, np.float32),
     }
-    agree(compiler.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
+    agree(tilewright.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
     proto = scanning(150, (0, 0), (0, 0))
     feeds = random_inputs(proto)
-    agree(compiler.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
+    agree(tilewright.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
 
 
 def test_open_dimensions_reach_into_bodies() -> None:
@@ -356,7 +356,7 @@ def test_open_dimensions_reach_into_bodies() -> None:
     for value in (proto.graph.input[0], proto.graph.input[1]):
         value.type.tensor_type.shape.dim[0].dim_param = "width"
     proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.float32([2.0]), "b"))
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     for width in (3, 20):
         x, a = RANDOM.random((2, width), np.float32)
         feeds = {"x": x, "a": a, "n": np.array(4), "go": np.array(True)}

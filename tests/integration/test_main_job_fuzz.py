@@ -20,15 +20,15 @@ import onnx
 import pytest
 from hypothesis import settings
 
-from compiler import load_artifact
-from service.cli import run as run_cli
-from service.jobs import builders, local_device
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from service.jobs.local_device import LocalDevice
 from tests.examples import graphs
 from tests.integration.cut_models import Cut, drawn, run
 from tests.opened import dims_of, refusal
-from tuner.measure.builder import ProcessBuilder
+from tilewright import load_artifact
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs import builders, local_device
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 EXAMPLES, PLANNED = 4, 20
 TRIALS = 2

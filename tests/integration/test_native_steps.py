@@ -14,15 +14,15 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler import artifacts, driver
-from compiler.driver import compile_whole
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.graph.text import digest
-from compiler.ops.interpret import run_graph
-from compiler.plan import GraphPlan
-from compiler.runtime.program import NativeCall
-from compiler.target import host_target
+import tilewright
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.driver import compile_whole
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.graph.text import digest
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.program import NativeCall
+from tilewright.compiler.target import host_target
 
 
 def model(
@@ -84,7 +84,7 @@ def agree(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_model_of_kernels_and_native_steps(threads: int) -> None:
     proto = detector()
-    executable = compiler.compile_model(proto, threads=threads)
+    executable = tilewright.compile_model(proto, threads=threads)
     agree(executable.run(image()), runtime(proto, image()))
     program = executable.program
     calls = [i.function for i in program.instructions if isinstance(i, NativeCall)]
@@ -104,10 +104,10 @@ def test_native_steps_have_no_task_and_a_json_form() -> None:
 
 ALONE = """
 import sys
-for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+for name in ("onnx", "llvmlite", "tilewright.compiler.graph", "tilewright.compiler.ops"):
     sys.modules[name] = None
 import numpy as np
-from compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.artifact import load_artifact
 found = load_artifact(sys.argv[1]).run({"x": np.load(sys.argv[2])})
 np.savez(sys.argv[3], *found)
 """
@@ -126,7 +126,7 @@ def test_an_artifact_with_native_steps_runs_with_numpy_alone(tmp_path: Path) -> 
 
 def test_open_dimensions_bound_what_the_data_say() -> None:
     proto = model([helper.make_node("NonZero", ["x"], ["y"])], {"x": ["rows", 3]}, ["y"])
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     for rows in (1, 4):
         x = np.round(np.random.default_rng(rows).standard_normal((rows, 3), np.float32))
         agree(executable.run([x]), [np.array(np.nonzero(x))])
@@ -140,7 +140,7 @@ def test_constants_of_native_steps_are_weights() -> None:
     }
     node = helper.make_node("NonMaxSuppression", ["boxes", "scores", *limits], ["y"])
     proto = model([node], {"boxes": [2, 9, 4], "scores": [2, 3, 9]}, ["y"], limits)
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     random = np.random.default_rng(8)
     feeds = {
         "boxes": random.random((2, 9, 4), np.float32),
@@ -159,7 +159,7 @@ def test_a_counted_output_may_be_given_twice() -> None:
     ]
     proto = model(nodes, {"x": [3, 4]}, ["y", "z", "w"], chosen)
     x = np.round(np.random.default_rng(3).standard_normal((3, 4), np.float32))
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     agree(executable.run([x]), [*[np.array(np.nonzero(x))] * 2, x[[0, 2]]])
     assert [port.counted for port in executable.outputs] == [1, 1, None]  # known at import
 
@@ -171,7 +171,7 @@ def test_what_is_known_at_import_is_no_native_step() -> None:
         helper.make_node("Shape", ["where"], ["shape"]),
         helper.make_node("Reshape", ["x", "shape"], ["y"]),
     ]
-    executable = compiler.compile_model(model(nodes, {"x": [4]}, ["y"], table))
+    executable = tilewright.compile_model(model(nodes, {"x": [4]}, ["y"], table))
     (found,) = executable.run([np.arange(4, dtype=np.float32)])
     assert found.tolist() == [[0, 1], [2, 3]]
 
@@ -250,7 +250,7 @@ def test_nodes_that_keep_places_apart_read_counted_values() -> None:
     random = np.random.default_rng(2)
     boxes = np.round(random.random((1, 9, 4), np.float32), 1)
     feeds = {"boxes": boxes, "scores": random.random((1, 1, 9), np.float32)}
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     assert [port.counted for port in executable.outputs] == [0, 1, 1, 0, 0, 0, 0, 0]
     agree(executable.run(feeds), runtime(proto, feeds))
     agree(run_graph(driver.load_graph(proto), feeds), runtime(proto, feeds))
@@ -269,7 +269,7 @@ def test_stacked_counted_values_are_refused() -> None:
     nodes = [helper.make_node("Loop", ["trips", ""], ["z"], name="loop", body=body)]
     proto = model(nodes, {"x": [3, 4]}, ["z"], {"trips": np.array(2)})
     with pytest.raises(UnsupportedOperatorError, match="depends on the data"):
-        compiler.compile_model(proto)
+        tilewright.compile_model(proto)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_contradictions_name_the_node(
     constants = {"five": np.array([5]), "flags": np.ones(4, np.bool_)}
     node = helper.make_node(op_type, inputs, ["y"], name="node", **attrs)
     with pytest.raises(InvalidModelError, match=message):
-        compiler.compile_model(model([node], {"x": [3, 4], "b": [1, 2, 3]}, ["y"], constants))
+        tilewright.compile_model(model([node], {"x": [3, 4], "b": [1, 2, 3]}, ["y"], constants))
 
 
 @pytest.mark.parametrize("largest", [0, 1])
@@ -304,7 +304,7 @@ def test_the_run_may_say_how_many_are_the_top(largest: int) -> None:
     names = ["values", "places", "negative"]
     proto = model(nodes, {"x": [2, 5, 3], "k": [1]}, names)
     proto.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     assert [port.counted for port in executable.outputs] == [1, 1, 1]
     x = np.random.default_rng(6).standard_normal((2, 5, 3)).astype(np.float32)
     order = np.argsort(-x if largest else x, axis=1, kind="stable")
@@ -319,11 +319,11 @@ def test_the_run_may_say_how_many_are_the_top(largest: int) -> None:
 def test_a_scalar_that_is_not_zero_counts_once(number: float) -> None:
     """Its place has no coordinates: the result has no elements, and still an extent."""
     proto = model([helper.make_node("NonZero", ["x"], ["y"])], {"x": []}, ["y"])
-    (found,) = compiler.compile_model(proto).run([np.array(number, np.float32)])
+    (found,) = tilewright.compile_model(proto).run([np.array(number, np.float32)])
     assert (found.shape, found.dtype) == ((0, int(number != 0)), np.int64)
 
 
 def test_a_scalar_stays_one() -> None:
     proto = model([helper.make_node("Celu", ["x"], ["y"], alpha=0.5)], {"x": []}, ["y"])
     x = np.array(-1, np.float32)
-    agree(compiler.compile_model(proto).run([x]), runtime(proto, {"x": x}))
+    agree(tilewright.compile_model(proto).run([x]), runtime(proto, {"x": x}))

@@ -11,10 +11,6 @@ import onnx
 import onnxruntime
 import pytest
 
-from compiler.driver import compile_model
-from compiler.runtime.program import Branch, Instruction, Loop
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.runtime.sized import SizedExecutable
 from tests.integration.control_models import (
     BOOL,
     RANDOM,
@@ -29,6 +25,10 @@ from tests.integration.control_models import (
     scanning,
     within,
 )
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.runtime.program import Branch, Instruction, Loop
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 Shapes = Mapping[str, Sequence[int | str]]
 

@@ -13,19 +13,19 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler import driver, kernels
-from compiler.build import LoweredKernel
-from compiler.errors import ScheduleError
-from compiler.frontend.model_file import read_model, with_tensors
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.graph.text import print_graph
-from compiler.plan import GraphPlan
-from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import OpenSizeError
-from compiler.workload import Workload
-from service import cli
+import tilewright
+from tilewright.compiler import driver, kernels
+from tilewright.compiler.build import LoweredKernel
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.frontend.model_file import read_model, with_tensors
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.text import print_graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.workload import Workload
+from tilewright.service import cli
 
 WIDTH = 24
 
@@ -82,7 +82,7 @@ def check(model: onnx.ModelProto, inputs: dict[str, np.ndarray], output: np.ndar
 
 
 def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
-    executable = compiler.compile_model(model)
+    executable = tilewright.compile_model(model)
     assert isinstance(executable, SizedExecutable)
     assert executable.open == ("batch", "sequence")
     assert executable.reason == ""
@@ -118,7 +118,7 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
         return plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)
-    executable = compiler.compile_model(model)
+    executable = tilewright.compile_model(model)
     assert isinstance(executable, SizedExecutable)
     assert executable.reason == reason
     assert executable.made == ()
@@ -146,7 +146,7 @@ def halved() -> onnx.ModelProto:
 
 def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
     model = halved()
-    executable = compiler.compile_model(model)
+    executable = tilewright.compile_model(model)
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is not None, executable.reason
     assert [d.range_text for d in executable.ranged.dimensions] == ["2..4096:2", "2..4096:2"]
@@ -158,7 +158,7 @@ def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
 
 def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
     given = {"height": "2..64", "width": "4..64:4"}
-    executable = compiler.compile_model(halved(), dims=given)
+    executable = tilewright.compile_model(halved(), dims=given)
     assert isinstance(executable, SizedExecutable)
     assert executable.reason == (
         "Concat 'join': whether 2*((height)//2) is height is known at run time only "
@@ -193,7 +193,7 @@ def table_part(last: str) -> onnx.ModelProto:
 def test_a_range_that_ends_beyond_a_table(last: str) -> None:
     """One program serves as many rows as there are; behind them a part ends with the table."""
     model = table_part(last)
-    executable = compiler.compile_model(model, dims={"n": "1..40"})
+    executable = tilewright.compile_model(model, dims={"n": "1..40"})
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is not None
     assert [d.range_text for d in executable.ranged.dimensions] == ["1..20"]
@@ -205,13 +205,13 @@ def test_a_range_that_ends_beyond_a_table(last: str) -> None:
     for n in (21, 40, 5):
         x = np.ones((n, 4), np.float32)
         if last == "Add" and n > 20:
-            with pytest.raises(compiler.InvalidModelError, match=f"^at n={n}: Add 'last'"):
+            with pytest.raises(tilewright.InvalidModelError, match=f"^at n={n}: Add 'last'"):
                 executable.run({"x": x})
             continue
         check(model, {"x": x}, executable.run({"x": x})[0])
     made = {dict(sizes)["n"] for sizes in executable.made}
     assert made == (set() if last == "Add" else {21, 40})
-    with pytest.raises(compiler.InvalidInputError, match=r"\('n'\) is 41, expected 1\.\.40"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"\('n'\) is 41, expected 1\.\.40"):
         executable.run({"x": np.ones((41, 4), np.float32)})
 
 
@@ -239,7 +239,7 @@ def several_tables(rows: Sequence[int]) -> onnx.ModelProto:
 def test_the_reason_says_which_part_is_served() -> None:
     """Not the one that decides the first question alone."""
     model = several_tables([20, 10, 15])
-    executable = compiler.compile_model(model, dims={"n": "1..40"})
+    executable = tilewright.compile_model(model, dims={"n": "1..40"})
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is not None
     assert [d.range_text for d in executable.ranged.dimensions] == ["1..10"]
@@ -254,7 +254,7 @@ def test_ranges_are_narrowed_so_often_and_no_more(monkeypatch: pytest.MonkeyPatc
     imports: list[object] = []
     load = driver.load_graph
     monkeypatch.setattr(driver, "load_graph", lambda *given: imports.append(given) or load(*given))
-    executable = compiler.compile_model(several_tables(range(50, 20, -1)), dims={"n": "1..60"})
+    executable = tilewright.compile_model(several_tables(range(50, 20, -1)), dims={"n": "1..60"})
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is None
     assert executable.reason.endswith("; --dim n=1..50 decides it")
@@ -272,44 +272,44 @@ def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
         return lower(workload, *rest)
 
     monkeypatch.setattr(kernels, "lower_workload", refusing)
-    executable = compiler.compile_model(model, dims={"batch": 2})
+    executable = tilewright.compile_model(model, dims={"batch": 2})
     assert isinstance(executable, SizedExecutable)
     assert "the value of sequence and s1 is known at run time only" in executable.reason
     assert re.match(r"'\w[^']*': the fused workload of ", executable.reason)
 
 
 def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:
-    executable = compiler.compile_model(model, dims={"batch": 2})
+    executable = tilewright.compile_model(model, dims={"batch": 2})
     assert isinstance(executable, SizedExecutable)
     assert executable.open == ("sequence",)
     inputs = feeds(2, 5)
     check(model, inputs, executable.run(inputs)[0])
-    with pytest.raises(compiler.InvalidInputError, match=r"\(1, 5, 24\), expected \(2, sequence"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"\(1, 5, 24\), expected \(2, sequence"):
         executable.run(feeds(1, 5))
-    with pytest.raises(compiler.InvalidArgumentError, match="no open dimension 'batsh'"):
-        compiler.compile_model(model, dims={"batsh": 2})
+    with pytest.raises(tilewright.InvalidArgumentError, match="no open dimension 'batsh'"):
+        tilewright.compile_model(model, dims={"batsh": 2})
 
 
 def test_no_dimension_is_negative(model: onnx.ModelProto) -> None:
-    with pytest.raises(compiler.InvalidArgumentError, match="'batch' is -1"):
-        compiler.compile_model(model, dims={"batch": -1})
+    with pytest.raises(tilewright.InvalidArgumentError, match="'batch' is -1"):
+        tilewright.compile_model(model, dims={"batch": -1})
 
 
 def test_a_dimension_may_have_a_range(model: onnx.ModelProto) -> None:
-    executable = compiler.compile_model(model, dims={"batch": "2..4:2", "sequence": range(1, 9)})
+    executable = tilewright.compile_model(model, dims={"batch": "2..4:2", "sequence": range(1, 9)})
     assert isinstance(executable, SizedExecutable)
     inputs = feeds(2, 8)
     check(model, inputs, executable.run(inputs)[0])
-    with pytest.raises(compiler.InvalidInputError, match=r"'x': dimension 1 \('sequence'\) is 9"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"'x': dimension 1 \('sequence'\) is 9"):
         executable.run(feeds(2, 9))
-    with pytest.raises(compiler.InvalidInputError, match=r"\('batch'\) is 3, expected 2..4:2"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"\('batch'\) is 3, expected 2..4:2"):
         executable.run(feeds(3, 8))
-    with pytest.raises(compiler.InvalidArgumentError, match="dimension 'batch': '1-4' is no size"):
-        compiler.compile_model(model, dims={"batch": "1-4"})
+    with pytest.raises(tilewright.InvalidArgumentError, match="'batch': '1-4' is no size"):
+        tilewright.compile_model(model, dims={"batch": "1-4"})
 
 
 def test_programs_share_their_weights(model: onnx.ModelProto) -> None:
-    executable = compiler.compile_model(model, dims={"batch": 1})
+    executable = tilewright.compile_model(model, dims={"batch": 1})
     assert isinstance(executable, SizedExecutable)
     # as many rows as these have one default schedule, so that each packs its weights alike
     first = executable.executable({"sequence": 64})
@@ -326,15 +326,15 @@ def test_an_artifact_of_several_sizes(
     path.write_bytes(model.SerializeToString())
     sizes = ["--dim", "batch=1", "--dim", "sequence=8,16"]
     assert cli.run(["compile", str(path), "-o", str(folder), *sizes]) == 0
-    loaded = compiler.load_artifact(folder)
+    loaded = tilewright.load_artifact(folder)
     for sequence in (8, 16):
         inputs = feeds(1, sequence)
         check(model, inputs, loaded.run(inputs)[0])
-    with pytest.raises(compiler.InvalidInputError, match="sequence=9 is not served, only sequence"):
+    with pytest.raises(tilewright.InvalidInputError, match="sequence=9 is not served, only"):
         loaded.run(feeds(1, 9))
     assert cli.run(["compile", str(path), "-o", str(folder), *sizes, "--pad"]) == 0
     inputs = feeds(1, 9)
-    check(model, inputs, compiler.load_artifact(folder).run(inputs)[0])
+    check(model, inputs, tilewright.load_artifact(folder).run(inputs)[0])
 
 
 def test_padding_needs_sizes_to_pad_to(
@@ -386,7 +386,7 @@ def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
 
 
 def test_many_sizes_pack_their_weights_once(model: onnx.ModelProto) -> None:
-    executable = compiler.compile_model(model.SerializeToString(), dims={"batch": 1})
+    executable = tilewright.compile_model(model.SerializeToString(), dims={"batch": 1})
     assert isinstance(executable, SizedExecutable)
     programs = [executable.executable({"sequence": size}) for size in (64, 5, 100, 17, 33)]
     assert len({program.program.weight_bytes for program in programs}) == 1

@@ -21,18 +21,18 @@ import onnx
 import onnxruntime
 import pytest
 
-import compiler
+import tilewright
 from benchmarks.open_models import open_bert, open_gpt2, open_llama
-from compiler import driver
-from compiler.graph.ir import Graph
-from compiler.plan import GraphPlan
-from compiler.runtime.executable import Executable
-from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import OpenSizeError
-from service import cli
-from service.settings import Settings
-from service.storage import open_storage
 from tests.unit.frontend.test_open_sizes import cache as cached_rows
+from tilewright.compiler import driver
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.service import cli
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 TOLERANCE = 1e-5
 """Of each output's largest element: float32 products in another order than ONNX Runtime's."""
@@ -119,7 +119,7 @@ NAMES = ["bert", "gpt2", "llama"]
 @pytest.mark.parametrize("name", NAMES)
 def test_one_program_over_fifty_size_vectors(name: str) -> None:
     tried = case(name)
-    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges))
+    executable = tilewright.compile_model(tried.model, dims=dict(tried.ranges))
     assert isinstance(executable, SizedExecutable)
     assert executable.reason == ""
     session = onnxruntime.InferenceSession(tried.model.SerializeToString())
@@ -132,9 +132,9 @@ def test_one_program_over_fifty_size_vectors(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_size_of_its_own_computes_the_same(name: str) -> None:
     tried = case(name)
-    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges))
+    executable = tilewright.compile_model(tried.model, dims=dict(tried.ranges))
     for sizes in vectors(tried.ranges, 14)[::7]:
-        fixed = compiler.compile_model(tried.model, dims=dict(sizes))
+        fixed = tilewright.compile_model(tried.model, dims=dict(sizes))
         assert isinstance(fixed, Executable)
         given = tried.feeds(sizes)
         agree(executable.run(given), fixed.run(given), sizes)
@@ -142,7 +142,7 @@ def test_a_size_of_its_own_computes_the_same(name: str) -> None:
 
 def test_two_threads_run_one_program_with_different_sizes() -> None:
     tried = case("gpt2")
-    executable = compiler.compile_model(tried.model, dims=dict(tried.ranges), threads=2)
+    executable = tilewright.compile_model(tried.model, dims=dict(tried.ranges), threads=2)
     listed = [tried.feeds(sizes) for sizes in vectors(tried.ranges, 20)]
     expected = [executable.run(given) for given in listed]
 
@@ -178,8 +178,8 @@ import sys
 import numpy as np
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
     sys.modules[name] = None
-import compiler
-loaded = compiler.load_artifact({str(folder)!r})
+import tilewright
+loaded = tilewright.load_artifact({str(folder)!r})
 given, made = np.load({str(tmp_path / "in.npz")!r}), {{}}
 for k in range({len(listed)}):
     names = [name for name in given.files if name.startswith(f"{{k}} ")]
@@ -221,7 +221,7 @@ def test_open_dimensions_without_a_range_have_a_default_one(
     shown = capsys.readouterr().out
     assert "one program for batch 1..4096, sequence 1..70" in shown
     assert "dynamic: batch=1 (1..4096); tuned at these sizes; change with --dim" in shown
-    loaded = compiler.load_artifact(folder)
+    loaded = tilewright.load_artifact(folder)
     assert loaded.run(_bert({"batch": 40, "sequence": 3}))[0].shape == (40, 3, HIDDEN)
 
 
@@ -254,7 +254,7 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
     shown = capsys.readouterr().out
     assert "0 trials" in shown, "hints have equal shares"
     x = np.random.default_rng(2).standard_normal((53, 24), dtype=np.float32)
-    (y,) = compiler.load_artifact(tmp_path / "artifact").run({"x": x})
+    (y,) = tilewright.load_artifact(tmp_path / "artifact").run({"x": x})
     assert np.abs(y - x @ w).max() < 1e-4
     for given, message in (
         ("rows=1..90@91:1", "hint 91 is not a size of 1..90"),
@@ -315,7 +315,7 @@ def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
     said = "whether sequence is even is known at run time only"
     assert f"sequence=16, since no program serves 1..70: {said}" in shown
     assert f"batch=1, since no program serves 1..2: {said}" in shown
-    loaded = compiler.load_artifact(folder)
+    loaded = tilewright.load_artifact(folder)
     for sequence in (16, 24):
         sizes = {"batch": 1, "sequence": sequence}
         assert loaded.run(_bert(sizes))[0].shape == (1, sequence, HIDDEN)
@@ -325,7 +325,7 @@ def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
 def test_a_mask_is_as_long_as_past_and_new_rows(name: str) -> None:
     """The model adds it to scores of that length, or its dimension's name says so."""
     proto = cached_rows(name)
-    executable = compiler.compile_model(proto)
+    executable = tilewright.compile_model(proto)
     assert isinstance(executable, SizedExecutable)
     assert executable.reason == ""
     session = onnxruntime.InferenceSession(proto.SerializeToString())
@@ -345,7 +345,7 @@ def test_an_artifact_keeps_ranges_of_what_others_express(
     ranges = ("past=0..8", "sequence=1..4", "total=1..6")
     dims = [word for each in ranges for word in ("--dim", each)]
     assert cli.run(["compile", str(tmp_path / "cache.onnx"), "-o", str(folder), *dims]) == 0
-    loaded = compiler.load_artifact(folder)
+    loaded = tilewright.load_artifact(folder)
     assert isinstance(loaded, SizedExecutable)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
 
@@ -354,7 +354,7 @@ def test_an_artifact_keeps_ranges_of_what_others_express(
         shapes = {"past": (1, past, 4), "x": (1, sequence, 4), "mask": (1, past + sequence)}
         return {key: rng.standard_normal(s).astype(np.float32) for key, s in shapes.items()}
 
-    with pytest.raises(compiler.InvalidInputError, match=r"\('total'\) is 7, expected 1\.\.6"):
+    with pytest.raises(tilewright.InvalidInputError, match=r"\('total'\) is 7, expected 1\.\.6"):
         loaded.run(feeds(5, 2))
     sizes = {"past": 4, "sequence": 2, "total": 6}
     own = loaded.executable(sizes)  # a program with numbers alone, of the one with ranges
@@ -369,5 +369,5 @@ def test_an_artifact_keeps_ranges_of_what_others_express(
         ({"past": 4, "sequence": 2, "batch": 1}, "is not served"),
         ({"past": 4, "sequence": 2, "total": 5}, "serves no sizes"),
     ):
-        with pytest.raises(compiler.CompilerError, match=re.escape(message)):
+        with pytest.raises(tilewright.CompilerError, match=re.escape(message)):
             loaded.executable(wrong)

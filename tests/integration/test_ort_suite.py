@@ -18,9 +18,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler.ort as ort
-from compiler.errors import CompilerError
-from compiler.runtime.native import native
+import tilewright.compiler.ort as ort
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.native import native
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.array([[1, 2], [3, 4], [5, 6]], np.float32)

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 from benchmarks.onnx_writer import OnnxWriter
-from compiler.driver import compile_model
-from compiler.runtime.sized import SizedExecutable
 from tests.states import only_changed
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.runtime.sized import SizedExecutable
 
 HEADS, SIZE = 2, 8
 WIDTH = HEADS * SIZE

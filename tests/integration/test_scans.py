@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-import compiler
-from compiler.frontend import unroll
-from compiler.runtime.executable import Executable
-from compiler.runtime.program import Loop
+import tilewright
 from tests.integration.control_models import (
     RANDOM,
     agree,
@@ -22,6 +19,9 @@ from tests.integration.control_models import (
     scanning,
     within,
 )
+from tilewright.compiler.frontend import unroll
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.program import Loop
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_long_scan_is_its_steps(
 ) -> None:
     proto = scanning(12, axes, backwards)
     feeds = random_inputs(proto)
-    spelled = compiler.compile_model(proto)
+    spelled = tilewright.compile_model(proto)
     assert isinstance(spelled, Executable) and within(spelled, Loop) == 0
     monkeypatch.setattr(unroll, "SPELLED_NODES", 0)
     looped = checked(proto, feeds)
@@ -40,7 +40,7 @@ def test_a_long_scan_is_its_steps(
     agree(looped.run(feeds), spelled.run(feeds))
     long = scanning(1500, axes, backwards)
     feeds = random_inputs(long)
-    agree(compiler.compile_model(long).run(feeds), runtime(long, feeds))
+    agree(tilewright.compile_model(long).run(feeds), runtime(long, feeds))
 
 
 @pytest.mark.parametrize("lengths", [False, True])

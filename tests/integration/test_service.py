@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import load_artifact
-from compiler.runtime.artifact import read_artifact
-from service.api.schemas.jobs import JobRequest, JobView
-from service.api.schemas.lookups import LookupRequest
-from service.archive import unpack
-from service.cli import run as run_cli
-from service.client import Client, ClientError
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.local_device import LocalDevice
-from service.jobs.run_job import JobWatcher, Workshop, run_job
-from service.jobs.tracker import Tracker
-from service.settings import Settings
-from service.storage import open_storage
 from tests.services import served
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
+from tilewright import load_artifact
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.service.api.schemas.jobs import JobRequest, JobView
+from tilewright.service.api.schemas.lookups import LookupRequest
+from tilewright.service.archive import unpack
+from tilewright.service.cli import run as run_cli
+from tilewright.service.client import Client, ClientError
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

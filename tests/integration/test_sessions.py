@@ -15,17 +15,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
-from compiler import artifacts, driver
-from compiler.driver import compile_model
-from compiler.errors import InvalidInputError, InvalidModelError
-from compiler.frontend.dimensions import model_ports
-from compiler.plan import GraphPlan
-from compiler.ranges import parse_range
-from compiler.runtime.context import RunContext
-from compiler.runtime.executable import Executable
-from compiler.runtime.sized import SizedExecutable
-from compiler.target import host_target
 from tests.states import only_changed
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.runtime.context import RunContext
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.target import host_target
 
 LENGTH, WORDS = 32, 100
 SMALL: dict[str, dict[str, int]] = {
@@ -242,13 +242,13 @@ def test_sessions_of_one_model_generate_at_once() -> None:
 
 ALONE = """
 import sys
-for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+for name in ("onnx", "llvmlite", "tilewright.compiler.graph", "tilewright.compiler.ops"):
     sys.modules[name] = None
 import numpy as np
-import compiler
+import tilewright
 
 artifact, steps, found = sys.argv[1:]
-executable = compiler.load_artifact(artifact)
+executable = tilewright.load_artifact(artifact)
 states = {name: name.replace("present", "past") for name in executable.output_names[:-1]}
 session = executable.bind(states)
 with np.load(steps) as archive:
@@ -327,13 +327,13 @@ def test_steps_may_add_no_rows() -> None:
 
 GROWING = """
 import sys
-for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+for name in ("onnx", "llvmlite", "tilewright.compiler.graph", "tilewright.compiler.ops"):
     sys.modules[name] = None
 import numpy as np
-import compiler
+import tilewright
 
 artifact, steps, found = sys.argv[1:]
-executable = compiler.load_artifact(artifact)
+executable = tilewright.load_artifact(artifact)
 states = {name: name.replace("present", "past") for name in executable.output_names[:-1]}
 empty = np.zeros((1, 4, 0, 16), np.float32)
 session = executable.bind(states, dict.fromkeys(states.values(), empty))

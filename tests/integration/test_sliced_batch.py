@@ -9,14 +9,14 @@ import onnx
 import onnx.parser
 import pytest
 
-import compiler
-from compiler import driver, slices
-from compiler.program_builder import build_program
-from compiler.runtime.executable import Executable
-from compiler.runtime.program import Loop, Slices
-from compiler.sliced_batch import slice_of
-from service.jobs.planning import ModelRequest, plan_model
+import tilewright
 from tests.unit.c_library.conftest import Loaded
+from tilewright.compiler import driver, slices
+from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.program import Loop, Slices
+from tilewright.compiler.sliced_batch import slice_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
 
 CONVOLUTION = """
     a = Conv<pads=[1,1,1,1]>(x, w)
@@ -44,7 +44,7 @@ def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(proto: bytes, batch: int = 12) -> Executable:
-    made = compiler.compile_model(proto, dims={"n": batch}, keep=False)
+    made = tilewright.compile_model(proto, dims={"n": batch}, keep=False)
     assert isinstance(made, Executable)
     return made
 
@@ -81,7 +81,7 @@ def test_batches_that_stay_in_one_piece() -> None:
     text = f"""{CONVOLUTION} z = ai.onnx.ml.LabelEncoder
         <keys_floats=[0.0, 1.0], values_strings=["a", "b"]> (x)"""
     assert not steps_of(compiled(model(text, "", "y, string[n,3,8,8] z"))), "rows are no texts"
-    with pytest.raises(compiler.InvalidInputError):
+    with pytest.raises(tilewright.InvalidInputError):
         compiled(model()).run(feeds(6))
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import onnx
 import pytest
 
-from compiler import load_artifact
-from service.api.schemas.jobs import JobRequest
-from service.archive import unpack
-from service.cli import run as run_cli
-from service.client import Client
-from service.jobs import builders, local_device
-from service.jobs.local_device import LocalDevice
 from tests.integration.small_models import SMALL
 from tests.services import served
-from tuner.measure.builder import ProcessBuilder
+from tilewright import load_artifact
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.archive import unpack
+from tilewright.service.cli import run as run_cli
+from tilewright.service.client import Client
+from tilewright.service.jobs import builders, local_device
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 TRIALS = 1
 

@@ -15,18 +15,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-import compiler.ort as ort
-from compiler.codegen.link import linkers
-from compiler.driver import compile_model
-from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
-from compiler.ort.description import numpy_type
-from compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
-from compiler.runtime.stages import StagedExecutable
-from service.cli import run as run_cli
-from service.jobs.given_inputs import NONE_GIVEN
-from service.jobs.planning import ModelRequest
-from service.jobs.stage_planning import plan_first_program, plan_programs
-from service.jobs.staged_inputs import staged_inputs
+import tilewright.compiler.ort as ort
 from tests.integration.test_staged import (
     FLOAT,
     agrees,
@@ -36,6 +25,17 @@ from tests.integration.test_staged import (
     marked,
     model,
 )
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
+from tilewright.compiler.ort.description import numpy_type
+from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs.given_inputs import NONE_GIVEN
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.stage_planning import plan_first_program, plan_programs
+from tilewright.service.jobs.staged_inputs import staged_inputs
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 
@@ -63,8 +63,8 @@ import sys
 import numpy as np
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "fastapi", "pydantic", "ml_dtypes"):
     sys.modules[name] = None
-import compiler
-loaded = compiler.load_artifact({str(folder)!r})
+import tilewright
+loaded = tilewright.load_artifact({str(folder)!r})
 given = np.load({str(tmp_path / "in.npz")!r})
 made = {{}}
 for n in {counts!r}:
@@ -72,7 +72,8 @@ for n in {counts!r}:
     made |= {{f"{{name}}{{n}}": a for name, a in zip(loaded.output_names, found)}}
 np.savez({str(tmp_path / "out.npz")!r}, **made)
 assert loaded.programs == 4, loaded.programs  # before the cut; of none, up to three, and more
-assert not {{"compiler.graph", "compiler.frontend", "compiler.staged"}} & sys.modules.keys()
+absent = {{f"tilewright.compiler.{{name}}" for name in ("graph", "frontend", "staged")}}
+assert not absent & sys.modules.keys()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -247,8 +248,8 @@ def two_chosen(operator: str) -> onnx.ModelProto:
 
 
 def _made(proto: onnx.ModelProto, place: Path) -> Any:
-    from service.jobs.no_regret import FixedSchedules
-    from service.jobs.tuning import build_artifact
+    from tilewright.service.jobs.no_regret import FixedSchedules
+    from tilewright.service.jobs.tuning import build_artifact
 
     plans = plan_programs(ModelRequest(proto.SerializeToString()), {})
     build_artifact(plans, FixedSchedules({}), place)
@@ -290,8 +291,8 @@ def test_a_table_that_may_be_empty_has_a_program_where_it_is_not(tmp_path: Path)
 
 
 def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None:
-    from service.jobs.no_regret import FixedSchedules
-    from service.jobs.tuning import build_artifact
+    from tilewright.service.jobs.no_regret import FixedSchedules
+    from tilewright.service.jobs.tuning import build_artifact
 
     with pytest.warns(UserWarning, match="is an error if it is chosen"):
         plans = plan_programs(ModelRequest(branches().SerializeToString()), {})

@@ -11,16 +11,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.codegen.link import linkers
-from compiler.errors import InvalidInputError, ModelWarning, OutOfMemoryError
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.stages import StagedExecutable
-from compiler.staged import Stager
-from service.jobs.no_regret import FixedSchedules
-from service.jobs.planning import ModelRequest
-from service.jobs.stage_planning import plan_programs
-from service.jobs.tuning import build_artifact
 from tests.integration.test_staged import BOOL, FLOAT, Info, agrees, model, staged
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.errors import InvalidInputError, ModelWarning, OutOfMemoryError
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.staged import Stager
+from tilewright.service.jobs.no_regret import FixedSchedules
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.stage_planning import plan_programs
+from tilewright.service.jobs.tuning import build_artifact
 
 
 def chosen(x: Info, mark: Info) -> onnx.ModelProto:

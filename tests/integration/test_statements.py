@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-import compiler
-from compiler.errors import InvalidInputError, ModelWarning
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.sized import SizedExecutable
-from service import cli
+import tilewright
+from tilewright.compiler.errors import InvalidInputError, ModelWarning
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.service import cli
 
 Dims = list[int | str]
 
@@ -50,7 +50,7 @@ def numbers(*shape: int) -> np.ndarray:
 def test_a_stated_shape_of_an_output_that_is_not_so(stated: Dims) -> None:
     made, feeds = model("Softplus", {"x": [256, 4]}, stated), {"x": numbers(256, 4)}
     with pytest.warns(ModelWarning, match=r"output 'z' is float32\[256,4\], the model states \["):
-        executable = compiler.compile_model(made)
+        executable = tilewright.compile_model(made)
     np.testing.assert_allclose(executable.run(feeds)[0], expected(made, feeds), rtol=1e-6)
 
 
@@ -58,7 +58,7 @@ def test_a_stated_shape_of_an_output_that_is_not_so(stated: Dims) -> None:
 def test_a_name_for_two_sizes(name: str) -> None:
     """Of two inputs that are put one behind the other."""
     made = model("Concat", {"x": [name, 4], "y": [name, 4]}, [name, 4], axis=0)
-    executable = compiler.compile_model(made)
+    executable = tilewright.compile_model(made)
     assert isinstance(executable, SizedExecutable)
     for rows, others in ((2, 5), (3, 3), (2, 5)):
         feeds = {"x": numbers(rows, 4), "y": numbers(others, 4)}
@@ -72,7 +72,7 @@ def test_a_name_within_one_input() -> None:
     made = model("MatMul", {"x": ["n", "n"], "y": ["n", 3]}, ["n", 3])
     feeds = {"x": numbers(2, 5), "y": numbers(5, 3)}
     with pytest.warns(ModelWarning, match=r"input 'x': dimension 1 \('n'\) is 5, input 'x' has 2"):
-        (found,) = compiler.compile_model(made).run(feeds)
+        (found,) = tilewright.compile_model(made).run(feeds)
     np.testing.assert_allclose(found, expected(made, feeds), rtol=1e-5, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_inputs_that_must_agree_and_do_not() -> None:
     with pytest.raises(
         InvalidInputError, match=r"input 'y': dimension 0 \('batch'\) is 3, input 'x'"
     ):
-        compiler.compile_model(made).run({"x": numbers(2, 4), "y": numbers(3, 4)})
+        tilewright.compile_model(made).run({"x": numbers(2, 4), "y": numbers(3, 4)})
 
 
 def test_the_command_line_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

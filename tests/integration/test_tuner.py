@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from compiler.build import CODEGEN_VERSION
-from compiler.codegen.link import linkers
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import blocked
-from compiler.runtime.verify import tolerance_for
-from compiler.target import Target, host_target
-from compiler.workload import Boundary, Workload, make_workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.loop import tune
-from tuner.measure.builder import ProcessBuilder, compile_with_compiler
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase, Status, Trial
-from tuner.options import TuneOptions
-from tuner.store import MemoryStore
-from tuner.tasks import Task, make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.runtime.verify import tolerance_for
+from tilewright.compiler.target import Target, host_target
+from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import ProcessBuilder, compile_with_compiler
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import Phase, Status, Trial
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import MemoryStore
+from tilewright.tuner.tasks import Task, make_task
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.errors import (
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidModelError,
     UnsupportedOperatorError,
     enough_memory_for,
 )
-from compiler.loops.layout import Layout
-from compiler.process import bounded
-from compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
-from tuner.cancel import CancelToken
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason
+from tilewright.tuner.cancel import CancelToken
 
 LIMITS = Limits(256 << 20, 60.0)
 
@@ -264,7 +264,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     code = (
         "import sys; sys.path[:] = sys.argv[2:]\n"
-        "from compiler.process import bounded\n"
+        "from tilewright.compiler.process import bounded\n"
         f"from {__name__} import LIMITS, named\n"
         "bounded.run(named, (sys.argv[1],), LIMITS)\n"
     )
@@ -286,7 +286,7 @@ def test_a_child_ends_with_a_parent_that_dies_while_it_loads(tmp_path: Path) -> 
     (tmp_path / "slow.py").write_text(slow)
     code = (
         "import sys, time; sys.path[:] = sys.argv[1:]\n"
-        "from compiler.process.child import ChildProcess\n"
+        "from tilewright.compiler.process.child import ChildProcess\n"
         "child = ChildProcess('slow', 'serve', with_parent=True)\n"
         "time.sleep(60)\n"
     )
@@ -304,7 +304,7 @@ def test_limits_of_the_parent_hold() -> None:
     """A child of a process that has limits cannot have higher ones, and is started."""
     code = (
         "import resource, sys; sys.path[:] = sys.argv[1:]\n"
-        "from compiler.process import bounded\n"
+        "from tilewright.compiler.process import bounded\n"
         f"from {__name__} import here\n"
         "for kind, most in ((resource.RLIMIT_DATA, 8 << 30), (resource.RLIMIT_CPU, 1000)):\n"
         "    resource.setrlimit(kind, (most, most))\n"
@@ -317,5 +317,5 @@ def test_limits_of_the_parent_hold() -> None:
 def test_it_is_imported_where_limits_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has neither the module nor the signals."""
     monkeypatch.setitem(sys.modules, "resource", None)
-    monkeypatch.delitem(sys.modules, "compiler.process.bounded")
-    importlib.import_module("compiler.process.bounded")
+    monkeypatch.delitem(sys.modules, "tilewright.compiler.process.bounded")
+    importlib.import_module("tilewright.compiler.process.bounded")

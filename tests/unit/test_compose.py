@@ -12,10 +12,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from service.api.app import create_app
-from service.cli import app
-from service.settings import Settings
-from service.worker.options import parse_arguments
+from tilewright.service.api.app import create_app
+from tilewright.service.cli import app
+from tilewright.service.settings import Settings
+from tilewright.service.worker.options import parse_arguments
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -19,11 +19,11 @@ from typer.main import get_command
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from db.storage import Storage
-from service.api.app import create_app
-from service.cli import app
-from service.settings import Settings
-from service.worker.options import parse_arguments
+from tilewright.db.storage import Storage
+from tilewright.service.api.app import create_app
+from tilewright.service.cli import app
+from tilewright.service.settings import Settings
+from tilewright.service.worker.options import parse_arguments
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy").glob("*/*.yaml"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.device import Cache, DeviceFacts, find_device
-from compiler.errors import InvalidFactsError
+from tilewright.compiler.device import Cache, DeviceFacts, find_device
+from tilewright.compiler.errors import InvalidFactsError
 
 
 def write(root: Path, name: str, text: str) -> None:

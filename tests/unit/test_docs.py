@@ -46,7 +46,7 @@ def calls(folder: str, function: str) -> Iterator[ast.Call]:
 
 
 def passes() -> list[str]:
-    from compiler.passes.pipeline import PASSES
+    from tilewright.compiler.passes.pipeline import PASSES
 
     return sorted(step.__name__ for step in PASSES)
 
@@ -68,8 +68,8 @@ def settings() -> list[str]:
 
 
 def routes() -> list[str]:
-    from service.api.app import create_app
-    from service.settings import Settings
+    from tilewright.service.api.app import create_app
+    from tilewright.service.settings import Settings
 
     paths = create_app(Settings()).openapi()["paths"]
     return sorted(f"{verb.upper()} {path}" for path, verbs in paths.items() for verb in verbs)
@@ -78,7 +78,7 @@ def routes() -> list[str]:
 def commands() -> list[str]:
     import typer.main
 
-    from service.cli import app
+    from tilewright.service.cli import app
 
     group = typer.main.get_command(app)
     return sorted(group.commands)  # type: ignore[attr-defined]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import granted_cores as module
-from compiler.granted_cores import granted_cores
+from tilewright.compiler import granted_cores as module
+from tilewright.compiler.granted_cores import granted_cores
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PREFIX = "tilewright."
 PACKAGES = ("compiler", "tuner", "db", "service")
 
 # What a package may import besides itself: compiler <- tuner <- db <- service.
@@ -37,6 +38,7 @@ INSIDE: dict[str, set[str]] = {
     "hinted_ranges": {"errors", "ranges", "sizes"},
     "profile": {"ranges", "runtime", "sizes"},
     "labels": set(),
+    "package": set(),
     "memo": set(),
     "target": _BASE | {"detection"},
     "targets": {"errors", "dtypes", "target"},
@@ -82,7 +84,7 @@ INSIDE: dict[str, set[str]] = {
     "artifacts": _BASE | {"build", "codegen", "plan", "program_builder", "runtime", "timings"},
     "foreseen": _BASE | {"ranges", "runtime", "staged"},
     "staged": _BASE | {"graph", "profile", "ranges", "frontend", "runtime"},
-    "c_library": _BASE | {"codegen", "program_builder", "runtime"},
+    "c_library": _BASE | {"codegen", "package", "program_builder", "runtime"},
     "granted_cores": {"core_kinds", "device"},
     "kept_folder": set(),
 }
@@ -112,7 +114,7 @@ DEVICE_LIBRARIES = {"numpy"}
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, for every module of the four packages."""
+    """Dotted name inside `tilewright` -> file, for every module of the four packages."""
     found = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -123,14 +125,15 @@ def modules() -> dict[str, Path]:
 
 
 def imports(name: str, *, everywhere: bool) -> set[str]:
-    """The dotted names that a module imports.
+    """The dotted names that a module imports; ours without `tilewright.`.
 
     everywhere: also what functions import when they run. What stands under TYPE_CHECKING never
     runs; it counts as a dependency in the direction tests and not on the device.
     """
     found: set[str] = set()
     for base, names in _stated(name, modules()[name])[everywhere]:
-        inner = {f"{base}.{each}" for each in names}
+        base = base.removeprefix(PREFIX)
+        inner = {f"{base}.{each}".removeprefix(PREFIX) for each in names}
         known = inner & modules().keys()
         found |= known | ({base} if known != inner or not names else set())
     return found
@@ -174,7 +177,7 @@ def test_packages_are_imported_one_way() -> None:
     for name in modules():
         package = name.split(".")[0]
         others = set(PACKAGES) - ABOVE[package] - {package}
-        others |= {"tests", "benchmarks", "examples"}
+        others |= {"tests", "benchmarks", "examples", "tilewright"}
         wrong[name] = {
             target for target in imports(name, everywhere=True) if target.split(".")[0] in others
         }
@@ -228,7 +231,7 @@ def test_the_check_for_circles_sees_one(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "circle.py"
     path.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
-        "    from compiler.codegen.cpu.lower import lower_nest\n"
+        "    from tilewright.compiler.codegen.cpu.lower import lower_nest\n"
     )
     monkeypatch.setitem(modules(), "compiler.codegen.cpu.ssa", path)
     with pytest.raises(pytest.fail.Exception, match=r"circle: .*codegen\.cpu\.ssa"):
@@ -284,14 +287,14 @@ def test_the_device_side_imports_with_everything_else_blocked() -> None:
     """The same, for real: what imports when it runs shows here and not in the source."""
     code = f"""
 import sys
-allowed = set(sys.stdlib_module_names) | {DEVICE_LIBRARIES | set(PACKAGES)!r}
+allowed = set(sys.stdlib_module_names) | {DEVICE_LIBRARIES | {"tilewright"}!r}
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] not in allowed:
             raise ImportError(name + " is not for a device")
 sys.meta_path.insert(0, Block())
 for module in {DEVICE_SIDE!r}:
-    __import__(module)
+    __import__("tilewright." + module)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
@@ -300,7 +303,8 @@ for module in {DEVICE_SIDE!r}:
 
 
 def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
-    code = "import sys, compiler; print([m for m in ('llvmlite', 'onnx') if m in sys.modules])"
+    code = "import sys, tilewright.compiler.target; "
+    code += "print([m for m in ('llvmlite', 'onnx') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -310,7 +314,8 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
 def test_a_command_and_the_client_load_no_web_framework() -> None:
     """It would be a fifth of the time that a command takes to say that a file is not there."""
     code = (
-        "import sys, service.cli.view, service.client, db.storage; print('fastapi' in sys.modules)"
+        "import sys, tilewright.service.cli.view, tilewright.service.client; "
+        "import tilewright.db.storage; print('fastapi' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -381,7 +386,7 @@ def test_quantising_knows_no_command_line_and_one_file_the_quantiser() -> None:
 def test_the_rules_see_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser behind the tests finds lazy, relative and from-imports."""
     path = tmp_path / "wrong.py"
-    path.write_text("def f():\n    from . import store\n    import db.engine\n")
+    path.write_text("def f():\n    from . import store\n    import tilewright.db.engine\n")
     monkeypatch.setitem(modules(), "tuner.wrong", path)
     assert imports("tuner.wrong", everywhere=True) == {"tuner.store", "db.engine"}
     assert imports("tuner.wrong", everywhere=False) == set()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import kept_folder
-from compiler.kept_folder import KeptFolder
+from tilewright.compiler import kept_folder
+from tilewright.compiler.kept_folder import KeptFolder
 
 DAY = 86_400.0
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from compiler.ops.registry import operators
+from tilewright.compiler.ops.registry import operators
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("compiler", "tuner", "db", "service")

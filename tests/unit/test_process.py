@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from compiler.memo import memo
-from compiler.process import BLAS_THREADS, give_back_memory
+from tilewright.compiler.memo import memo
+from tilewright.compiler.process import BLAS_THREADS, give_back_memory
 
 _PRODUCT = """
 import gc, os
-from compiler.process import settle_process
+from tilewright.compiler.process import settle_process
 settle_process()
 import numpy
 x = numpy.ones((512, 512), "float32")
@@ -48,7 +48,7 @@ def test_a_users_number_of_threads_stays() -> None:
 def test_the_end_of_a_process_searches_no_garbage(leaving: str, searched: str) -> None:
     """A cycle is left where it is, with what it would have said."""
     code = f"""
-from compiler.process import leave_garbage
+from tilewright.compiler.process import leave_garbage
 class Cycle:
     def __del__(self): print("yes", end="")
 cycle = Cycle()
@@ -62,7 +62,7 @@ del cycle
 
 _FREED = """
 import os
-from compiler.process import give_back_memory
+from tilewright.compiler.process import give_back_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20

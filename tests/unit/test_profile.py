@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver
-from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.plan import GraphPlan
-from compiler.profile import (
+from tilewright.compiler import driver
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.profile import (
     MOST_ELEMENTS,
     affordable_hints,
     agreeing_size,
@@ -22,12 +22,12 @@ from compiler.profile import (
     profile_text,
     size_hints,
 )
-from compiler.ranges import default_range, parse_range
-from compiler.runtime.ports import Dims, OpenPorts
-from compiler.sizes import OpenSizeError, SizesDifferError, open_size
-from service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
-from service.jobs.shown_sizes import range_lines, shown_sizes
-from service.jobs.verified_sizes import at_verified_sizes
+from tilewright.compiler.ranges import default_range, parse_range
+from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.sizes import OpenSizeError, SizesDifferError, open_size
+from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
+from tilewright.service.jobs.shown_sizes import range_lines, shown_sizes
+from tilewright.service.jobs.verified_sizes import at_verified_sizes
 
 
 def hints(**inputs: Dims) -> dict[str, int]:

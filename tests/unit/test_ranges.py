@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.ranges import (
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.ranges import (
     LARGEST_SIZE,
     as_range,
     default_range,
@@ -19,7 +19,7 @@ from compiler.ranges import (
     parse_range,
     within_defaults,
 )
-from compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
+from tilewright.compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
 
 
 @pytest.mark.parametrize(

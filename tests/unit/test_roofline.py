@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.codegen.backend import backend_of
-from compiler.codegen.object import emit_assembly
-from compiler.codegen.statistics import inner_loops
-from compiler.device import DeviceFacts, find_device
-from compiler.roofline import (
+from tests.devices.amx import amx_target, emulated_amx, has_amx
+from tests.devices.packages import UnavailableError
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.codegen.statistics import inner_loops
+from tilewright.compiler.device import DeviceFacts, find_device
+from tilewright.compiler.roofline import (
     CHAINS,
     Level,
     Speeds,
@@ -22,10 +24,8 @@ from compiler.roofline import (
     read_ir,
     vector_bytes,
 )
-from compiler.runtime.speeds import Probes
-from compiler.target import host_target, known_targets, resolve_target
-from tests.devices.amx import amx_target, emulated_amx, has_amx
-from tests.devices.packages import UnavailableError
+from tilewright.compiler.runtime.speeds import Probes
+from tilewright.compiler.target import host_target, known_targets, resolve_target
 
 SPEEDS = Speeds(
     100e9, (Level("L1", 1 << 15, 200e9), Level("L2", 1 << 20, 100e9), Level("memory", 0, 20e9))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.loops.index import Axis
-from compiler.sizes import (
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
     always_less,
@@ -240,7 +240,7 @@ def test_sizes_are_equal_in_another_process() -> None:
     """Hashes of text differ from process to process, and those of sizes are kept."""
     sent = pickle.dumps({n // 8 * m + 1: "size"})
     code = (
-        "import pickle, sys; from compiler.sizes import *; "
+        "import pickle, sys; from tilewright.compiler.sizes import *; "
         "n, m = open_size(Dimension('n', 1, 512)), open_size(Dimension('m', 0, 64)); "
         "assert pickle.load(sys.stdin.buffer)[n // 8 * m + 1] == 'size'"
     )

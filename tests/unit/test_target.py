@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import UnknownTargetError
-from compiler.target import Target, host_target, known_targets, resolve_target
-from compiler.targets import x86_64
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.target import Target, host_target, known_targets, resolve_target
+from tilewright.compiler.targets import x86_64
 
 ALL = sorted(known_targets())
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from compiler.timings import StageTime, Timings, timed
+from tilewright.compiler.timings import StageTime, Timings, timed
 
 
 class Clock:

@@ -11,9 +11,9 @@ from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from math import gcd, prod
 
-from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
-from compiler.loops.index import Axis, FloorDiv
-from compiler.memo import memo
+from tilewright.compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
+from tilewright.compiler.loops.index import Axis, FloorDiv
+from tilewright.compiler.memo import memo
 
 LINE_BYTES = 64
 """A cache line, the same on all CPUs that are described."""

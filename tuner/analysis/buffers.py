@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compiler.memo import memo
-from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, Use
+from tilewright.compiler.memo import memo
+from tilewright.tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, Use
 
 
 class Reuse(StrEnum):

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
-from compiler.memo import memo
-from compiler.sizes import typical
-from tuner.analysis.accesses import (
+from tilewright.compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
+from tilewright.compiler.memo import memo
+from tilewright.compiler.sizes import typical
+from tilewright.tuner.analysis.accesses import (
     KINDS,
     Form,
     MemoryAccess,
@@ -27,14 +27,14 @@ from tuner.analysis.accesses import (
     forms_by_tensor,
     load_axes,
 )
-from tuner.analysis.loop_counts import (
+from tilewright.tuner.analysis.loop_counts import (
     OUTSIDE,
     EnclosingLoop,
     EnclosingLoops,
     LoopCounts,
     count_loops,
 )
-from tuner.analysis.machine import PAGE_BYTES
+from tilewright.tuner.analysis.machine import PAGE_BYTES
 
 _FMA, _ADD, _MUL, _COMPARE = map(
     KINDS.index, (OperationKind.FMA, OperationKind.ADD, OperationKind.MUL, OperationKind.COMPARE)

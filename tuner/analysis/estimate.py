@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.loops.expr import Role
-from compiler.loops.nest import LoopNest
-from compiler.memo import memo
-from tuner.analysis.accesses import LINE_BYTES
-from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute
-from tuner.analysis.machine import CYCLES_PER_SECOND, Machine
-from tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.memo import memo
+from tilewright.tuner.analysis.accesses import LINE_BYTES
+from tilewright.tuner.analysis.compute_costs import ComputeCosts, PlacedCompute
+from tilewright.tuner.analysis.machine import CYCLES_PER_SECOND, Machine
+from tilewright.tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
 
 COLD_BYTES = 1 << 20
 """Weights of this size and more come from memory in each run, because measurements do so, too."""

@@ -16,21 +16,21 @@ from typing import TypeAlias
 
 import numpy as np
 
-from compiler.device import DeviceFacts
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Role
-from compiler.loops.nest import LoopNest
-from compiler.memo import memo
-from compiler.schedule.schedule import Schedule
-from compiler.target import Target
-from compiler.targets import CoreModel, TileRegisters
-from compiler.timings import Timings, timed
-from tuner.analysis.accesses import KINDS, LINE_BYTES
-from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
-from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, placed_computes
-from tuner.analysis.estimate import PARTS, Estimate, estimate_nest
-from tuner.analysis.machine import describe
-from tuner.measure.points import ITSELF, SizePoint
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import CoreModel, TileRegisters
+from tilewright.compiler.timings import Timings, timed
+from tilewright.tuner.analysis.accesses import KINDS, LINE_BYTES
+from tilewright.tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
+from tilewright.tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, placed_computes
+from tilewright.tuner.analysis.estimate import PARTS, Estimate, estimate_nest
+from tilewright.tuner.analysis.machine import describe
+from tilewright.tuner.measure.points import ITSELF, SizePoint
 
 FEATURE_VERSION = 5
 """Raise it if a column's meaning changes: models saved with another version are refused."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, For, Let, Tile
-from compiler.memo import memo
-from tuner.analysis.accesses import Form
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Binding, For, Let, Tile
+from tilewright.compiler.memo import memo
+from tilewright.tuner.analysis.accesses import Form
 
 
 @dataclass(frozen=True, slots=True)

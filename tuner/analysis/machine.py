@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.memo import memo
-from compiler.targets import CoreModel, TileRegisters
+from tilewright.compiler.memo import memo
+from tilewright.compiler.targets import CoreModel, TileRegisters
 
 if TYPE_CHECKING:
-    from tuner.analysis.features import TargetFacts
+    from tilewright.tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
 """An assumed clock: only ratios of estimates are used."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.loops.index import Axis
-from compiler.loops.nest import For
-from compiler.memo import memo
-from compiler.targets import TileRegisters
-from tuner.analysis.accesses import LINE_BYTES
-from tuner.analysis.compute_costs import ComputeCosts, Use
-from tuner.analysis.loop_counts import EnclosingLoops
-from tuner.analysis.machine import Machine
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import For
+from tilewright.compiler.memo import memo
+from tilewright.compiler.targets import TileRegisters
+from tilewright.tuner.analysis.accesses import LINE_BYTES
+from tilewright.tuner.analysis.compute_costs import ComputeCosts, Use
+from tilewright.tuner.analysis.loop_counts import EnclosingLoops
+from tilewright.tuner.analysis.machine import Machine
 
 CORE_PARTS = (
     "operations",

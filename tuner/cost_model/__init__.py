@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tuner.cost_model.protocol import CostModel, Sample
-from tuner.plugins import members
+from tilewright.tuner.cost_model.protocol import CostModel, Sample
+from tilewright.tuner.plugins import members
 
 __all__ = ["CostModel", "Sample", "cost_models", "make_cost_model"]
 

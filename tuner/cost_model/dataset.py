@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from compiler.device import DeviceFacts
-from compiler.errors import CompilerError, InvalidFactsError
-from compiler.loops.nest import LoopNest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.target import Target
-from compiler.workload import Workload
-from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
-from tuner.cost_model.protocol import Sample, point_samples
-from tuner.drawn_sizes import points_at, points_of
-from tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import CompilerError, InvalidFactsError
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
+from tilewright.tuner.cost_model.protocol import Sample, point_samples
+from tilewright.tuner.drawn_sizes import points_at, points_of
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
 
 
 def samples_of(

@@ -12,7 +12,7 @@ from statistics import mean
 
 import numpy as np
 
-from tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.protocol import Sample
 
 SAME = 0.03
 """Times that differ by a smaller share count as equal: measurements hardly tell them apart."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tuner.cost_model.protocol import CostModel, Sample
+from tilewright.tuner.cost_model.protocol import CostModel, Sample
 
 
 class NoModel:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tuner.measure.measurement import Measurement
-from tuner.measure.points import SizePoint
+from tilewright.tuner.measure.measurement import Measurement
+from tilewright.tuner.measure.points import SizePoint
 
 
 @dataclass(frozen=True, slots=True)

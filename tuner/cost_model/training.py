@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.cost_model.metrics import Scores, evaluate, random_order
-from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
+from tilewright.tuner.cost_model.metrics import Scores, evaluate, random_order
+from tilewright.tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
 """One workload in this many is never trained on: versions of the model are compared by it."""

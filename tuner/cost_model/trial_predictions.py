@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.target import Target
-from compiler.workload import Workload
-from tuner.cost_model.dataset import CandidateFeatures
-from tuner.cost_model.metrics import LEAST_SAMPLES, Scores, task_scores
-from tuner.cost_model.protocol import CostModel
-from tuner.measure.measurement import Trial
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.cost_model.dataset import CandidateFeatures
+from tilewright.tuner.cost_model.metrics import LEAST_SAMPLES, Scores, task_scores
+from tilewright.tuner.cost_model.protocol import CostModel
+from tilewright.tuner.measure.measurement import Trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tuner.analysis.features import COLUMNS, ESTIMATE_COLUMNS, FEATURE_VERSION
-from tuner.cost_model.metrics import evaluate_order
-from tuner.cost_model.pairs import AllPairs
-from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
+from tilewright.tuner.analysis.features import COLUMNS, ESTIMATE_COLUMNS, FEATURE_VERSION
+from tilewright.tuner.cost_model.metrics import evaluate_order
+from tilewright.tuner.cost_model.pairs import AllPairs
+from tilewright.tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
 
 ROUNDS = 60
 """Rounds of a model trained from scratch, which happens some twenty times in a run: 80 rounds took

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler import driver, ops
-from compiler.choices import RULE, GraphChoice, LayoutNames
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import Effort, OpKind
-from compiler.passes.fusion import Group
-from compiler.passes.layout_options import LayoutChoice
-from compiler.passes.layouts import Assignment
-from compiler.plan import GraphPlan, KernelStep, ViewStep
-from compiler.workload import make_workload
-from tuner.graph.planner import Difference, Planner, difference, operations
+from tilewright.compiler import driver, ops
+from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_options import LayoutChoice
+from tilewright.compiler.passes.layouts import Assignment
+from tilewright.compiler.plan import GraphPlan, KernelStep, ViewStep
+from tilewright.compiler.workload import make_workload
+from tilewright.tuner.graph.planner import Difference, Planner, difference, operations
 
 DOUBT = 0.1
 """How far an estimate may be off, as a share of the cost of its kernels."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from compiler import costs, driver
-from compiler.choices import RULE, GraphChoice
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.partition import fused
-from compiler.passes.fusion import Group
-from compiler.passes.layout_costs import OPERATIONS_A_BYTE
-from compiler.passes.pipeline import PASSES, Observer
-from compiler.plan import GraphPlan
-from compiler.target import Target
-from compiler.timings import Timings
-from compiler.workload import Workload
+from tilewright.compiler import costs, driver
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.partition import fused
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_costs import OPERATIONS_A_BYTE
+from tilewright.compiler.passes.pipeline import PASSES, Observer
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings
+from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

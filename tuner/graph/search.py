@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.choices import RULE, GraphChoice
-from compiler.passes.layouts import Assignment
-from compiler.plan import GraphPlan
-from compiler.workload import Workload
-from tuner.graph.alternatives import Alternative, alternatives, layout_choice
-from tuner.graph.planner import Planner, difference
-from tuner.graph.times import KernelTimes, MeasuredCosts
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Outcome
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.passes.layouts import Assignment
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.graph.alternatives import Alternative, alternatives, layout_choice
+from tilewright.tuner.graph.planner import Planner, difference
+from tilewright.tuner.graph.times import KernelTimes, MeasuredCosts
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Outcome
 
 NOISE = 0.01
 """Kernels that are measured apart differ by chance: an alternative goes on only if the kernels that

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from compiler.choices import GraphChoice
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR
-from compiler.passes.fusion import Group
-from compiler.passes.layout_costs import WEIGHT_MACS
-from compiler.passes.layout_options import ESTIMATES, Option, Options
-from compiler.placement import Placement, same_bytes
-from compiler.schedule.problem import anchor
-from compiler.schedule.select import untuned_schedules
-from compiler.target import Target
-from compiler.workload import Boundary, Workload, make_workload
-from tuner.graph.planner import operations
-from tuner.measure.measurement import RecordKey
-from tuner.store import RecordStore
+from tilewright.compiler.choices import GraphChoice
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_costs import WEIGHT_MACS
+from tilewright.compiler.passes.layout_options import ESTIMATES, Option, Options
+from tilewright.compiler.placement import Placement, same_bytes
+from tilewright.compiler.schedule.problem import anchor
+from tilewright.compiler.schedule.select import untuned_schedules
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.tuner.graph.planner import operations
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.store import RecordStore
 
 COPY = "copy"
 """The kind of relayouts."""

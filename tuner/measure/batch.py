@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.schedule.schedule import Schedule
-from tuner.measure.builder import Built
-from tuner.measure.measurement import Phase, RecordKey, Trial
-from tuner.measure.oracle import ExpectedOutput
-from tuner.measure.wire import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.measure.builder import Built
+from tilewright.tuner.measure.measurement import Phase, RecordKey, Trial
+from tilewright.tuner.measure.oracle import ExpectedOutput
+from tilewright.tuner.measure.wire import (
     LEAST_SECONDS,
     Candidate,
     MeasureRequest,
@@ -115,7 +115,7 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
     Raises:
         CompilerError: if there is none, or it fails.
     """
-    from compiler.codegen.link import link_shared
+    from tilewright.compiler.codegen.link import link_shared
 
     with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
         path = Path(folder) / "batch.so"

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.runtime.bench import BoundKernel, reference_seconds
-from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
-from compiler.runtime.packing import from_bfloat16, unpack
-from compiler.runtime.verify import compare
-from tuner.measure.kernel_buffers import POISON, Buffers
-from tuner.measure.race import BoundCase, CandidateRace, Emit, Races, Ready, held_bytes
-from tuner.measure.run_session import run_job
-from tuner.measure.run_wire import RunRequest
-from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.bench import BoundKernel, reference_seconds
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from tilewright.compiler.runtime.packing import from_bfloat16, unpack
+from tilewright.compiler.runtime.verify import compare
+from tilewright.tuner.measure.kernel_buffers import POISON, Buffers
+from tilewright.tuner.measure.race import BoundCase, CandidateRace, Emit, Races, Ready, held_bytes
+from tilewright.tuner.measure.run_session import run_job
+from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
 
 MEMORY_LIMIT_BYTES = 1 << 30
 """Packed buffers at a time. A batch that needs more is raced in parts: a fully connected layer of

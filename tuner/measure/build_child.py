@@ -9,9 +9,9 @@ from typing import Any
 
 from pebble import ProcessExpired
 
-from compiler.errors import CompilerError
-from compiler.process.child import ChildProcess
-from tuner.measure.builder import Compile, timed_compile
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.child import ChildProcess
+from tilewright.tuner.measure.builder import Compile, timed_compile
 
 START_SECONDS = 120.0
 """How long a child may take to load the compiler, on a machine that is busy."""
@@ -56,7 +56,7 @@ class BuildChild:
 
     def _ready(self) -> ChildProcess:
         if self._child is None:
-            child = ChildProcess("tuner.measure.build_child", "serve")
+            child = ChildProcess("tilewright.tuner.measure.build_child", "serve")
             if not child.pipe.poll(START_SECONDS):
                 child.kill()
                 raise ProcessExpired("it does not start", 1)
@@ -75,7 +75,7 @@ class BuildChild:
 
 def serve(pipe: Connection) -> None:
     """Build what comes through the pipe until it is closed: what the child runs."""
-    from tuner.measure.candidate import warm_up
+    from tilewright.tuner.measure.candidate import warm_up
 
     warm_up()
     with pipe:

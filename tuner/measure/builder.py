@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from compiler.timings import Timings
-from tuner.measure.measurement import Status
-from tuner.tasks import Task
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.timings import Timings
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
 """Built objects kept: a task's best are linked again for its final comparison."""
@@ -378,7 +378,7 @@ def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
 ) -> Mapping[str, Any]:
     """Compile with the compiler, which only a builder process imports."""
-    from tuner.measure.candidate import compile_candidate
+    from tilewright.tuner.measure.candidate import compile_candidate
 
     return compile_candidate(text, schedule, target, threads)
 
@@ -392,7 +392,7 @@ def _prepare(with_compiler: bool, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(5)
     if with_compiler:
-        from tuner.measure.candidate import warm_up
+        from tilewright.tuner.measure.candidate import warm_up
 
         warm_up()
 

@@ -15,16 +15,16 @@ from typing import Any
 
 from pebble import ProcessExpired
 
-from compiler.errors import CompilerError
-from tuner.measure.build_child import BuildChild
-from tuner.measure.builder import Compile
+from tilewright.compiler.errors import CompilerError
+from tilewright.tuner.measure.build_child import BuildChild
+from tilewright.tuner.measure.builder import Compile
 
 Versions = Mapping[str, str]
 
 
 def versions_here() -> dict[str, str]:
     """What decides which code comes out of a build."""
-    from compiler.build import CODEGEN_VERSION
+    from tilewright.compiler.build import CODEGEN_VERSION
 
     return {
         "tilewright": version("tilewright"),

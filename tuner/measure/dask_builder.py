@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pebble import ProcessExpired
 
-from compiler.errors import CompilerError
-from compiler.timings import Timings
-from tuner.measure.builder import (
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.timings import Timings
+from tilewright.tuner.measure.builder import (
     Builder,
     BuildFuture,
     CachingBuilder,
@@ -24,7 +24,7 @@ from tuner.measure.builder import (
     ProcessBuilder,
     compile_with_compiler,
 )
-from tuner.measure.dask_build import build_on_worker, versions_differ, versions_here
+from tilewright.tuner.measure.dask_build import build_on_worker, versions_differ, versions_here
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -12,11 +12,11 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from tuner.measure import linux
-from tuner.measure.call_filter import ARCHITECTURES, filter_program
-from tuner.measure.confinement import ON, Confinement, SandboxGuard
+from tilewright.compiler.package import IMPORT_ROOT
+from tilewright.tuner.measure import linux
+from tilewright.tuner.measure.call_filter import ARCHITECTURES, filter_program
+from tilewright.tuner.measure.confinement import ON, Confinement, SandboxGuard
 
 MOST_PROCESSES = 512
 """Processes and threads of a candidate's user: a pool has at most 256 threads."""
@@ -138,7 +138,7 @@ def _files(confinement: Confinement) -> None:
         handled += (_NETWORK_RIGHTS,)
     if version >= _SCOPES_SINCE:
         handled += (_SCOPES,)
-    places = {*sys.path, sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2])}
+    places = {*sys.path, sys.prefix, sys.base_prefix, str(IMPORT_ROOT.resolve())}
     linux.landlock(handled, _READ_RIGHTS, [*_SYSTEM_PATHS, *sorted(filter(None, places)), "."])
 
 

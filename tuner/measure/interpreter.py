@@ -11,7 +11,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from tilewright.compiler.package import IMPORT_ROOT
 
 THIS_PYTHON = (sys.executable,)
 
@@ -19,8 +20,8 @@ CHECK_SECONDS = 120.0
 """Longest that a child may take to import NumPy, under an emulator on a busy machine."""
 
 _CHECK = """\
-import tuner.measure.sandbox_main
-from compiler.runtime.native import native
+import tilewright.tuner.measure.sandbox_main
+from tilewright.compiler.runtime.native import native
 native()
 """
 
@@ -83,7 +84,7 @@ def child_environment() -> dict[str, str]:
     Nothing else of this process's: it may hold tokens and keys, and candidates can read it.
     """
     keep = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_BEGINNINGS)}
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, keep.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(IMPORT_ROOT), *filter(None, keep.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**keep, **threads, "PYTHONPATH": os.pathsep.join(paths)}
+    safe = {"PYTHONSAFEPATH": "1"}  # a folder of the user's is not imported instead of the package
+    return {**keep, **threads, **safe, "PYTHONPATH": os.pathsep.join(paths)}

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tuner.measure.run_wire import Request, RunRequest
-from tuner.measure.wire import MeasureRequest
+from tilewright.tuner.measure.run_wire import Request, RunRequest
+from tilewright.tuner.measure.wire import MeasureRequest
 
 MOST_TOGETHER = 4
 """Requests of one job: the first waits for the last one's results."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.loops.layout import ROW_MAJOR
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.runtime.packing import aligned_empty, make_weight, pack
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.runtime.packing import aligned_empty, make_weight, pack
 
 POISON = 0xFF
 """Byte that fills memory a kernel must write before it reads: NaN in every float type."""

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.detection import named_device
-from tuner.measure.confinement import Confinement
-from tuner.measure.job_queue import JobQueue
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.compiler.detection import named_device
+from tilewright.tuner.measure.confinement import Confinement
+from tilewright.tuner.measure.job_queue import JobQueue
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 
 class LocalRunner:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tuner.measure.speed import Speed
-from tuner.measure.statistics import Comparison, Interval, undisturbed
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison, Interval, undisturbed
 
 if TYPE_CHECKING:
-    from compiler.schedule.schedule import Schedule
+    from tilewright.compiler.schedule.schedule import Schedule
 
 
 MOST_ERROR = 4000

@@ -15,13 +15,13 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.runtime.executable import Executable
-from compiler.runtime.memory import check_memory
-from compiler.runtime.packing import from_bfloat16
-from compiler.runtime.program import Port
-from tuner.measure.statistics import Comparison, may_be_faster
-from tuner.measure.wire import Distribution, InputSpec
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.packing import from_bfloat16
+from tilewright.compiler.runtime.program import Port
+from tilewright.tuner.measure.statistics import Comparison, may_be_faster
+from tilewright.tuner.measure.wire import Distribution, InputSpec
 
 PAIRS = 16
 LEAST_PAIRS = 8

@@ -13,19 +13,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import to_memory
-from compiler.ops.interpret import run_graph
-from compiler.ops.products import BYTES, HALVES, WORDS
-from compiler.ops.registry import OpKind
-from compiler.runtime.verify import tolerance_for
-from compiler.workload import Workload
-from tuner.measure.measurement import Sizes
-from tuner.measure.points import SizePoint
-from tuner.measure.wire import Case, Distribution, InputSpec, array_to_bytes, digest_bytes
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.products import BYTES, HALVES, WORDS
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.runtime.verify import tolerance_for
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure.measurement import Sizes
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.wire import (
+    Case,
+    Distribution,
+    InputSpec,
+    array_to_bytes,
+    digest_bytes,
+)
 
 BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.loops.layout import ROW_MAJOR, strides
-from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
-from compiler.runtime.packing import make_weight
-from compiler.runtime.program import Port, Program
-from compiler.runtime.program_encoding import encode
-from tuner.measure.model_runs import draw_inputs
-from tuner.measure.wire import Case, InputSpec, MeasureRequest, digest_bytes
+from tilewright.compiler.loops.layout import ROW_MAJOR, strides
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from tilewright.compiler.runtime.packing import make_weight
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.wire import Case, InputSpec, MeasureRequest, digest_bytes
 
 KEPT_BYTES = 256 << 20
 """Arrays that are kept for further batches of the same workloads."""

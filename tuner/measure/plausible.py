@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     ProfileWork,
     RaceWork,
@@ -22,8 +22,8 @@ from tuner.measure.run_wire import (
     RunRequest,
     SpeedsWork,
 )
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult
 
 OF_DEVICES = frozenset(
     {Status.OK, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER}

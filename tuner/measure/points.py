@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.measure.measurement import Sizes
-from tuner.measure.wire import LEAST_SECONDS
+from tilewright.tuner.measure.measurement import Sizes
+from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

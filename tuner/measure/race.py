@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import BufferRole
-from tuner.measure.kernel_buffers import Buffers
-from tuner.measure.statistics import racing
-from tuner.measure.wire import Candidate, MeasureRequest, RepeatSettings
+from tilewright.compiler.runtime.bench import BoundKernel
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.tuner.measure.kernel_buffers import Buffers
+from tilewright.tuner.measure.statistics import racing
+from tilewright.tuner.measure.wire import Candidate, MeasureRequest, RepeatSettings
 
 Emit = Callable[..., None]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compiler import costs, ops
-from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
-from compiler.runtime.memory import total_bytes
-from compiler.sizes import Dimension
-from compiler.workload import Workload
-from tuner.measure.measurement import Sizes
+from tilewright.compiler import costs, ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.runtime.memory import total_bytes
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure.measurement import Sizes
 
 FLOAT64_BYTES = 8
 """References compute in float64."""

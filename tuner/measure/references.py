@@ -14,14 +14,21 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from compiler.errors import CompilerError
-from compiler.process.bounded import LOOK_SECONDS, BoundedChild, Limits, NoAnswer, Reason, Stop
-from compiler.timings import Timings, timed
-from compiler.workload import Workload
-from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
-from tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
-from tuner.measure.points import ITSELF, SizePoint
-from tuner.measure.reference_cost import ReferenceLimit, is_quick
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.bounded import (
+    LOOK_SECONDS,
+    BoundedChild,
+    Limits,
+    NoAnswer,
+    Reason,
+    Stop,
+)
+from tilewright.compiler.timings import Timings, timed
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
+from tilewright.tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
+from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.measure.reference_cost import ReferenceLimit, is_quick
 
 
 @dataclass(frozen=True, slots=True)

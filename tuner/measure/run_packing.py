@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.runtime.kernel import ALIGNMENT
-from compiler.runtime.packing import Bytes
-from compiler.runtime.program import Program
-from compiler.runtime.program_json import program_to_json
-from compiler.runtime.weight_ranges import weight_ranges
-from tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
-from tuner.measure.wire import array_to_bytes, digest_bytes
+from tilewright.compiler.runtime.kernel import ALIGNMENT
+from tilewright.compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.runtime.program_json import program_to_json
+from tilewright.compiler.runtime.weight_ranges import weight_ranges
+from tilewright.tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
+from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 PART_BYTES = 8 << 20
 """Larger weights are cut, from their own start on, into blobs of that size."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.runtime.speeds import Speeds
-from tuner.measure.measurement import MOST_ERROR
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
+from tilewright.compiler.runtime.speeds import Speeds
+from tilewright.tuner.measure.measurement import MOST_ERROR
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
 
 FETCH_BYTES = 16 << 20
 """Outputs that one result may bring back, in bytes."""

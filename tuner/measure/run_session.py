@@ -18,15 +18,15 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from compiler.errors import CompilerError, OutOfMemoryError
-from compiler.runtime.executable import Executable
-from compiler.runtime.memory import check_memory
-from compiler.runtime.packing import Bytes, aligned_zeros
-from compiler.runtime.program_json import program_from_json
-from compiler.runtime.speeds import Probes, Speeds
-from tuner.measure.model_runs import Run, draw_inputs, output_error, race, run_all
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.packing import Bytes, aligned_zeros
+from tilewright.compiler.runtime.program_json import program_from_json
+from tilewright.compiler.runtime.speeds import Probes, Speeds
+from tilewright.tuner.measure.model_runs import Run, draw_inputs, output_error, race, run_all
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     Part,
     ProfileWork,
@@ -34,7 +34,7 @@ from tuner.measure.run_wire import (
     RunRequest,
     SpeedsWork,
 )
-from tuner.measure.wire import array_to_bytes
+from tilewright.tuner.measure.wire import array_to_bytes
 
 Emit = Callable[..., None]
 

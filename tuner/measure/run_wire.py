@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, assert_never
 
-from compiler.runtime.native import MAX_THREADS
-from compiler.runtime.speeds import DOTS
-from tuner.measure.model_runs import INPUT_SEED
-from tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
+from tilewright.compiler.runtime.native import MAX_THREADS
+from tilewright.compiler.runtime.speeds import DOTS
+from tilewright.tuner.measure.model_runs import INPUT_SEED
+from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
 
 BYTES_LIMIT = 1 << 46
 ITEMS_LIMIT = 1_000_000

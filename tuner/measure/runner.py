@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 
 class Runner(Protocol):

@@ -14,17 +14,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from tuner.measure.confinement import PLAIN, Confinement, Guards
-from tuner.measure.interpreter import THIS_PYTHON
-from tuner.measure.measurement import Measurement, Status, TimesAt
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.tuner.measure.confinement import PLAIN, Confinement, Guards
+from tilewright.tuner.measure.interpreter import THIS_PYTHON
+from tilewright.tuner.measure.measurement import Measurement, Status, TimesAt
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     RunRequest,
 )
-from tuner.measure.sandbox_child import START_LIMIT_SECONDS, Budget, Death, SandboxChild, Talked
-from tuner.measure.speed import Speed, SpeedWatch
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+from tilewright.tuner.measure.sandbox_child import (
+    START_LIMIT_SECONDS,
+    Budget,
+    Death,
+    SandboxChild,
+    Talked,
+)
+from tilewright.tuner.measure.speed import Speed, SpeedWatch
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 
 MOST_RUN_STEPS = 10_000
 """Of a run of whole programs: rounds of a race, groups of samples of a profile."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from tuner.measure.confinement import Confinement, Guards
-from tuner.measure.interpreter import child_environment
+from tilewright.tuner.measure.confinement import Confinement, Guards
+from tilewright.tuner.measure.interpreter import child_environment
 
 LONGEST_EVENT_BYTES = 1 << 28
 """A result of a run may hold outputs of 16 MiB and the times of thousands of instructions."""
@@ -162,7 +162,7 @@ class SandboxChild:
         command = shlex.join(self._python)
         try:
             self._process = subprocess.Popen(
-                [*self._python, "-m", "tuner.measure.sandbox_main"],
+                [*self._python, "-m", "tilewright.tuner.measure.sandbox_main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The child process that runs candidates: `python -m tuner.measure.sandbox_main`.
+"""The child process that runs candidates: `python -m tilewright.tuner.measure.sandbox_main`.
 
 It reads one JSON job a line from standard input and answers with JSON events, one a line, on what
 was its standard output. A candidate that crashes takes this process down and nothing else; the last
@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from compiler.runtime.bench import reference_seconds
-from tuner.measure import linux
-from tuner.measure.batch_session import BatchSession
-from tuner.measure.confinement import Confinement
-from tuner.measure.guards import put_on
-from tuner.measure.wire import InputSpec, array_to_bytes
+from tilewright.compiler.runtime.bench import reference_seconds
+from tilewright.tuner.measure import linux
+from tilewright.tuner.measure.batch_session import BatchSession
+from tilewright.tuner.measure.confinement import Confinement
+from tilewright.tuner.measure.guards import put_on
+from tilewright.tuner.measure.wire import InputSpec, array_to_bytes
 
 
 def _private_channel() -> TextIO:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Sizes
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Sizes
 
 PROTOCOL = 7
 """Version of this format. A worker refuses a request of another version."""

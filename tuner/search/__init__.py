@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tuner.plugins import members
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.plugins import members
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 __all__ = [
     "Observed",

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.memory import Memory
-from tuner.search.moves import mutate
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.moves import mutate
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 WALKS = 2
 START = 0.03

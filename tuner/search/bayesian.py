@@ -16,11 +16,11 @@ from statistics import fmean
 
 import numpy as np
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.kriging import Kriging, Opinion
-from tuner.search.memory import Memory
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
-from tuner.search.ranking import Ranking
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.kriging import Kriging, Opinion
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.search.ranking import Ranking
 
 REMEMBERED = 200
 """The regression uses so many measurements: the fastest."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.search.memory import Memory
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
-from tuner.search.ranking import Ranking
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.search.ranking import Ranking
 
 EPSILON = 0.15
 """Share of the candidates that are drawn at random, whatever the model says."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.memory import Memory
-from tuner.search.moves import cross, mutate
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
-from tuner.search.ranking import Ranking
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.moves import cross, mutate
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.search.ranking import Ranking
 
 POPULATION = 64
 GENERATIONS = 3

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.memory import Memory
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 
 class Grid:

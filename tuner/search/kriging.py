@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import ScheduleSpace
-from tuner.search.moves import is_ordered
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace
+from tilewright.tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
 """How far the estimate may be off for a task, and for an algorithm, as logarithms."""

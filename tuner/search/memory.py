@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import ScheduleSpace
-from tuner.search.protocol import Observed, Suggestion
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace
+from tilewright.tuner.search.protocol import Observed, Suggestion
 
 
 class Memory:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, ScheduleSpace
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, ScheduleSpace
 
 NEIGHBOUR = 0.7
 """Share of an ordered knob's steps that go to a neighbouring value; the others go to any."""

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.bayesian import Bayesian
-from tuner.search.evolutionary import Evolutionary
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
-from tuner.search.random import RandomSampling
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.bayesian import Bayesian
+from tilewright.tuner.search.evolutionary import Evolutionary
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.search.random import RandomSampling
 
 IMPROVED = 0.002
 """A candidate must be faster than the best by this share to count as an improvement."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import ScheduleSpace
-from tuner.analysis.features import FeatureExtractor
-from tuner.cost_model.protocol import CostModel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace
+from tilewright.tuner.analysis.features import FeatureExtractor
+from tilewright.tuner.cost_model.protocol import CostModel
 
 
 @dataclass(frozen=True, slots=True)

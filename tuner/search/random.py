@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.search.memory import Memory
-from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 
 class RandomSampling:

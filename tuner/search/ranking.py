@@ -7,10 +7,10 @@ from math import log
 
 import numpy as np
 
-from compiler.schedule.schedule import Schedule
-from tuner.search.memory import Memory
-from tuner.search.moves import mutate
-from tuner.search.protocol import SearchContext
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.moves import mutate
+from tilewright.tuner.search.protocol import SearchContext
 
 POOL = 192
 """New candidates that are ranked. To lower one takes about 1 ms, to measure one 10 ms."""

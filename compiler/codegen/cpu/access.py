@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import gcd
 
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Load, Space, Tensor
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.sizes import Size, always_less, exact_quotient, is_open, known_divisor
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Load, Space, Tensor
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_open, known_divisor
 
 
 class Kind(Enum):

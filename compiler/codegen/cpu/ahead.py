@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.codegen.cpu.context import Context, RegisterBudget
-from compiler.codegen.cpu.memory import Loader
-from compiler.codegen.cpu.order import waits
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.quads import PAIR, quads
-from compiler.codegen.cpu.resolve import Access, Accesses
-from compiler.loops.expr import Space
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.memory import Loader
+from tilewright.compiler.codegen.cpu.order import waits
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.quads import PAIR, quads
+from tilewright.compiler.codegen.cpu.resolve import Access, Accesses
+from tilewright.compiler.loops.expr import Space
 
 _DISTANCES = (12, 8, 6, 4, 2)
 """Multiply-adds between a load and its use; the latency of a load is three to five cycles."""

@@ -12,12 +12,12 @@ from typing import assert_never
 
 import numpy as np
 
-from compiler.codegen.cpu import halves, rounding
-from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
-from compiler.dtypes import DType
-from compiler.loops import semantics
-from compiler.loops.expr import Operation
-from compiler.targets import LaneIntrinsic
+from tilewright.compiler.codegen.cpu import halves, rounding
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops import semantics
+from tilewright.compiler.loops.expr import Operation
+from tilewright.compiler.targets import LaneIntrinsic
 
 _FLOAT_PREDICATES = {
     Operation.LT: "olt",

@@ -6,12 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.codegen import apart, link, object
-from compiler.codegen.backend import Backend, KernelCode, Library, StageCode
-from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
-from compiler.loops.nest import LoopNest
-from compiler.target import Target
-from compiler.timings import Timings, timed
+from tilewright.compiler.codegen import apart, link, object
+from tilewright.compiler.codegen.backend import Backend, KernelCode, Library, StageCode
+from tilewright.compiler.codegen.cpu.lower import (
+    lower_nest,
+    scratch_layout,
+    stage_extent,
+    stage_symbol,
+)
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.target import Target
+from tilewright.compiler.timings import Timings, timed
 
 _UNPROVEN = ("half", "bfloat")
 """LLVM's names of types whose selection of instructions may abort or hang, depending on the target

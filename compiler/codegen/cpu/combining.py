@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from compiler.codegen.cpu.arithmetic import apply, extract_lane
-from compiler.codegen.cpu.ssa import Emitter, Value, suffix
-from compiler.dtypes import DType
-from compiler.loops.expr import Combiner, Operation
+from tilewright.compiler.codegen.cpu.arithmetic import apply, extract_lane
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, suffix
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Combiner, Operation
 
 Partial = tuple[Value, ...]
 

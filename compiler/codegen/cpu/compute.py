@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from operator import itemgetter
 
-from compiler.codegen.cpu import memory
-from compiler.codegen.cpu.access import Padding
-from compiler.codegen.cpu.ahead import loads_ahead
-from compiler.codegen.cpu.alternate import Place, second_halves, splits
-from compiler.codegen.cpu.combining import Partial, same_lanes
-from compiler.codegen.cpu.context import Context, RegisterBudget
-from compiler.codegen.cpu.dot_instructions import multiply_add
-from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
-from compiler.codegen.cpu.folds import join, join_lanes, start
-from compiler.codegen.cpu.loops import over, tail_of
-from compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
-from compiler.codegen.cpu.narrowing import ByteStores
-from compiler.codegen.cpu.operations import apply
-from compiler.codegen.cpu.order import constant_points, greedy_points
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.prefetch import prefetch
-from compiler.codegen.cpu.quads import vector_pairs
-from compiler.codegen.cpu.resolve import (
+from tilewright.compiler.codegen.cpu import memory
+from tilewright.compiler.codegen.cpu.access import Padding
+from tilewright.compiler.codegen.cpu.ahead import loads_ahead
+from tilewright.compiler.codegen.cpu.alternate import Place, second_halves, splits
+from tilewright.compiler.codegen.cpu.combining import Partial, same_lanes
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.dot_instructions import multiply_add
+from tilewright.compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
+from tilewright.compiler.codegen.cpu.folds import join, join_lanes, start
+from tilewright.compiler.codegen.cpu.loops import over, tail_of
+from tilewright.compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
+from tilewright.compiler.codegen.cpu.narrowing import ByteStores
+from tilewright.compiler.codegen.cpu.operations import apply
+from tilewright.compiler.codegen.cpu.order import constant_points, greedy_points
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.prefetch import prefetch
+from tilewright.compiler.codegen.cpu.quads import vector_pairs
+from tilewright.compiler.codegen.cpu.resolve import (
     Access,
     Accesses,
     RegisterAccess,
@@ -36,15 +36,15 @@ from compiler.codegen.cpu.resolve import (
     resolve_register,
     resolve_target,
 )
-from compiler.codegen.cpu.ssa import Value
-from compiler.codegen.cpu.stores import are_apart, may_wait
-from compiler.codegen.cpu.tile_registers import tile_registers
-from compiler.codegen.cpu.transpose import transpose
-from compiler.codegen.cpu.vectors import lane_mask
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
-from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
-from compiler.sizes import is_open
+from tilewright.compiler.codegen.cpu.ssa import Value
+from tilewright.compiler.codegen.cpu.stores import are_apart, may_wait
+from tilewright.compiler.codegen.cpu.tile_registers import tile_registers
+from tilewright.compiler.codegen.cpu.transpose import transpose
+from tilewright.compiler.codegen.cpu.vectors import lane_mask
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
+from tilewright.compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
+from tilewright.compiler.sizes import is_open
 
 
 class ComputeLowering:

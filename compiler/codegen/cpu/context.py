@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.codegen.cpu.access import Bound, Linear
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Role, Tensor
-from compiler.loops.index import Axis
+from tilewright.compiler.codegen.cpu.access import Bound, Linear
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Role, Tensor
+from tilewright.compiler.loops.index import Axis
 
 
 @dataclass(slots=True)

@@ -20,12 +20,12 @@ elements of a group for two multiply-adds.
 
 from __future__ import annotations
 
-from compiler.codegen.cpu.arithmetic import apply, cast
-from compiler.codegen.cpu.ssa import Emitter, Value, type_text
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Operation
-from compiler.targets import DotInstruction
+from tilewright.compiler.codegen.cpu.arithmetic import apply, cast
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Operation
+from tilewright.compiler.targets import DotInstruction
 
 Types = tuple[DType, DType]
 

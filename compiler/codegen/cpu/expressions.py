@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from compiler.codegen.cpu import memory
-from compiler.codegen.cpu.access import Kind, Linear, bind, evaluate
-from compiler.codegen.cpu.arithmetic import cast
-from compiler.codegen.cpu.combining import Partial
-from compiler.codegen.cpu.context import Context, RegisterBudget
-from compiler.codegen.cpu.operations import apply
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.resolve import Accesses, RegisterAccess, resolve_target
-from compiler.codegen.cpu.ssa import Emitter, Value, element
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.codegen.cpu import memory
+from tilewright.compiler.codegen.cpu.access import Kind, Linear, bind, evaluate
+from tilewright.compiler.codegen.cpu.arithmetic import cast
+from tilewright.compiler.codegen.cpu.combining import Partial
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.operations import apply
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.resolve import Accesses, RegisterAccess, resolve_target
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Const,
@@ -32,8 +32,8 @@ from compiler.loops.expr import (
     Tee,
     walk,
 )
-from compiler.loops.semantics import items_of
-from compiler.sizes import is_open
+from tilewright.compiler.loops.semantics import items_of
+from tilewright.compiler.sizes import is_open
 
 Evaluator = Callable[[Point, Partial], Value]
 """The value of an expression at a point, given the items of its accumulator."""

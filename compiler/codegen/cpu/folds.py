@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from compiler.codegen.cpu import combining
-from compiler.codegen.cpu.arithmetic import cast
-from compiler.codegen.cpu.combining import Partial, combine, neutral
-from compiler.codegen.cpu.operations import apply
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Cast, Combiner, Const, Expr, Fold, Incoming, Op
+from tilewright.compiler.codegen.cpu import combining
+from tilewright.compiler.codegen.cpu.arithmetic import cast
+from tilewright.compiler.codegen.cpu.combining import Partial, combine, neutral
+from tilewright.compiler.codegen.cpu.operations import apply
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    Fold,
+    Incoming,
+    Op,
+)
 
 
 def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:

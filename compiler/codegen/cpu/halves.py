@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.cpu.ssa import Emitter, Value, type_text
-from compiler.dtypes import DType
-from compiler.loops.expr import Operation
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Operation
 
 _INFINITY = 0x7F800000
 _SIGN = 0x80000000

@@ -7,15 +7,23 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 
-from compiler.codegen.cpu import halves
-from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Load
-from compiler.loops.index import Affine, Axis, affine
-from compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.codegen.cpu import halves
+from tilewright.compiler.codegen.cpu.access import (
+    Bound,
+    Kind,
+    Linear,
+    Padding,
+    Variable,
+    bind,
+    evaluate,
+)
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Load
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.sizes import always_less, bounds, is_open
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, evaluate
-from compiler.codegen.cpu.compute import ComputeLowering
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.loops import (
+from tilewright.compiler.codegen.cpu.access import Bound, Kind, Linear, Variable, bind, evaluate
+from tilewright.compiler.codegen.cpu.compute import ComputeLowering
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.loops import (
     Segment,
     Tail,
     over,
@@ -28,17 +28,17 @@ from compiler.codegen.cpu.loops import (
     tail_of,
     tile_body,
 )
-from compiler.codegen.cpu.rows import is_of_rows, may_repeat
-from compiler.codegen.cpu.shares import part, share, whole_tiles
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.codegen.cpu.tile_registers import release
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Space, Tee, walk
-from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
-from compiler.sizes import Dimension, OpenSizeError, always_less, is_open
-from compiler.target import Target
+from tilewright.compiler.codegen.cpu.rows import is_of_rows, may_repeat
+from tilewright.compiler.codegen.cpu.shares import part, share, whole_tiles
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.codegen.cpu.tile_registers import release
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Space, Tee, walk
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
+from tilewright.compiler.sizes import Dimension, OpenSizeError, always_less, is_open
+from tilewright.compiler.target import Target
 
 _ALIGNMENT = 64
 MOST_VSCALE = 16

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.codegen.cpu.arithmetic import apply, extract_lane
-from compiler.codegen.cpu.combining import Partial, same_lanes
-from compiler.codegen.cpu.context import Context, RegisterBudget
-from compiler.codegen.cpu.expressions import Evaluator, evaluator
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.resolve import Access, Accesses
-from compiler.codegen.cpu.ssa import Value, type_text
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Load, Operation
-from compiler.loops.nest import Compute, Tile, dot_operands
-from compiler.targets import MatrixInstruction
+from tilewright.compiler.codegen.cpu.arithmetic import apply, extract_lane
+from tilewright.compiler.codegen.cpu.combining import Partial, same_lanes
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.expressions import Evaluator, evaluator
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.resolve import Access, Accesses
+from tilewright.compiler.codegen.cpu.ssa import Value, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Load, Operation
+from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
+from tilewright.compiler.targets import MatrixInstruction
 
 Key = tuple[Point, Point]
 """Which accumulator: the point of the spatial axes, and that of the partial axes."""

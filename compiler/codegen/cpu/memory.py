@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from compiler.codegen.cpu import halves
-from compiler.codegen.cpu.access import static_part
-from compiler.codegen.cpu.alternate import splits, starts
-from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
-from compiler.codegen.cpu.context import Context, RegisterBudget
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.quads import QUAD, pairs, quads
-from compiler.codegen.cpu.resolve import LINE, Access, holds_groups
-from compiler.codegen.cpu.runs import in_runs, pieces, run_of
-from compiler.codegen.cpu.shuffles import interleaved, looked_up
-from compiler.codegen.cpu.ssa import Emitter, Value, suffix
-from compiler.codegen.cpu.vectors import check_mask, lane_mask, scalar_load, vector_load
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Operation, Space
-from compiler.sizes import always_less, is_open, known_divisor
+from tilewright.compiler.codegen.cpu import halves
+from tilewright.compiler.codegen.cpu.access import static_part
+from tilewright.compiler.codegen.cpu.alternate import splits, starts
+from tilewright.compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.quads import QUAD, pairs, quads
+from tilewright.compiler.codegen.cpu.resolve import LINE, Access, holds_groups
+from tilewright.compiler.codegen.cpu.runs import in_runs, pieces, run_of
+from tilewright.compiler.codegen.cpu.shuffles import interleaved, looked_up
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, suffix
+from tilewright.compiler.codegen.cpu.vectors import check_mask, lane_mask, scalar_load, vector_load
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Operation, Space
+from tilewright.compiler.sizes import always_less, is_open, known_divisor
 
 
 class Loader:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from compiler.codegen.cpu.access import static_part
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.memory import store
-from compiler.codegen.cpu.points import Point
-from compiler.codegen.cpu.resolve import Access
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Load, walk
-from compiler.loops.nest import Store
+from tilewright.compiler.codegen.cpu.access import static_part
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.memory import store
+from tilewright.compiler.codegen.cpu.points import Point
+from tilewright.compiler.codegen.cpu.resolve import Access
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Load, walk
+from tilewright.compiler.loops.nest import Store
 
 TOGETHER = 4
 """Vectors of int32 whose bytes fill one vector."""

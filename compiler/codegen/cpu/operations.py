@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.codegen.cpu import arithmetic
-from compiler.codegen.cpu.dot_instructions import multiply_add
-from compiler.codegen.cpu.remainder import float_remainder
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Operation
+from tilewright.compiler.codegen.cpu import arithmetic
+from tilewright.compiler.codegen.cpu.dot_instructions import multiply_add
+from tilewright.compiler.codegen.cpu.remainder import float_remainder
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Operation
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from compiler.codegen.cpu.alternate import Place
-from compiler.codegen.cpu.points import Point
-from compiler.codegen.cpu.resolve import Access
-from compiler.loops.expr import Space
-from compiler.target import Target
+from tilewright.compiler.codegen.cpu.alternate import Place
+from tilewright.compiler.codegen.cpu.points import Point
+from tilewright.compiler.codegen.cpu.resolve import Access
+from tilewright.compiler.loops.expr import Space
+from tilewright.compiler.target import Target
 
 
 def waits(target: Target) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Self
 
-from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable
-from compiler.codegen.cpu.context import Context
-from compiler.errors import ScheduleError
-from compiler.loops.index import Axis
-from compiler.loops.nest import Tile
-from compiler.sizes import always_less, is_open
+from tilewright.compiler.codegen.cpu.access import Bound, Kind, Linear, Variable
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Tile
+from tilewright.compiler.sizes import always_less, is_open
 
 Point = tuple[int, ...]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from compiler.codegen.cpu.access import (
+from tilewright.compiler.codegen.cpu.access import (
     Bound,
     Kind,
     Linear,
@@ -27,15 +27,15 @@ from compiler.codegen.cpu.access import (
     pointer,
     static_part,
 )
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.points import Point
-from compiler.codegen.cpu.resolve import LINE, Access, Accesses
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Load, Role, Space
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, Tile
-from compiler.sizes import bounds, exact_quotient, is_open
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.points import Point
+from tilewright.compiler.codegen.cpu.resolve import LINE, Access, Accesses
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Load, Role, Space
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, Tile
+from tilewright.compiler.sizes import bounds, exact_quotient, is_open
 
 _FIRST_LEVEL, _SECOND_LEVEL = 3, 2
 """How near LLVM is told to bring a line."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from compiler.codegen.cpu.context import RegisterBudget
-from compiler.codegen.cpu.points import Points
-from compiler.codegen.cpu.resolve import Access
-from compiler.codegen.cpu.ssa import Emitter
-from compiler.sizes import is_open
+from tilewright.compiler.codegen.cpu.context import RegisterBudget
+from tilewright.compiler.codegen.cpu.points import Points
+from tilewright.compiler.codegen.cpu.resolve import Access
+from tilewright.compiler.codegen.cpu.ssa import Emitter
+from tilewright.compiler.sizes import is_open
 
 QUAD = 4
 """Scalars that are loaded together where one lane of a vector can be a factor."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from compiler.codegen.cpu.arithmetic import apply, cast, cast_unchecked
-from compiler.codegen.cpu.combining import combine, join_lanes
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.loops.expr import Combiner, Operation
+from tilewright.compiler.codegen.cpu.arithmetic import apply, cast, cast_unchecked
+from tilewright.compiler.codegen.cpu.combining import combine, join_lanes
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Combiner, Operation
 
 _STEP = 25
 """Bits of the quotient that are found at once: times half a mantissa they make an exact product."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from compiler.codegen.cpu.access import (
+from tilewright.compiler.codegen.cpu.access import (
     Guard,
     Kind,
     Linear,
@@ -17,13 +17,13 @@ from compiler.codegen.cpu.access import (
     pointer,
     static_part,
 )
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Space, Tensor, walk
-from compiler.sizes import is_open, known_divisor
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Expr, Load, Space, Tensor, walk
+from tilewright.compiler.sizes import is_open, known_divisor
 
 LINE = 64
 """Bytes to which buffers are aligned: a cache line."""

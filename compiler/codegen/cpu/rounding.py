@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.codegen.cpu.ssa import Emitter, Value, suffix
-from compiler.dtypes import DType
-from compiler.loops.expr import Operation
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, suffix
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Operation
 
 _FARTHEST = 1 << 16
 """Of integers that are added: float32 holds the sums of all that is in range of 16 bits."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.loops.expr import IndexValue, Load, Space, Tee, walk
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, Node
+from tilewright.compiler.loops.expr import IndexValue, Load, Space, Tee, walk
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, Node
 
 
 def is_of_rows(loop: For) -> bool:

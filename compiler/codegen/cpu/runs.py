@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import gcd
 
-from compiler.codegen.cpu.resolve import LINE, Access
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.codegen.cpu.vectors import vector_load
-from compiler.dtypes import DType
-from compiler.sizes import is_open, known_divisor
+from tilewright.compiler.codegen.cpu.resolve import LINE, Access
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.codegen.cpu.vectors import vector_load
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.sizes import is_open, known_divisor
 
 _FEWEST = 4
 """Lanes of a piece."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
 
 Range = tuple[Value, Value]
 

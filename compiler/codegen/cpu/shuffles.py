@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.cpu.arithmetic import apply
-from compiler.codegen.cpu.ssa import Emitter, Value, type_text
-from compiler.dtypes import DType
-from compiler.loops.expr import Operation
-from compiler.targets import ByteLookup
+from tilewright.compiler.codegen.cpu.arithmetic import apply
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Operation
+from tilewright.compiler.targets import ByteLookup
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:

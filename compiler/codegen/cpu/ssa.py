@@ -16,9 +16,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.sizes import Dimension, Quotient, Size, bounds, open_size
-from compiler.target import Target
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.sizes import Dimension, Quotient, Size, bounds, open_size
+from tilewright.compiler.target import Target
 
 _ELEMENTS = {
     DType.FLOAT16: "half",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.order import waits
-from compiler.loops.expr import Load, Space, walk
-from compiler.loops.nest import Store
-from compiler.sizes import is_open
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.order import waits
+from tilewright.compiler.loops.expr import Load, Space, walk
+from tilewright.compiler.loops.nest import Store
+from tilewright.compiler.sizes import is_open
 
 
 def may_wait(context: Context, stores: Sequence[Store]) -> bool:

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compiler.codegen.cpu.combining import Partial
-from compiler.codegen.cpu.context import Context
-from compiler.codegen.cpu.points import Point, Points
-from compiler.codegen.cpu.resolve import Access, Accesses
-from compiler.codegen.cpu.ssa import Value
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Load
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, Tile, dot_operands
-from compiler.targets import TileProduct, TileRegisters
+from tilewright.compiler.codegen.cpu.combining import Partial
+from tilewright.compiler.codegen.cpu.context import Context
+from tilewright.compiler.codegen.cpu.points import Point, Points
+from tilewright.compiler.codegen.cpu.resolve import Access, Accesses
+from tilewright.compiler.codegen.cpu.ssa import Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Load
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
+from tilewright.compiler.targets import TileProduct, TileRegisters
 
 _SUMS = Value("%tile_sums", None)
 _SHAPES = Value("%tile_shapes", None)

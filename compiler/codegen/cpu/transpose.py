@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 
 
 def transpose(emitter: Emitter, rows: Sequence[Value]) -> list[Value]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import gcd
 
-from compiler.codegen.cpu.arithmetic import cast
-from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.sizes import is_open
+from tilewright.compiler.codegen.cpu.arithmetic import cast
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.sizes import is_open
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:

@@ -1,6 +1,6 @@
 """The exceptions of `compiler.ort`, under the name that ONNX Runtime's module has."""
 
-from compiler.ort.failures import (
+from tilewright.compiler.ort.failures import (
     Fail,
     InvalidArgument,
     InvalidGraph,

@@ -23,16 +23,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import unit_stride
-from compiler.schedule.templates.attention_analysis import Attention, analyse, extent
-from compiler.schedule.templates.attention_lowering import lower
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import unit_stride
+from tilewright.compiler.schedule.templates.attention_analysis import Attention, analyse, extent
+from tilewright.compiler.schedule.templates.attention_lowering import lower
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 5, 6)

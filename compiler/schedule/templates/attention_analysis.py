@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf
 
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
@@ -19,12 +19,18 @@ from compiler.loops.expr import (
     walk,
     widened,
 )
-from compiler.loops.index import Axis, affine
-from compiler.loops.rewriting import load_at, reindex, rewrite
-from compiler.memo import memo
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
-from compiler.sizes import always_less, is_open, typical
-from compiler.workload import Workload
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.rewriting import load_at, reindex, rewrite
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.problem import (
+    Problem,
+    axes_of,
+    compose,
+    is_one_expression,
+    stored,
+)
+from tilewright.compiler.sizes import always_less, is_open, typical
+from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)

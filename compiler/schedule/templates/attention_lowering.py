@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Combiner,
     Expr,
@@ -13,17 +13,23 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Affine, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
-from compiler.loops.rewriting import substitute
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import LoopSpec, nest, parallel_stage, unit_stride, with_halo
-from compiler.schedule.templates.attention_analysis import Attention, extent, segments
-from compiler.sizes import is_open, typical
-from compiler.target import Target
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.rewriting import substitute
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.structure import (
+    LoopSpec,
+    nest,
+    parallel_stage,
+    unit_stride,
+    with_halo,
+)
+from tilewright.compiler.schedule.templates.attention_analysis import Attention, extent, segments
+from tilewright.compiler.sizes import is_open, typical
+from tilewright.compiler.target import Target
 
 _ROW_VECTORS = 8
 """Vectors of a row of scores that the softmax takes at once, each with an accumulator."""

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
     Expr,
@@ -28,18 +28,18 @@ from compiler.loops.expr import (
     loads,
     walk,
 )
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
-from compiler.loops.rewriting import substitute
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.sharing import parallel_balance
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from tilewright.compiler.loops.rewriting import substitute
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.sharing import parallel_balance
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
     parallel_stage,
@@ -47,8 +47,8 @@ from compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _TILES = (*range(1, 17), 18, 20)
 _VECTORS = (1, 2, 3, 4, 6, 8)

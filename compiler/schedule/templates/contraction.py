@@ -15,22 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.errors import ScheduleError
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import SubSpace
-from compiler.schedule.templates import contraction_lowering
-from compiler.schedule.templates.contraction_analysis import Contraction, analyse
-from compiler.schedule.templates.contraction_space import (
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.schedule.templates import contraction_lowering
+from tilewright.compiler.schedule.templates.contraction_analysis import Contraction, analyse
+from tilewright.compiler.schedule.templates.contraction_space import (
     default_schedule,
     fits,
     knobs_of,
     lowers,
     rows_schedule,
 )
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 class _Template:

@@ -11,18 +11,29 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
-from compiler.dtypes import DType
-from compiler.loops.expr import Expr, Load, Role, loads, widened
-from compiler.loops.index import Axis, FloorDiv, affine
-from compiler.loops.nest import dot_operands
-from compiler.memo import memo
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
-from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
-from compiler.sizes import is_open, known_divisor, typical
-from compiler.target import Target
-from compiler.targets import CoreModel
-from compiler.workload import Workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Expr, Load, Role, loads, widened
+from tilewright.compiler.loops.index import Axis, FloorDiv, affine
+from tilewright.compiler.loops.nest import dot_operands
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import (
+    Problem,
+    axes_of,
+    compose,
+    is_one_expression,
+    stored,
+)
+from tilewright.compiler.schedule.structure import (
+    needs_padding,
+    short_step,
+    unit_stride,
+    vector_axis,
+)
+from tilewright.compiler.sizes import is_open, known_divisor, typical
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.workload import Workload
 
 _LEAST_ROW_BYTES = 16
 """Of a step's channels in a register of matrices: with fewer, other instructions are as fast."""

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
-from compiler.loops.rewriting import reindex
-from compiler.schedule.edges import EdgePart, edge_parts
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.rewriting import reindex
+from tilewright.compiler.schedule.edges import EdgePart, edge_parts
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     parallel_stage,
     replace_tensors,
     unit_stride,
     with_halo,
 )
-from compiler.schedule.templates.contraction_analysis import (
+from tilewright.compiler.schedule.templates.contraction_analysis import (
     Contraction,
     can_stream_unpacked,
     is_weight,
     needs_static_taps,
 )
-from compiler.schedule.templates.contraction_split import joining_stage, split_sum
-from compiler.sizes import exact_quotient, is_open
-from compiler.target import Target
+from tilewright.compiler.schedule.templates.contraction_split import joining_stage, split_sum
+from tilewright.compiler.sizes import exact_quotient, is_open
+from tilewright.compiler.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
 """Registers of matrices, two rows by two columns in an instruction, or a vector by one element of

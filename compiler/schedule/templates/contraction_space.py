@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.loops.expr import loads
-from compiler.loops.index import Axis
-from compiler.schedule.problem import axes_of
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.sharing import parallel_balance
-from compiler.schedule.space import Knob
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import loads
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.schedule.problem import axes_of
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.sharing import parallel_balance
+from tilewright.compiler.schedule.space import Knob
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     edges_are_static,
     needs_padding,
     tile_edges,
 )
-from compiler.schedule.templates.contraction_analysis import (
+from tilewright.compiler.schedule.templates.contraction_analysis import (
     Contraction,
     can_stream_unpacked,
     is_weight,
     needs_static_taps,
 )
-from compiler.schedule.templates.contraction_lowering import (
+from tilewright.compiler.schedule.templates.contraction_lowering import (
     ENOUGH_ACCUMULATORS,
     GROUPS,
     MATRICES,
@@ -33,11 +33,14 @@ from compiler.schedule.templates.contraction_lowering import (
     TILES,
     loops_around,
 )
-from compiler.schedule.templates.contraction_score import matrix_score, tile_score
-from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
-from compiler.sizes import is_open
-from compiler.target import Target
-from compiler.targets import CoreModel
+from tilewright.compiler.schedule.templates.contraction_score import matrix_score, tile_score
+from tilewright.compiler.schedule.templates.contraction_split import (
+    is_worth_splitting,
+    split_counts,
+)
+from tilewright.compiler.sizes import is_open
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import CoreModel
 
 PREFETCHES = (0, 2048, 8192, NEXT_PANEL)
 """Bytes. Windows gain nothing from more than the second, products with few rows from less than the

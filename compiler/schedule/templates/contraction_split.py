@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.loops.expr import (
+from tilewright.compiler.loops.expr import (
     Combiner,
     Load,
     Reduce,
     Role,
     Tensor,
 )
-from compiler.loops.index import Axis, affine
-from compiler.loops.nest import Compute, Stage, Store, Tile
-from compiler.loops.rewriting import reindex
-from compiler.schedule.structure import LoopSpec, parallel_stage
-from compiler.schedule.templates.contraction_analysis import Contraction
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.nest import Compute, Stage, Store, Tile
+from tilewright.compiler.loops.rewriting import reindex
+from tilewright.compiler.schedule.structure import LoopSpec, parallel_stage
+from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 
 _LEAST_PART = 128
 """Terms of a sum, below which its parts cost more than they share out."""

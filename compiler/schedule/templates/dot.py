@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Combiner, Expr, Load, Role
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, LoopNest, Store, Tile
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace, anything
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Combiner, Expr, Load, Role
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, LoopNest, Store, Tile
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace, anything
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
     parallel_stage,
     unit_stride,
     with_halo,
 )
-from compiler.sizes import always_less, typical
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.sizes import always_less, typical
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _MOST_VECTORS = 8
 """More of them than this reuse the matrix so often that packing it is worth while."""

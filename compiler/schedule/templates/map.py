@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Expr, Load, Op, loads, walk
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Expr, Load, Op, loads, walk
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     aligned,
     parallel_stage,
@@ -28,8 +28,8 @@ from compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 @memo(256)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Const, Expr, Load, Role, Tensor
-from compiler.loops.index import Axis, affine
-from compiler.loops.nest import LoopNest, Stage
-from compiler.memo import memo
-from compiler.ops.registry import OpKind
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import with_halo
-from compiler.schedule.templates.map import map_stage, transposed_axis
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Const, Expr, Load, Role, Tensor
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.nest import LoopNest, Stage
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import with_halo
+from tilewright.compiler.schedule.templates.map import map_stage, transposed_axis
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 @memo(256)

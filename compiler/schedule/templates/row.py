@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Expr,
     Fold,
@@ -33,18 +33,24 @@ from compiler.loops.expr import (
     loads,
     walk,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
-from compiler.loops.rewriting import load_at, reindex, substitute
-from compiler.loops.semantics import items_of
-from compiler.memo import memo
-from compiler.ops.registry import OpKind
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, anchor, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
+from tilewright.compiler.loops.semantics import items_of
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import (
+    Problem,
+    anchor,
+    axes_of,
+    compose,
+    is_one_expression,
+)
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
     nest,
@@ -55,10 +61,10 @@ from compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from compiler.schedule.templates import FALLBACK
-from compiler.sizes import always_less, typical
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.schedule.templates import FALLBACK
+from tilewright.compiler.sizes import always_less, typical
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ No lane and no tile has to fit a layout. This schedule is compiled if every othe
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Expr,
     Items,
@@ -28,20 +28,26 @@ from compiler.loops.expr import (
     finished,
     walk,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
-from compiler.loops.rewriting import substitute
-from compiler.loops.semantics import items_of
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import SubSpace, anything
-from compiler.schedule.structure import LoopSpec, nest, parallel_stage, reads_halo, with_halo
-from compiler.schedule.templates import LAST, pieces
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.loops.rewriting import substitute
+from tilewright.compiler.loops.semantics import items_of
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import SubSpace, anything
+from tilewright.compiler.schedule.structure import (
+    LoopSpec,
+    nest,
+    parallel_stage,
+    reads_halo,
+    with_halo,
+)
+from tilewright.compiler.schedule.templates import LAST, pieces
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 
 @memo(256)

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Combiner,
     Const,
@@ -31,19 +31,19 @@ from compiler.loops.expr import (
     loads,
     walk,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
-from compiler.loops.rewriting import rewrite
-from compiler.loops.semantics import neutral
-from compiler.memo import memo
-from compiler.ops.shapes import FEW_TAPS
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.rewriting import rewrite
+from tilewright.compiler.loops.semantics import neutral
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.shapes import FEW_TAPS
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
     nest,
@@ -54,9 +54,9 @@ from compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from compiler.sizes import always_less, bounds, is_open
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _WRITTEN_OUT = 32
 """Taps of the second pass up to this many are written out."""

@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
-from compiler.loops.index import Affine, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel, Transform
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.sharing import parallel_balance
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
+from tilewright.compiler.loops.index import Affine, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel, Transform
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.sharing import parallel_balance
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
     beside,
@@ -34,18 +34,18 @@ from compiler.schedule.structure import (
     replace_tensors,
     with_halo,
 )
-from compiler.schedule.templates.contraction_lowering import (
+from tilewright.compiler.schedule.templates.contraction_lowering import (
     asked_ahead,
     reduction_tiles,
 )
-from compiler.schedule.templates.contraction_space import (
+from tilewright.compiler.schedule.templates.contraction_space import (
     default_prefetch,
     default_schedule,
     fits,
     knobs_of,
     lowers,
 )
-from compiler.schedule.templates.strassen_analysis import (
+from tilewright.compiler.schedule.templates.strassen_analysis import (
     HALVES,
     LAST_ROW,
     PRODUCTS,
@@ -55,9 +55,9 @@ from compiler.schedule.templates.strassen_analysis import (
     analyse,
     slowness,
 )
-from compiler.sizes import is_open
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.sizes import is_open
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _ORDERS = ("products-inner", "products-outer")
 _BLOCKS = "rows-outer"

@@ -6,24 +6,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Expr,
     Load,
     Role,
     finished,
     loads,
 )
-from compiler.loops.index import Affine, Axis
-from compiler.loops.rewriting import load_at, reindex, substitute
-from compiler.memo import memo
-from compiler.schedule.problem import axes_of
-from compiler.schedule.structure import unit_stride
-from compiler.schedule.templates import contraction_analysis
-from compiler.schedule.templates.contraction_analysis import Contraction
-from compiler.sizes import always_less, typical
-from compiler.targets import CoreModel
-from compiler.workload import Workload
+from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.problem import axes_of
+from tilewright.compiler.schedule.structure import unit_stride
+from tilewright.compiler.schedule.templates import contraction_analysis
+from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
+from tilewright.compiler.sizes import always_less, typical
+from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.workload import Workload
 
 Quadrants = tuple[int, int, int, int]
 """Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, one of them 1."""

@@ -20,18 +20,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor, finished
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
-from compiler.loops.rewriting import load_at, reindex, substitute
-from compiler.memo import memo
-from compiler.schedule.kernel import Kernel, Transform
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor, finished
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.kernel import Kernel, Transform
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     beside,
     nest,
@@ -39,13 +39,13 @@ from compiler.schedule.structure import (
     replace_tensors,
     with_halo,
 )
-from compiler.schedule.templates.contraction_analysis import Contraction
-from compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
-from compiler.schedule.templates.strassen import signed
-from compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, SUMS, analyse
-from compiler.sizes import is_open
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
+from tilewright.compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
+from tilewright.compiler.schedule.templates.strassen import signed
+from tilewright.compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, SUMS, analyse
+from tilewright.compiler.sizes import is_open
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _TILES = (4, 8, 12, 16, 24)
 _VECTORS = (1, 2, 3, 4, 5, 6)

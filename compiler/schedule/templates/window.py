@@ -12,21 +12,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Role, Tensor, loads
-from compiler.loops.index import Axis, FloorDiv, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, LoopNest, Order, Stage, Store, Tile, dot_operands
-from compiler.loops.rewriting import rewrite
-from compiler.memo import memo
-from compiler.schedule.edges import edge_parts
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Expr, Load, Role, Tensor, loads
+from tilewright.compiler.loops.index import Axis, FloorDiv, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import (
+    Compute,
+    LoopNest,
+    Order,
+    Stage,
+    Store,
+    Tile,
+    dot_operands,
+)
+from tilewright.compiler.loops.rewriting import rewrite
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.edges import edge_parts
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.structure import (
     LoopSpec,
     edges_are_static,
     needs_padding,
@@ -39,9 +47,9 @@ from compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from compiler.sizes import always_less, is_open
-from compiler.target import Target
-from compiler.workload import Workload
+from tilewright.compiler.sizes import always_less, is_open
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 _ENOUGH_POINTS = 6
 """Points of a tile for which it pays to keep the weights of all taps in registers."""

@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.schedule.cook_toom import POINTS
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.templates import contraction_analysis
-from compiler.schedule.templates.contraction_score import step_loads, waiting
-from compiler.schedule.templates.winograd_analysis import Winograd, analyse
-from compiler.schedule.templates.winograd_lowering import lower
-from compiler.target import Target
-from compiler.targets import CoreModel
-from compiler.workload import Workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.schedule.cook_toom import POINTS
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.templates import contraction_analysis
+from tilewright.compiler.schedule.templates.contraction_score import step_loads, waiting
+from tilewright.compiler.schedule.templates.winograd_analysis import Winograd, analyse
+from tilewright.compiler.schedule.templates.winograd_lowering import lower
+from tilewright.compiler.target import Target
+from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.workload import Workload
 
 _OUTPUTS = (2, 3, 4, 6)
 _TYPICAL_BLOCKS = (8, 14, 28, 49)

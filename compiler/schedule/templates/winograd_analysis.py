@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Node
-from compiler.loops.expr import Expr, Load, Role, Tensor
-from compiler.memo import memo
-from compiler.schedule.problem import Problem, compose, stored
-from compiler.schedule.structure import needs_padding, unit_stride
-from compiler.workload import Workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.loops.expr import Expr, Load, Role, Tensor
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.problem import Problem, compose, stored
+from tilewright.compiler.schedule.structure import needs_padding, unit_stride
+from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

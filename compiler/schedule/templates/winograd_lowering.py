@@ -23,9 +23,9 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Combiner,
     Expr,
@@ -35,16 +35,16 @@ from compiler.loops.expr import (
     Tensor,
     widened,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
-from compiler.loops.nest import Node as NestNode
-from compiler.loops.rewriting import reindex
-from compiler.memo import memo
-from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
-from compiler.schedule.kernel import Kernel, Transform
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import (
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
+from tilewright.compiler.loops.nest import Node as NestNode
+from tilewright.compiler.loops.rewriting import reindex
+from tilewright.compiler.memo import memo
+from tilewright.compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
+from tilewright.compiler.schedule.kernel import Kernel, Transform
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
     nest,
@@ -52,9 +52,9 @@ from compiler.schedule.structure import (
     replace_tensors,
     with_halo,
 )
-from compiler.schedule.templates.winograd_analysis import Side, Winograd
-from compiler.sizes import always_less, bounds, is_open
-from compiler.target import Target
+from tilewright.compiler.schedule.templates.winograd_analysis import Side, Winograd
+from tilewright.compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.target import Target
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.translation import Rule, Translator
+from tilewright.compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.rules.elementwise import Given, overloads, truncated
-from compiler.torch.symbolic import NotTranslatedError
-from compiler.torch.translation import Rule, Translator
+from tilewright.compiler.torch.rules.elementwise import Given, overloads, truncated
+from tilewright.compiler.torch.symbolic import NotTranslatedError
+from tilewright.compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 

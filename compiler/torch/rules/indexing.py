@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.rules.creation import counted
-from compiler.torch.rules.shapes import END, sliced
-from compiler.torch.symbolic import NotTranslatedError, Size, expression
-from compiler.torch.translation import Rule, Translator
+from tilewright.compiler.torch.rules.creation import counted
+from tilewright.compiler.torch.rules.shapes import END, sliced
+from tilewright.compiler.torch.symbolic import NotTranslatedError, Size, expression
+from tilewright.compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.torch.symbolic import NotTranslatedError, Size
-from compiler.torch.translation import Rule, Translator
+from tilewright.compiler.torch.symbolic import NotTranslatedError, Size
+from tilewright.compiler.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.api.deps import Admin, StorageDep
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.schemas.tokens import AuditView
-from service.api.views import audit_view
+from tilewright.service.api.deps import Admin, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.schemas.tokens import AuditView
+from tilewright.service.api.views import audit_view
 
 router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 

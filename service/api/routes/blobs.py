@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from db.errors import NotFoundError
-from db.stores.tokens import Scope
-from service.api.blob_response import FILE, blob_response
-from service.api.deps import Measurer, StorageDep
-from service.api.gate import GatedRoute
-from service.api.refusals import refuses
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.blob_response import FILE, blob_response
+from tilewright.service.api.deps import Measurer, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.refusals import refuses
 
 router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 

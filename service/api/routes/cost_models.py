@@ -6,15 +6,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from db.stores.audit import Action
-from service.api.audit import AuditDep
-from service.api.deps import Admin, Reader, StorageDep
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.refusals import refuses
-from service.api.schemas.cost_models import CostModelView, PromotionRequest, RollbackRequest
-from service.api.views import cost_model_view
-from service.jobs.targets import target_key
+from tilewright.db.stores.audit import Action
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Admin, Reader, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.cost_models import (
+    CostModelView,
+    PromotionRequest,
+    RollbackRequest,
+)
+from tilewright.service.api.views import cost_model_view
+from tilewright.service.jobs.targets import target_key
 
 router = APIRouter(tags=["cost models"], route_class=GatedRoute)
 

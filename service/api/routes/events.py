@@ -9,15 +9,15 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from db.notices import job_topic
-from db.storage import Storage
-from db.stores.events import JobEvent
-from db.stores.jobs import Job
-from service.api.deps import NotifierDep, Reader, StorageDep
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.schemas.jobs import CurveView, JobEventView
-from service.api.views import curve_view, event_view
+from tilewright.db.notices import job_topic
+from tilewright.db.storage import Storage
+from tilewright.db.stores.events import JobEvent
+from tilewright.db.stores.jobs import Job
+from tilewright.service.api.deps import NotifierDep, Reader, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.schemas.jobs import CurveView, JobEventView
+from tilewright.service.api.views import curve_view, event_view
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

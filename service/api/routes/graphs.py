@@ -7,15 +7,15 @@ from dataclasses import asdict
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
-from db.storage import Storage
-from service.api.deps import PlanningDep, Reader, StorageDep
-from service.api.gate import GatedRoute
-from service.api.limiter import LimiterDep, counted_answer
-from service.api.planning_child import GraphQuestion, JobCheck
-from service.api.refusals import refuses
-from service.api.schemas.graphs import GraphView
-from service.jobs.addressee import target_of_key
-from service.jobs.model_graph import ModelGraph
+from tilewright.db.storage import Storage
+from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import LimiterDep, counted_answer
+from tilewright.service.api.planning_child import GraphQuestion, JobCheck
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.graphs import GraphView
+from tilewright.service.jobs.addressee import target_of_key
+from tilewright.service.jobs.model_graph import ModelGraph
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

@@ -8,12 +8,12 @@ import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from db.engine import ping
-from service.api.deps import Reader, StorageDep
-from service.api.gate import GatedRoute
-from service.api.metrics import Metrics
-from service.api.schemas.health import HealthView
-from service.version import version
+from tilewright.db.engine import ping
+from tilewright.service.api.deps import Reader, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.metrics import Metrics
+from tilewright.service.api.schemas.health import HealthView
+from tilewright.service.version import version
 
 router = APIRouter(tags=["health"], route_class=GatedRoute)
 

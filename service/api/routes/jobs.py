@@ -9,29 +9,29 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import NotFoundError
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.jobs import Job
-from db.stores.tokens import Scope, Token
-from service.api.audit import AuditDep
-from service.api.blob_response import FILE, blob_response
-from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
-from service.api.errors import ApiProblem, forbidden
-from service.api.gate import GatedRoute
-from service.api.idempotency import HEADER
-from service.api.limiter import Limited, LimiterDep
-from service.api.pages import PagesDep
-from service.api.planning_child import JobCheck
-from service.api.refusals import refuses
-from service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
-from service.api.views import job_view, task_view
-from service.jobs.addressee import Addressee, resolve_addressee, target_of_key
-from service.jobs.leftovers import store_leftovers
-from service.jobs.nests import stored_nest
-from service.jobs.waiting import Workforce, match_jobs
-from tuner.measure.measurement import Status
+from tilewright.db.errors import NotFoundError
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.tokens import Scope, Token
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.blob_response import FILE, blob_response
+from tilewright.service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
+from tilewright.service.api.errors import ApiProblem, forbidden
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.idempotency import HEADER
+from tilewright.service.api.limiter import Limited, LimiterDep
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.planning_child import JobCheck
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
+from tilewright.service.api.views import job_view, task_view
+from tilewright.service.jobs.addressee import Addressee, resolve_addressee, target_of_key
+from tilewright.service.jobs.leftovers import store_leftovers
+from tilewright.service.jobs.nests import stored_nest
+from tilewright.service.jobs.waiting import Workforce, match_jobs
+from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

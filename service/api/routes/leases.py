@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import NotFoundError
-from db.stores.leases import Cause, Claim
-from db.stores.workers import Health
-from service.api.deps import (
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.leases import Cause, Claim
+from tilewright.db.stores.workers import Health
+from tilewright.service.api.deps import (
     Measurer,
     SettingsDep,
     SpellingDep,
@@ -16,11 +16,11 @@ from service.api.deps import (
     WaitingRoomDep,
     WorkerTrafficDep,
 )
-from service.api.gate import GatedRoute
-from service.api.limiter import Limited, LimiterDep
-from service.api.refusals import refuses
-from service.api.routes.workers import check_version, own_worker
-from service.api.schemas.leases import (
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import Limited, LimiterDep
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.routes.workers import check_version, own_worker
+from tilewright.service.api.schemas.leases import (
     ClaimRequest,
     ClaimView,
     FailureRequest,
@@ -32,9 +32,9 @@ from service.api.schemas.leases import (
     ResultRequest,
     ResultView,
 )
-from service.api.views import lease_view
-from service.api.worker_traffic import Sent
-from tuner.measure.wire import signed_lease
+from tilewright.service.api.views import lease_view
+from tilewright.service.api.worker_traffic import Sent
+from tilewright.tuner.measure.wire import signed_lease
 
 router = APIRouter(tags=["leases"], route_class=GatedRoute)
 

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import NotFoundError
-from db.storage import Storage
-from service.api.blob_response import FILE, blob_response
-from service.api.deps import (
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.service.api.blob_response import FILE, blob_response
+from tilewright.service.api.deps import (
     PlanningDep,
     Reader,
     SettingsDep,
@@ -19,14 +19,14 @@ from service.api.deps import (
     Submitter,
     UploadLimiterDep,
 )
-from service.api.gate import GatedRoute
-from service.api.limiter import Limited, LimiterDep
-from service.api.pages import PagesDep
-from service.api.refusals import refuses
-from service.api.schemas.fields import Name
-from service.api.schemas.models import ModelView
-from service.api.upload import FILE_BODY, received
-from service.api.views import model_view
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import Limited, LimiterDep
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.fields import Name
+from tilewright.service.api.schemas.models import ModelView
+from tilewright.service.api.upload import FILE_BODY, received
+from tilewright.service.api.views import model_view
 
 router = APIRouter(tags=["models"], route_class=GatedRoute)
 

@@ -10,19 +10,24 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.audit import Action
-from service.api.audit import AuditDep, Auditor
-from service.api.conditional import NOT_MODIFIED, tagged
-from service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
-from service.api.errors import invalid
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
-from service.api.refusals import refuses
-from service.api.schemas.fields import Digest, Numerics
-from service.api.schemas.records import (
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.service.api.audit import AuditDep, Auditor
+from tilewright.service.api.conditional import NOT_MODIFIED, tagged
+from tilewright.service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
+from tilewright.service.api.errors import invalid
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.record_views import (
+    answer_view,
+    import_view,
+    stored_record_view,
+    withdraw_view,
+)
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.fields import Digest, Numerics
+from tilewright.service.api.schemas.records import (
     AnswerView,
     CoverageView,
     ImportView,
@@ -31,14 +36,14 @@ from service.api.schemas.records import (
     WithdrawRequest,
     WithdrawView,
 )
-from service.jobs.addressee import target_key_of, target_names, target_of_key
-from service.jobs.families import name_workloads
-from service.jobs.nearest import best_answer
-from service.jobs.record_exchange import Imported, export_records, import_records
-from service.jobs.withdrawal import withdraw_records
-from service.settings import Settings
-from service.signing import signing_key
-from tuner.measure.measurement import RecordKey
+from tilewright.service.jobs.addressee import target_key_of, target_names, target_of_key
+from tilewright.service.jobs.families import name_workloads
+from tilewright.service.jobs.nearest import best_answer
+from tilewright.service.jobs.record_exchange import Imported, export_records, import_records
+from tilewright.service.jobs.withdrawal import withdraw_records
+from tilewright.service.settings import Settings
+from tilewright.service.signing import signing_key
+from tilewright.tuner.measure.measurement import RecordKey
 
 router = APIRouter(tags=["records"], route_class=GatedRoute)
 

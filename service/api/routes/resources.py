@@ -6,26 +6,31 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from db.stores.tasks import TaskStatus
-from db.stores.workers import Health
-from service.api.conditional import NOT_MODIFIED, tagged
-from service.api.deps import Reader, StorageDep
-from service.api.errors import invalid
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.resource_views import device_view, target_view, trial_view, workload_view
-from service.api.schemas.fields import Digest
-from service.api.schemas.jobs import TaskView
-from service.api.schemas.resources import (
+from tilewright.db.stores.tasks import TaskStatus
+from tilewright.db.stores.workers import Health
+from tilewright.service.api.conditional import NOT_MODIFIED, tagged
+from tilewright.service.api.deps import Reader, StorageDep
+from tilewright.service.api.errors import invalid
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.resource_views import (
+    device_view,
+    target_view,
+    trial_view,
+    workload_view,
+)
+from tilewright.service.api.schemas.fields import Digest
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.api.schemas.resources import (
     DeviceView,
     StoredWorkloadView,
     TargetView,
     TrialView,
     WorkloadView,
 )
-from service.api.views import task_view
-from service.jobs.addressee import target_key_of, target_names
-from tuner.measure.measurement import Status
+from tilewright.service.api.views import task_view
+from tilewright.service.jobs.addressee import target_key_of, target_names
+from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["resources"], route_class=GatedRoute)
 

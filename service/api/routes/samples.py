@@ -7,12 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from service.api.deps import PlanningDep, SettingsDep, StorageDep, Submitter, UploadLimiterDep
-from service.api.gate import GatedRoute
-from service.api.limiter import Limited, LimiterDep
-from service.api.schemas.fields import Name
-from service.api.schemas.models import SamplesView
-from service.api.upload import FILE_BODY, received
+from tilewright.service.api.deps import (
+    PlanningDep,
+    SettingsDep,
+    StorageDep,
+    Submitter,
+    UploadLimiterDep,
+)
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import Limited, LimiterDep
+from tilewright.service.api.schemas.fields import Name
+from tilewright.service.api.schemas.models import SamplesView
+from tilewright.service.api.upload import FILE_BODY, received
 
 router = APIRouter(tags=["models"], route_class=GatedRoute)
 

@@ -6,16 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from db.errors import NotFoundError
-from service.api.answers import KnownAnswers, LookupRoute
-from service.api.conditional import NOT_MODIFIED, JsonAnswer
-from service.api.deps import AddresseeQuery, Reader
-from service.api.errors import invalid
-from service.api.limiter import get_limiter
-from service.api.lookup import lookup_model, lookup_workloads, stands, target_key
-from service.api.refusals import refuses
-from service.api.schemas.fields import Digest, Numerics
-from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
+from tilewright.db.errors import NotFoundError
+from tilewright.service.api.answers import KnownAnswers, LookupRoute
+from tilewright.service.api.conditional import NOT_MODIFIED, JsonAnswer
+from tilewright.service.api.deps import AddresseeQuery, Reader
+from tilewright.service.api.errors import invalid
+from tilewright.service.api.limiter import get_limiter
+from tilewright.service.api.lookup import lookup_model, lookup_workloads, stands, target_key
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.fields import Digest, Numerics
+from tilewright.service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 
 router = APIRouter(tags=["schedules"], route_class=LookupRoute)
 

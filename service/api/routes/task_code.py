@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.jobs import Job
-from db.stores.tasks import JobTask
-from service.api.deps import PlanningDep, Reader, StorageDep
-from service.api.gate import GatedRoute
-from service.api.limiter import Limiter, LimiterDep, counted_answer
-from service.api.planning import Planning
-from service.api.planning_child import CodeQuestion, PredictionsQuestion
-from service.api.refusals import refuses
-from service.api.schemas.jobs import (
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.tasks import JobTask
+from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import Limiter, LimiterDep, counted_answer
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.planning_child import CodeQuestion, PredictionsQuestion
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.jobs import (
     CodeLoopView,
     CodeView,
     OrderView,
     PredictionsView,
     PredictionView,
 )
-from service.jobs.addressee import target_of_key
-from service.jobs.predicted import Predicted
-from service.jobs.shown_code import ShownCode
-from tuner.cost_model.metrics import Scores
-from tuner.measure.measurement import RecordKey, Status
+from tilewright.service.jobs.addressee import target_of_key
+from tilewright.service.jobs.predicted import Predicted
+from tilewright.service.jobs.shown_code import ShownCode
+from tilewright.tuner.cost_model.metrics import Scores
+from tilewright.tuner.measure.measurement import RecordKey, Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from db.stores.audit import Action
-from db.stores.tokens import Scope
-from service.api.audit import AuditDep
-from service.api.deps import Admin, SettingsDep, StorageDep
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest, TokenView
-from service.api.views import token_view
-from service.embedded import is_owner_token, keep_owner_token
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Admin, SettingsDep, StorageDep
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.schemas.tokens import (
+    NewTokenView,
+    RotationRequest,
+    TokenRequest,
+    TokenView,
+)
+from tilewright.service.api.views import token_view
+from tilewright.service.embedded import is_owner_token, keep_owner_token
 
 router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 

@@ -6,18 +6,18 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request
 
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.tokens import Scope, Token
-from db.stores.workers import Heartbeat
-from service.api.audit import AuditDep
-from service.api.deps import Measurer, Reader, SettingsDep, StorageDep, WorkerTrafficDep
-from service.api.errors import ApiProblem
-from service.api.gate import GatedRoute
-from service.api.pages import PagesDep
-from service.api.refusals import refuses
-from service.api.schemas.workers import (
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tokens import Scope, Token
+from tilewright.db.stores.workers import Heartbeat
+from tilewright.service.api.audit import AuditDep
+from tilewright.service.api.deps import Measurer, Reader, SettingsDep, StorageDep, WorkerTrafficDep
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.workers import (
     DrainRequest,
     HeartbeatRequest,
     HeartbeatView,
@@ -25,12 +25,12 @@ from service.api.schemas.workers import (
     WorkerRequest,
     WorkerView,
 )
-from service.api.views import worker_view
-from service.api.worker_traffic import Beat, check_own
-from service.jobs.addressee import target_names
-from service.jobs.targets import recognised_as, runnable_targets
-from service.jobs.waiting import match_jobs
-from tuner.measure.wire import PROTOCOL
+from tilewright.service.api.views import worker_view
+from tilewright.service.api.worker_traffic import Beat, check_own
+from tilewright.service.jobs.addressee import target_names
+from tilewright.service.jobs.targets import recognised_as, runnable_targets
+from tilewright.service.jobs.waiting import match_jobs
+from tilewright.tuner.measure.wire import PROTOCOL
 
 router = APIRouter(tags=["workers"], route_class=GatedRoute)
 

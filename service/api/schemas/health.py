@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from service.api.schemas.bodies import View
-from service.api.schemas.fields import Version
+from tilewright.service.api.schemas.bodies import View
+from tilewright.service.api.schemas.fields import Version
 
 
 class HealthView(View):

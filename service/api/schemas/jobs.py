@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from compiler.hinted_ranges import size_choices
-from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import (
+from tilewright.compiler.hinted_ranges import size_choices
+from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.fields import (
     SHOWN_KEY,
     SHOWN_TARGET,
     Digest,

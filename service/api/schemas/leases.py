@@ -6,8 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import SHOWN_ID, SHOWN_MEASUREMENT, Base64, Id, Key, LeaseId, Time
+from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.fields import (
+    SHOWN_ID,
+    SHOWN_MEASUREMENT,
+    Base64,
+    Id,
+    Key,
+    LeaseId,
+    Time,
+)
 
 
 class ClaimRequest(RequestBody):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from service.api.schemas.bodies import View
-from service.api.schemas.fields import Key, Time
+from tilewright.service.api.schemas.bodies import View
+from tilewright.service.api.schemas.fields import Key, Time
 
 
 class SamplesView(View):

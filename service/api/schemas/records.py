@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import (
+from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.fields import (
     SHOWN_ID,
     SHOWN_TARGET,
     Base64,
@@ -17,7 +17,7 @@ from service.api.schemas.fields import (
     Seconds,
     Time,
 )
-from service.api.schemas.lookups import RecordView
+from tilewright.service.api.schemas.lookups import RecordView
 
 
 class StoredRecordView(View):

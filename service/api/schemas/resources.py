@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from service.api.schemas.bodies import View
-from service.api.schemas.fields import (
+from tilewright.service.api.schemas.bodies import View
+from tilewright.service.api.schemas.fields import (
     SHOWN_DESCRIPTION,
     SHOWN_TARGET,
     DeviceJson,
@@ -20,7 +20,7 @@ from service.api.schemas.fields import (
     Time,
     Version,
 )
-from service.api.schemas.workers import WorkerCondition, WorkerSpeed
+from tilewright.service.api.schemas.workers import WorkerCondition, WorkerSpeed
 
 
 class WorkloadView(View):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import SHOWN_ID, Id, Name, Time
+from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.fields import SHOWN_ID, Id, Name, Time
 
 ScopeName = Literal["submit", "read", "measure", "admin"]
 

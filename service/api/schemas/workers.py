@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from compiler.device import DeviceFacts
-from compiler.errors import InvalidFactsError
-from compiler.memo import memo
-from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import (
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.memo import memo
+from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.fields import (
     SHOWN_ID,
     SHOWN_TARGET,
     SHOWN_TIME,

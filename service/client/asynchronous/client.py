@@ -11,40 +11,40 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.api.schemas.cost_models import CostModelView
-from service.api.schemas.graphs import GraphView
-from service.api.schemas.health import HealthView
-from service.api.schemas.jobs import JobEventView, JobRequest
-from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
-from service.api.schemas.models import ModelView, SamplesView
-from service.api.schemas.records import (
+from tilewright.service.api.schemas.cost_models import CostModelView
+from tilewright.service.api.schemas.graphs import GraphView
+from tilewright.service.api.schemas.health import HealthView
+from tilewright.service.api.schemas.jobs import JobEventView, JobRequest
+from tilewright.service.api.schemas.lookups import LookupRequest, LookupView, RecordView
+from tilewright.service.api.schemas.models import ModelView, SamplesView
+from tilewright.service.api.schemas.records import (
     AnswerView,
     CoverageView,
     StoredRecordView,
     WithdrawRequest,
     WithdrawView,
 )
-from service.api.schemas.resources import DeviceView, TrialView
-from service.api.schemas.tokens import (
+from tilewright.service.api.schemas.resources import DeviceView, TrialView
+from tilewright.service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
     ScopeName,
     TokenRequest,
     TokenView,
 )
-from service.api.schemas.workers import WorkerView
-from service.archive import ArchiveError, free, unpack
-from service.client.asynchronous.connection import (
+from tilewright.service.api.schemas.workers import WorkerView
+from tilewright.service.archive import ArchiveError, free, unpack
+from tilewright.service.client.asynchronous.connection import (
     CHUNK_BYTES,
     LONG_SECONDS,
     AsyncConnection,
     ViewT,
     quoted,
 )
-from service.client.errors import ClientError, JobEndedError
-from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
-from service.client.task_results import Code, Predictions, Records, Trials
-from service.progress import Display, Silent, display_for_here
+from tilewright.service.client.errors import ClientError, JobEndedError
+from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from tilewright.service.client.task_results import Code, Predictions, Records, Trials
+from tilewright.service.progress import Display, Silent, display_for_here
 
 ENDED_EARLY_SECONDS = 0.2
 

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from service.api.schemas.jobs import JobEventView
-from service.client.download import Download
-from service.client.errors import ClientError, UnreachableError, parsed, refusal
-from service.client.silence import Silence
+from tilewright.service.api.schemas.jobs import JobEventView
+from tilewright.service.client.download import Download
+from tilewright.service.client.errors import ClientError, UnreachableError, parsed, refusal
+from tilewright.service.client.silence import Silence
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from compiler.costs import plan_summary
-from compiler.driver import load_graph
-from compiler.memory_plan import value_bytes
-from compiler.partition import plan_graph
-from compiler.passes.pipeline import optimise
-from compiler.placement import Placement
-from compiler.plan import GraphPlan, KernelStep, NativeStep, Step, ViewStep
+from tilewright.compiler.costs import plan_summary
+from tilewright.compiler.driver import load_graph
+from tilewright.compiler.memory_plan import value_bytes
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan import GraphPlan, KernelStep, NativeStep, Step, ViewStep
 
 NAMES = (
     "densenet121", "inception-v1", "inception-v2", "mobilenetv2", "resnet50", "shufflenet",

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from service import cli, client
 from tests.golden.service.canned import BOARD, JOB, KEY, LONG, NOW, RESULT, Canned, canned, record
+from tilewright.service import cli, client
 
 INCOMPLETE = {"state": "incomplete", "reason": f"no worker\nwas alive: {LONG}", "failures": {}}
 FAILED = {"state": "failed", "error": f"the board burnt down: {LONG}", "result": {}}
@@ -148,5 +148,9 @@ def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
     frozen = SimpleNamespace(time=lambda: NOW, strftime=time.strftime, localtime=time.gmtime)
-    for module in ("service.cli.view", "service.cli.access", "service.cli.top"):
+    for module in (
+        "tilewright.service.cli.view",
+        "tilewright.service.cli.access",
+        "tilewright.service.cli.top",
+    ):
         monkeypatch.setattr(f"{module}.time", frozen)

@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 
-from service import cli
-from service.api.app import create_app
-from service.api.metrics import Metrics
-from service.settings import Settings
-from service.storage import open_storage
 from tests.databases import lay_database
+from tilewright.service import cli
+from tilewright.service.api.app import create_app
+from tilewright.service.api.metrics import Metrics
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 LEFT_OUT = {"title", "operationId", "summary", "description"}
 """Keys of a description: what the framework makes up itself, and words for people."""

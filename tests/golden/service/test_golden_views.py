@@ -14,36 +14,36 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
-from compiler.codegen.statistics import InnerLoop
-from compiler.costs import PlanSummary, TaskSummary
-from compiler.product_types import TypeShare
-from compiler.roofline import Level, Speeds, TimeBound
-from compiler.schedule.schedule import Schedule
-from compiler.target import known_targets
-from compiler.timings import StageTime
-from service.cli import replaying
-from service.cli.cost_model import _table as cost_model_table
-from service.cli.devices import device_table
-from service.cli.explain_view import assembly_text, kernel_view, report_view
-from service.cli.inspect_view import summary_view
-from service.cli.plan_view import decision_view
-from service.cli.terminal import console
-from service.cli.tune_view import LineWatcher, tell
-from service.cli.view import rate_line, timings_table
-from service.jobs.explain import KernelReport, ModelReport
-from service.jobs.replaying import Repeated
-from service.jobs.run_job import JobOutcome
-from service.jobs.tracker import Tracker
-from service.jobs.verification import Verification
-from service.progress import progress_line
-from service.wording import ending_text, failures_text, result_lines, verdict_text
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product
-from tuner.cancel import CancelToken
-from tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
-from tuner.forecast import Forecast
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.tasks import make_task
+from tilewright.compiler.codegen.statistics import InnerLoop
+from tilewright.compiler.costs import PlanSummary, TaskSummary
+from tilewright.compiler.product_types import TypeShare
+from tilewright.compiler.roofline import Level, Speeds, TimeBound
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import known_targets
+from tilewright.compiler.timings import StageTime
+from tilewright.service.cli import replaying
+from tilewright.service.cli.cost_model import _table as cost_model_table
+from tilewright.service.cli.devices import device_table
+from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
+from tilewright.service.cli.inspect_view import summary_view
+from tilewright.service.cli.plan_view import decision_view
+from tilewright.service.cli.terminal import console
+from tilewright.service.cli.tune_view import LineWatcher, tell
+from tilewright.service.cli.view import rate_line, timings_table
+from tilewright.service.jobs.explain import KernelReport, ModelReport
+from tilewright.service.jobs.replaying import Repeated
+from tilewright.service.jobs.run_job import JobOutcome
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.verification import Verification
+from tilewright.service.progress import progress_line
+from tilewright.service.wording import ending_text, failures_text, result_lines, verdict_text
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
+from tilewright.tuner.forecast import Forecast
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.tasks import make_task
 
 LOOP = InnerLoop("kernel_1", ".L2", ("vmovaps ymm0, [rax]", "vfmadd231ps ymm1, ymm0, ymm2"), 1, 2)
 DEAR = KernelReport(
@@ -262,7 +262,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         finished,
     )
     told = Repeated(finished, {"random": 2, "": 1}, events)
-    monkeypatch.setattr("service.jobs.replaying.repeat", lambda *_: told)
+    monkeypatch.setattr("tilewright.service.jobs.replaying.repeat", lambda *_: told)
     nothing: Any = None
     replaying._repeat(nothing, nothing, folder / "curve.csv", console())
     console().print((folder / "curve.csv").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ModelWarning
+from tilewright.compiler.errors import ModelWarning
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that are compiled, or loaded."""
-    from compiler.torch import graph_function
+    from tilewright.compiler.torch import graph_function
 
     found: list[Any] = []
 

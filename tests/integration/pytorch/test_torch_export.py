@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from compiler import compile_model, load_artifact
-from compiler.errors import ArtifactError, InvalidArgumentError
+from tilewright import compile_model, load_artifact
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from compiler.torch import export  # noqa: E402
 from tests.integration.pytorch.comparison import IDS, Small, X, close  # noqa: E402
+from tilewright.compiler.torch import export  # noqa: E402
 
 
 def test_a_module_is_exported(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ModelWarning
+from tilewright.compiler.errors import ModelWarning
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from compiler.torch import graph_function, tilewright, translation  # noqa: E402
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
+from tilewright.compiler.torch import graph_function, tilewright, translation  # noqa: E402
 
 
 def test_a_graph_of_operators_without_a_rule_runs_in_pytorch(made: list[Any]) -> None:

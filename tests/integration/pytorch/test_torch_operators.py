@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import ModelWarning
+from tilewright.compiler.errors import ModelWarning
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from compiler.torch import tilewright  # noqa: E402
-from compiler.torch.translation import rules  # noqa: E402
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
+from tilewright.compiler.torch import tilewright  # noqa: E402
+from tilewright.compiler.torch.translation import rules  # noqa: E402
 
 N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)

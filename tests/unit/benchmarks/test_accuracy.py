@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import accuracy
-from compiler.graph.text import parse_graph
-from compiler.target import host_target
-from compiler.workload import Workload, make_workload
+from tilewright.compiler.graph.text import parse_graph
+from tilewright.compiler.target import host_target
+from tilewright.compiler.workload import Workload, make_workload
 
 MATMUL = (
     'graph "product"\ninput a: float32[3,64]\ninput b: float32[64,5]\n'

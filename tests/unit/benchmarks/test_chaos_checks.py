@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos_checks import check
-from db.storage import Storage
-from service.jobs.weak_records import AGAIN
-from service.settings import Settings
-from service.storage import open_storage
 from tests.databases import lay_database
 from tests.unit.service.test_remote_runner import make, runner, work
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.weak_records import AGAIN
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.cost_model import FOLDS, folds_of_families, folds_of_tasks
-from tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.protocol import Sample
 
 SAMPLES = {
     family: [

@@ -51,7 +51,7 @@ TEST = """import subprocess, sys
 
 import pytest
 
-from compiler.least import least
+from tilewright.compiler.least import least
 
 
 @pytest.mark.parametrize("numbers", [(1, 2, 1), (3, 2, 2), (7, 9, 9), (17, 11, 9)])
@@ -60,7 +60,7 @@ def test_least(numbers: tuple[int, int, int]) -> None:
 
 
 def test_elsewhere() -> None:
-    code = "from compiler.lazy import twice; print(twice(4))"
+    code = "from tilewright.compiler.lazy import twice; print(twice(4))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "8\\n"
 
@@ -68,7 +68,7 @@ def test_elsewhere() -> None:
 def test_that_fails_alone() -> None:
     assert least(5, 6) == 6
 """
-READS = """from compiler.least import OTHER
+READS = """from tilewright.compiler.least import OTHER
 
 
 def test_other() -> None:
@@ -81,7 +81,7 @@ LAZY = '''def twice(n: int) -> int:
 LATE = """def thrice(n: int) -> int:
     return n + n + n
 """
-AFTER = """from compiler.late import thrice
+AFTER = """from tilewright.compiler.late import thrice
 
 BEFORE = []
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import open_sizes
 from benchmarks.models import build
 from benchmarks.open_models import open_bert, opened
-from compiler.driver import load_graph
-from compiler.sizes import dimensions
+from tilewright.compiler.driver import load_graph
+from tilewright.compiler.sizes import dimensions
 
 
 def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(

@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 from benchmarks import pages, pages_database
 from benchmarks.pages_database import Known, Size, fill
 from benchmarks.service_load_server import settings_of
-from service.api.app import create_app
-from service.dashboard.session import COOKIE
-from service.storage import open_storage
 from tests.databases import lay_database
+from tilewright.service.api.app import create_app
+from tilewright.service.dashboard.session import COOKIE
+from tilewright.service.storage import open_storage
 
 SMALL = Size(trials=400, records=30, jobs=50, workers=3, requests=5, tokens=2, audit=2)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import quantized_accuracy
-from service.quantize.fidelity import Fidelity
+from tilewright.service.quantize.fidelity import Fidelity
 
 
 @pytest.mark.parametrize(("method", "stated"), [("static", 29.5), ("int4", 21.0)])

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from db.storage import Storage
-from service.api.app import create_app
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.db.storage import Storage
+from tilewright.service.api.app import create_app
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 pytest.importorskip("schemathesis")
 

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import scalar_share
 from benchmarks.collection_quantised import QUANTISED
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedule
-from compiler.target import Target
-from compiler.workload import Workload
 from tests.integration.small_models import SMALL
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import untuned_schedule
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 MODELS = Path(__file__).parents[2] / "models"
 EXPORTED = sorted(path.name for path in MODELS.glob("*.onnx"))

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.report import Origin
 from benchmarks.search import CONSTRAINED, UNCONSTRAINED, Run, report, search, write_csv
 from benchmarks.search_tables import JOB, WORKLOADS, TableFile, path_of, read_table, workload_of
-from compiler.build import CODEGEN_VERSION
-from compiler.target import resolve_target
-from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
-from tuner.tasks import Task, make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tilewright.tuner.tasks import Task, make_task
 
 NAME = "mean 384x1030"
 METHODS = (

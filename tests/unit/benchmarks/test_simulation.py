@@ -12,14 +12,14 @@ from benchmarks.simulated_tuner import BATCH, batch, queue_jobs
 from benchmarks.simulated_workers import measured
 from benchmarks.simulation import main
 from benchmarks.simulation_rows import fill_rows, workload
-from db.engine import reading
-from db.job_states import JobState
-from db.models import TrialRow
-from db.storage import Storage
-from db.stores.requests import Held
-from db.stores.statements import table_of
-from service.api.results import admit
-from tuner.measure.measurement import RecordKey
+from tilewright.db.engine import reading
+from tilewright.db.job_states import JobState
+from tilewright.db.models import TrialRow
+from tilewright.db.storage import Storage
+from tilewright.db.stores.requests import Held
+from tilewright.db.stores.statements import table_of
+from tilewright.service.api.results import admit
+from tilewright.tuner.measure.measurement import RecordKey
 
 
 def test_a_crowd_is_let_in_and_nothing_fails(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from benchmarks import operators, single_ops, unseen_shapes
 from benchmarks.paired import Sampling, Tuner, compare_engines, fastest_seconds, random_feeds
 from benchmarks.report import Origin
 from benchmarks.unseen_shapes import FAMILIES, ShapeRow, draw_shape
-from compiler import driver
-from compiler.target import host_target
+from tilewright.compiler import driver
+from tilewright.compiler.target import host_target
 
 QUICK = Sampling(samples=1, sample_seconds=1e-6)
 

@@ -12,7 +12,7 @@ from benchmarks import sweep
 from benchmarks.report import Origin
 from benchmarks.sweep import SweepRow, measured, report
 from benchmarks.sweep_cases import FLOAT, NOT_SWEPT, Given, SweepCase, cases, whole
-from compiler.frontend.catalogue import catalogue
+from tilewright.compiler.frontend.catalogue import catalogue
 
 QUICK = sweep.Sampling(samples=1, sample_seconds=1e-6)
 

@@ -10,13 +10,13 @@ import pytest
 from benchmarks.search import DEFAULT, WARM, search
 from benchmarks.search_tables import Table, workload_of
 from benchmarks.warm import base_model, first_picks
-from compiler.target import resolve_target
-from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import XGBoostModel
-from tuner.measure.measurement import Measurement, Status
-from tuner.options import TuningError
-from tuner.tasks import make_task
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
+from tilewright.tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.options import TuningError
+from tilewright.tuner.tasks import make_task
 
 NAME = "matmul 97x131x65"
 

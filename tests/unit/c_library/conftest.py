@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from compiler import driver
-from compiler.c_library import WeightPlace, write_c_library, write_wasm_module
-from compiler.c_library.header import Interface
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.ranges import parse_range
-from compiler.runtime.packing import aligned_empty
-from compiler.target import host_target, resolve_target
+from tilewright.compiler import driver
+from tilewright.compiler.c_library import WeightPlace, write_c_library, write_wasm_module
+from tilewright.compiler.c_library.header import Interface
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.target import host_target, resolve_target
 
 MODELS = Path(__file__).parents[2] / "models"
 Arrays = Mapping[str, np.ndarray]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from compiler.c_library import WeightPlace, write_c_library
-from compiler.c_library.toolchain import WARNINGS
 from tests.unit.c_library.conftest import MODELS, compiled
+from tilewright.compiler.c_library import WeightPlace, write_c_library
+from tilewright.compiler.c_library.toolchain import WARNINGS
 
 STRICT = (*WARNINGS, "-pedantic", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

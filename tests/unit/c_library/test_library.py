@@ -16,17 +16,22 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from compiler import driver
-from compiler.c_library import ToolchainError, WeightPlace, write_c_library, write_executable
-from compiler.c_library import toolchain as tools
-from compiler.c_library.header import SHORT_VECTORS, Interface
-from compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
-from compiler.driver import compile_model, load_program
-from compiler.errors import ArtifactError, InvalidArgumentError
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.ranges import parse_range
-from compiler.target import Target, host_target, resolve_target
 from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled
+from tilewright.compiler import driver
+from tilewright.compiler.c_library import (
+    ToolchainError,
+    WeightPlace,
+    write_c_library,
+    write_executable,
+)
+from tilewright.compiler.c_library import toolchain as tools
+from tilewright.compiler.c_library.header import SHORT_VECTORS, Interface
+from tilewright.compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
+from tilewright.compiler.driver import compile_model, load_program
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.target import Target, host_target, resolve_target
 
 Load = Callable[..., Loaded]
 OK, SIZE, MEMORY, POINTER, WEIGHTS, _, VECTORS, REFUSED = range(8)
@@ -324,7 +329,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("executable") / "vit"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "compiler.c_library.library.toolchain",
+            "tilewright.compiler.c_library.library.toolchain",
             lambda target, executable: replace(host, compiler=checked, static=()),
         )
         return write_executable(compiled(VIT, batch="1..4"), path, "vit")

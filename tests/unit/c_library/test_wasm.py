@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver
-from compiler.build import lower_workload
-from compiler.c_library import ToolchainError, write_wasm_module
-from compiler.c_library.header import Interface
-from compiler.c_library.wasm import declarations
-from compiler.dtypes import DType
-from compiler.plan import KernelStep
-from compiler.program_builder import CompiledProgram
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
 from tests.unit.c_library.conftest import MODELS, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
+from tilewright.compiler import driver
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.c_library import ToolchainError, write_wasm_module
+from tilewright.compiler.c_library.header import Interface
+from tilewright.compiler.c_library.wasm import declarations
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.plan import KernelStep
+from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
 
 VIT = MODELS / "vit.onnx"
 NODE = shutil.which("node")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.c_library.library import INCLUDE
-from compiler.c_library.toolchain import wasm_toolchain
-from compiler.target import resolve_target
+from tilewright.compiler.c_library.library import INCLUDE
+from tilewright.compiler.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.target import resolve_target
 
 HERE = Path(__file__).parent
 THREAD = HERE.parents[2] / "compiler" / "c_library" / "module_thread.mjs"

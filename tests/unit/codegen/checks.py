@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Tensor
-from compiler.loops.nest import LoopNest, Node, Stage
 from tests.kernels import run_nest_code, width
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.loops.expr import Tensor
+from tilewright.compiler.loops.nest import LoopNest, Node, Stage
 
 Array = np.ndarray[Any, Any]
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Cast, Combiner, Const, Operation, Role, Tensor, op
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from tests.unit.codegen.checks import kernel
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Operation,
+    Role,
+    Tensor,
+    op,
+)
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 
 
 def bytes_nest(count: int, together: int, lanes: int, zero: int = -128) -> LoopNest:

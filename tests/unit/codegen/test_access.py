@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.cpu.access import (
+from tilewright.compiler.codegen.cpu.access import (
     Bound,
     Kind,
     Linear,
@@ -15,13 +15,13 @@ from compiler.codegen.cpu.access import (
     divide,
     locate,
 )
-from compiler.codegen.cpu.ssa import Emitter, Value
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Space, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.layout import blocked
-from compiler.target import resolve_target
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Space, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.target import resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 

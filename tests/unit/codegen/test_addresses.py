@@ -8,14 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Const, IndexValue, Load, Operation, Role, Tensor, op
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import blocked
-from compiler.loops.nest import Binding, Compute, For, Store, Tile
 from tests.kernels import WIDTHS, width
 from tests.unit.codegen.checks import agree, kernel, numbers
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
+    Accumulator,
+    Const,
+    IndexValue,
+    Load,
+    Operation,
+    Role,
+    Tensor,
+    op,
+)
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.loops.nest import Binding, Compute, For, Store, Tile
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 

@@ -9,17 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
-from compiler.codegen.object import emit_object, load_objects
-from compiler.dtypes import DType
-from compiler.loops import maths
-from compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
-from compiler.loops.expr import Expr, Operation, Role, Tensor, op
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.loops.semantics import evaluate_expression
-from compiler.target import Target, resolve_target
 from tests.unit.loops import nests
+from tilewright.compiler.codegen.cpu.lower import (
+    lower_nest,
+    scratch_layout,
+    stage_extent,
+    stage_symbol,
+)
+from tilewright.compiler.codegen.object import emit_object, load_objects
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
+from tilewright.compiler.loops.expr import Expr, Operation, Role, Tensor, op
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.semantics import evaluate_expression
+from tilewright.compiler.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.backend import backend_of
-from compiler.codegen.cpu.arithmetic import cast as emit_cast
-from compiler.codegen.cpu.combining import neutral
-from compiler.codegen.cpu.operations import apply as emit_operation
-from compiler.codegen.cpu.ssa import Emitter
-from compiler.dtypes import DType
-from compiler.loops import semantics
-from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.target import resolve_target
-from compiler.targets import Family
 from tests.kernels import HOST, WIDTHS, run_nest_code, width
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.cpu.arithmetic import cast as emit_cast
+from tilewright.compiler.codegen.cpu.combining import neutral
+from tilewright.compiler.codegen.cpu.operations import apply as emit_operation
+from tilewright.compiler.codegen.cpu.ssa import Emitter
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops import semantics
+from tilewright.compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets import Family
 
 Array = np.ndarray[Any, Any]
 

@@ -6,22 +6,22 @@ import re
 
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.object import emit_assembly
-from compiler.codegen.statistics import InnerLoop, inner_loops
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Combiner, Load, Role, Tensor
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedules
-from compiler.sizes import Dimension
-from compiler.target import Target, resolve_target
 from tests.graphs import Maker
 from tests.unit.codegen.checks import kernel
 from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
 from tests.unit.schedule.open_nests import open_workload
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Load, Role, Tensor
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import Target, resolve_target
 
 N1 = resolve_target("neoverse-n1")
 

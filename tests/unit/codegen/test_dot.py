@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.object import emit_assembly
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.evaluate import pack_tensor
-from compiler.loops.expr import Accumulator, Cast, Combiner, Load, Role, Tensor
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.verify import verify_nest
-from compiler.target import Target, resolve_target
 from tests.kernels import WIDTHS, run_nest_code, width
 from tests.unit.codegen.checks import agree, kernel
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.evaluate import pack_tensor
+from tilewright.compiler.loops.expr import Accumulator, Cast, Combiner, Load, Role, Tensor
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 

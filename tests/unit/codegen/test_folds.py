@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.loops.evaluate import run_nest
-from compiler.loops.expr import Accumulator, Combiner, Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, Store, Tile
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.verify import verify_nest
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_nest_code, width
 from tests.unit.codegen.checks import agree, kernel, numbers
 from tests.unit.loops import nests
+from tilewright.compiler.loops.evaluate import run_nest
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, Store, Tile
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.verify import verify_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 

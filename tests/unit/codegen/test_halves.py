@@ -8,10 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.codegen import apart
-from compiler.codegen.backend import backend_of
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tests.kernels import HOST, run_nest_code
+from tests.unit.codegen.test_arithmetic import elementwise
+from tilewright.compiler.codegen import apart
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -22,12 +24,10 @@ from compiler.loops.expr import (
     Tensor,
     op,
 )
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.target import known_targets, resolve_target
-from compiler.targets import families
-from tests.kernels import HOST, run_nest_code
-from tests.unit.codegen.test_arithmetic import elementwise
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.target import known_targets, resolve_target
+from tilewright.compiler.targets import families
 
 Array = np.ndarray[Any, Any]
 

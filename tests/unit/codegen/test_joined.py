@@ -12,22 +12,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.build import lower_workload
-from compiler.codegen.statistics import inner_loops
-from compiler.dtypes import DType
-from compiler.loops.layout import blocked
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule
-from compiler.sizes import Dimension
-from compiler.target import Target, resolve_target
-from compiler.targets import family_of
-from compiler.workload import Workload
 from tests.graphs import Maker, random_inputs, run_graph
 from tests.kernels import WorkloadCode, as_workload, run_workload, width
 from tests.unit.codegen.checks import agree
 from tests.unit.codegen.rounded import bytes_nest, read_as_nest
 from tests.unit.schedule.open_nests import open_workload
 from tests.unit.schedule.problems import conv, matmul
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.codegen.statistics import inner_loops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets import family_of
+from tilewright.compiler.workload import Workload
 
 RISCV = resolve_target("riscv64")
 BITS = 256
@@ -57,7 +57,7 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Target:
     target = width(BITS)
     feature = next(f[1:] for f in target.features if f.startswith("+"))
     family = replace(family_of(target.arch), joined=(feature, 2 * BITS), nearest=feature)
-    monkeypatch.setattr("compiler.target.family_of", lambda arch: family)
+    monkeypatch.setattr("tilewright.compiler.target.family_of", lambda arch: family)
     return target
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.cpu.quads import _live_at_once
-from compiler.codegen.object import emit_assembly
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Combiner, Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from compiler.target import Target, resolve_target
 from tests.unit.codegen.checks import kernel
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.cpu.quads import _live_at_once
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.target import Target, resolve_target
 
 N1 = resolve_target("neoverse-n1")
 

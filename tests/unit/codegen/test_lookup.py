@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.object import emit_assembly
-from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Cast, Expr, Load, Role, Tensor
-from compiler.loops.index import Affine, Axis
-from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from compiler.target import resolve_target
 from tests.kernels import WIDTHS, width
 from tests.unit.codegen.checks import agree, kernel
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Accumulator, Cast, Expr, Load, Role, Tensor
+from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.target import resolve_target
 
 KINDS = (DType.UINT8, DType.INT8)
 

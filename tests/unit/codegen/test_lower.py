@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.loops import Segment, segments
-from compiler.codegen.cpu.lower import lower_nest, stage_extent
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tests.kernels import WIDTHS, width
+from tests.unit.codegen.checks import agree, kernel, numbers
+from tilewright.compiler.codegen.cpu.loops import Segment, segments
+from tilewright.compiler.codegen.cpu.lower import lower_nest, stage_extent
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Combiner,
     Const,
@@ -27,9 +29,9 @@ from compiler.loops.expr import (
     Tensor,
     op,
 )
-from compiler.loops.index import Axis
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import (
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import (
     Binding,
     Compute,
     For,
@@ -41,9 +43,7 @@ from compiler.loops.nest import (
     Store,
     Tile,
 )
-from compiler.loops.verify import verify_nest
-from tests.kernels import WIDTHS, width
-from tests.unit.codegen.checks import agree, kernel, numbers
+from tilewright.compiler.loops.verify import verify_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 

@@ -7,15 +7,15 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from compiler.codegen.elf import undefined_symbols
-from compiler.codegen.object import (
+from tilewright.compiler.codegen.elf import undefined_symbols
+from tilewright.compiler.codegen.object import (
     LIBRARY_SYMBOLS,
     emit_assembly,
     emit_object,
     load_objects,
 )
-from compiler.codegen.spills import most_stack_accesses, spilling_loop
-from compiler.codegen.statistics import (
+from tilewright.compiler.codegen.spills import most_stack_accesses, spilling_loop
+from tilewright.compiler.codegen.statistics import (
     SPILL_MARK,
     InnerLoop,
     KernelStatistics,
@@ -25,8 +25,8 @@ from compiler.codegen.statistics import (
     statistics,
     vector_registers,
 )
-from compiler.errors import CompilerError
-from compiler.target import Target, resolve_target
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.target import Target, resolve_target
 
 HOST = resolve_target("host")
 NATIVE_TARGETS = [

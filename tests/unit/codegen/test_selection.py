@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from compiler.codegen import apart
-from compiler.codegen.backend import backend_of
-from compiler.codegen.object import emit_assembly, emit_object
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.loops.expr import Cast, Expr
-from compiler.target import Target, known_targets, resolve_target
 from tests.kernels import HOST, in_child
 from tests.unit.codegen.test_arithmetic import elementwise, operations
+from tilewright.compiler.codegen import apart
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.object import emit_assembly, emit_object
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.loops.expr import Cast, Expr
+from tilewright.compiler.target import Target, known_targets, resolve_target
 
 WASM = resolve_target("wasm32")
 NARROW = (DType.FLOAT16, DType.BFLOAT16)

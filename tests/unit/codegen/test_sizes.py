@@ -9,21 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.loops import Tail, segments
-from compiler.codegen.cpu.lower import lower_nest, stage_extent
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops import maths
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Accumulator, Cast, Combiner, IndexValue, Role, Space, Tensor
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.verify import verify_nest
-from compiler.sizes import Dimension, at, open_size
-from compiler.target import Target, resolve_target
 from tests.kernels import HOST, WIDTHS, NestCode, width, widths_in_turn
+from tilewright.compiler.codegen.cpu.loops import Tail, segments
+from tilewright.compiler.codegen.cpu.lower import lower_nest, stage_extent
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    IndexValue,
+    Role,
+    Space,
+    Tensor,
+)
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 

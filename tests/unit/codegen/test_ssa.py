@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
-from compiler.dtypes import DType
-from compiler.target import resolve_target
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.target import resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 I64 = DType.INT64

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.backend import backend_of
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.codegen.object import emit_assembly
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Const
-from compiler.loops.nest import Compute, For, LoopNest, Tile
-from compiler.loops.semantics import from_memory
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.verify import verify_nest
-from compiler.target import resolve_target
 from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.kernels import in_child, run_nest_code
 from tests.unit.codegen.test_dot import BRAINS, BYTES, SIGNS, all_pairs, narrow, packed_product
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.codegen.object import emit_assembly
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.loops.expr import Const
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Tile
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.target import resolve_target
 
 Array = np.ndarray[Any, Any]
 Types = tuple[DType, DType]

@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from compiler.build import lower_workload
-from compiler.codegen.cpu.ahead import _most_held
-from compiler.codegen.statistics import InnerLoop, inner_loops
-from compiler.loops.layout import Layout, blocked
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from compiler.workload import Halo, Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.codegen.cpu.ahead import _most_held
+from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.loops.layout import Layout, blocked
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Halo, Workload
 
 HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.build import lower_workload
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
 from tests.unit.schedule.problems import matmul
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
 
 ROWS, VECTORS, STEPS = 5, 2, 4
 

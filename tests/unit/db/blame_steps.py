@@ -6,12 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.stores.leases import (
+from tilewright.db.stores.leases import (
     LeaseStore,
     NewRequest,
     RequestState,
 )
-from db.stores.workers import WorkerStore
+from tilewright.db.stores.workers import WorkerStore
 
 K = 3
 

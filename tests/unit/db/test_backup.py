@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.backup import BackupError, NotEmptyError, backup, restore
-from db.check import Finding, Severity, check
-from db.engine import open_engine, reading, writing
-from db.errors import SchemaVersionError, StorageError
-from db.job_states import JobState
-from db.migrate import current_revision, downgrade, head_revision, upgrade
-from db.models import Base, BlobReferenceRow, BlobRow
-from db.stores.audit import Action, AuditStore
-from db.stores.blob_folder import BlobFolder
-from db.stores.blobs import BlobStore
-from db.stores.cost_models import CostModelStore
-from db.stores.jobs import JobStore
-from db.stores.leases import LeaseStore, NewRequest
-from db.stores.models import ModelStore
-from db.stores.statements import table_of
-from db.stores.tokens import Scope, TokenStore
+from tilewright.db.backup import BackupError, NotEmptyError, backup, restore
+from tilewright.db.check import Finding, Severity, check
+from tilewright.db.engine import open_engine, reading, writing
+from tilewright.db.errors import SchemaVersionError, StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.migrate import current_revision, downgrade, head_revision, upgrade
+from tilewright.db.models import Base, BlobReferenceRow, BlobRow
+from tilewright.db.stores.audit import Action, AuditStore
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.cost_models import CostModelStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tokens import Scope, TokenStore
 
 
 @pytest.fixture

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.blame import (
+from tests.unit.db.blame_steps import K, claim, one_worker, refuse, submit
+from tilewright.db.stores.blame import (
     FIRST_CANARY_SECONDS,
     FORGIVEN_SECONDS,
     LONGEST_PAUSE_SECONDS,
 )
-from db.stores.leases import (
+from tilewright.db.stores.leases import (
     Blame,
     Cause,
     Completion,
     LeaseStore,
     RequestState,
 )
-from db.stores.workers import Health, WorkerStore
-from tests.unit.db.blame_steps import K, claim, one_worker, refuse, submit
+from tilewright.db.stores.workers import Health, WorkerStore
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.blame import (
+from tests.unit.db.blame_steps import K, claim, one_worker, submit
+from tilewright.db.stores.blame import (
     FIRST_CANARY_SECONDS,
     LONGEST_PAUSE_SECONDS,
     MOST_TURNS,
 )
-from db.stores.leases import (
+from tilewright.db.stores.leases import (
     Cause,
     LeaseStore,
     RequestState,
 )
-from db.stores.workers import Health, WorkerStore
-from tests.unit.db.blame_steps import K, claim, one_worker, submit
+from tilewright.db.stores.workers import Health, WorkerStore
 
 
 @pytest.fixture

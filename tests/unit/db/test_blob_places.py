@@ -17,14 +17,14 @@ import pytest
 import sqlalchemy as sa
 from moto.server import ThreadedMotoServer
 
-import db
-from db.errors import NotFoundError, StorageError, StorageKind
-from db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, stage
-from db.stores.blob_folder import BlobFolder
-from db.stores.blob_objects import BlobObjects
-from db.stores.blobs import BlobStore
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright import db
+from tilewright.db.errors import NotFoundError, StorageError, StorageKind
+from tilewright.db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, stage
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blob_objects import BlobObjects
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 
 @pytest.fixture
@@ -169,8 +169,8 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
     script = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from db.errors import StorageError\n"
-        "from db.stores.blob_bytes import stage\n"
+        "from tilewright.db.errors import StorageError\n"
+        "from tilewright.db.stores.blob_bytes import stage\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
@@ -251,7 +251,7 @@ def test_an_object_store_that_does_not_answer_may_be_asked_again(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("db.stores.blob_objects.RETRIES", 0)
+    monkeypatch.setattr("tilewright.db.stores.blob_objects.RETRIES", 0)
     away = BlobObjects(s3, tmp_path / "staging")
     for call in (
         lambda: away.size("0" * 64),

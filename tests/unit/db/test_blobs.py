@@ -16,20 +16,20 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
-from db.engine import open_engine, reading, writing
-from db.errors import NotFoundError, StorageError, StorageKind
-from db.job_states import JobState
-from db.models import BlobReferenceRow, BlobRow, CostModelRow
-from db.stores import blobs as blobs_module
-from db.stores.blob_bytes import Aside, TooManyBytesError
-from db.stores.blob_folder import BlobFolder
-from db.stores.blob_references import BlobKind, refer
-from db.stores.blobs import DOOMED_SECONDS, TOUCH_SECONDS, BlobStore
-from db.stores.cost_models import CostModelStore
-from db.stores.jobs import JobStore
-from db.stores.leases import LeaseStore, NewRequest
-from db.stores.models import ModelStore
-from db.stores.statements import table_of
+from tilewright.db.engine import open_engine, reading, writing
+from tilewright.db.errors import NotFoundError, StorageError, StorageKind
+from tilewright.db.job_states import JobState
+from tilewright.db.models import BlobReferenceRow, BlobRow, CostModelRow
+from tilewright.db.stores import blobs as blobs_module
+from tilewright.db.stores.blob_bytes import Aside, TooManyBytesError
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blob_references import BlobKind, refer
+from tilewright.db.stores.blobs import DOOMED_SECONDS, TOUCH_SECONDS, BlobStore
+from tilewright.db.stores.cost_models import CostModelStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.statements import table_of
 
 KEEP = 900.0
 

@@ -11,20 +11,26 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db import changes as db_changes
-from db.changes import LookupChanges, PostgresChanges, SqliteChanges, lookups_change, open_changes
-from db.engine import open_engine, writing
-from db.errors import DatabaseError, StorageError
-from db.models import LookupChangeRow
-from db.stores.record_ledger import RecordLedger
-from db.stores.records import SqlRecordStore, record_id
-from db.stores.retention import Retention, RetentionStore
-from db.stores.statements import table_of
-from db.stores.tokens import Scope, TokenStore
-from db.stores.verdicts import VerdictKind, VerdictStore
-from db.stores.workers import WorkerStore
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db import changes as db_changes
+from tilewright.db.changes import (
+    LookupChanges,
+    PostgresChanges,
+    SqliteChanges,
+    lookups_change,
+    open_changes,
+)
+from tilewright.db.engine import open_engine, writing
+from tilewright.db.errors import DatabaseError, StorageError
+from tilewright.db.models import LookupChangeRow
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.records import SqlRecordStore, record_id
+from tilewright.db.stores.retention import Retention, RetentionStore
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tokens import Scope, TokenStore
+from tilewright.db.stores.verdicts import VerdictKind, VerdictStore
+from tilewright.db.stores.workers import WorkerStore
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 Heard = Collection[str] | None
 

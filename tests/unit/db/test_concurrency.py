@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import db
-from db.errors import StaleLeaseError
-from db.job_states import JobState
-from db.stores.blobs import BlobStore
-from db.stores.events import EventStore
-from db.stores.jobs import JobClaim, JobStore
-from db.stores.leases import Completion, LeaseStore, NewRequest, RequestState
-from db.stores.models import ModelStore
-from db.stores.tasks import WorkloadStore
-from db.stores.workers import WorkerStore
+from tilewright import db
+from tilewright.db.errors import StaleLeaseError
+from tilewright.db.job_states import JobState
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.jobs import JobClaim, JobStore
+from tilewright.db.stores.leases import Completion, LeaseStore, NewRequest, RequestState
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.tasks import WorkloadStore
+from tilewright.db.stores.workers import WorkerStore
 
 PEER = Path(__file__).with_name("peer.py")
 ROOT = Path(db.__file__).parents[1]

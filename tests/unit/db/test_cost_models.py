@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StateError
-from db.stores.blobs import BlobStore
-from db.stores.cost_models import CostModelState, CostModelStore, StoredCostModel
+from tilewright.db.errors import NotFoundError, StateError
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.cost_models import CostModelState, CostModelStore, StoredCostModel
 
 
 @pytest.fixture

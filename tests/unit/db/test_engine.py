@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db.engine import open_engine, reading, together, translated_errors, writing
-from db.errors import StorageError, StorageKind
-from db.migrate import upgrade
-from db.models import TargetRow
-from db.stores.statements import table_of
-from db.stores.tasks import WorkloadStore
+from tilewright.db.engine import open_engine, reading, together, translated_errors, writing
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.migrate import upgrade
+from tilewright.db.models import TargetRow
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tasks import WorkloadStore
 
 targets = table_of(TargetRow)
 
@@ -225,7 +225,7 @@ def test_a_connection_that_broke_while_it_lay_idle_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, idle: bool
 ) -> None:
     """One that was used a moment ago is not asked for: its error says to try again."""
-    monkeypatch.setattr("db.engine.PING_SECONDS", 0.0 if idle else 3600.0)
+    monkeypatch.setattr("tilewright.db.engine.PING_SECONDS", 0.0 if idle else 3600.0)
     engine, other = open_engine(postgres_url), open_engine(postgres_url)
     number = sa.select(sa.func.pg_backend_pid())
     with reading(engine) as connection:

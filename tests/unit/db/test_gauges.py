@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.gauges import Figures, GaugeStore
-from db.stores.leases import Cause, LeaseStore, NewRequest
-from db.stores.workers import WorkerStore
+from tilewright.db.stores.gauges import Figures, GaugeStore
+from tilewright.db.stores.leases import Cause, LeaseStore, NewRequest
+from tilewright.db.stores.workers import WorkerStore
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import KeyInFlightError, KeyMismatchError
-from db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
+from tilewright.db.errors import KeyInFlightError, KeyMismatchError
+from tilewright.db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
 
 
 @pytest.fixture

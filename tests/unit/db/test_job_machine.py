@@ -16,19 +16,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from db.engine import open_engine
-from db.errors import StaleLeaseError, StateError
-from db.job_states import HELD_STATES, TRANSITIONS, JobState
-from db.migrate import upgrade
-from db.stores.blob_folder import BlobFolder
-from db.stores.blobs import BlobStore
-from db.stores.events import EventStore
-from db.stores.job_claims import ALONE_SECONDS, SHARED_ATTEMPTS
-from db.stores.jobs import JobClaim, JobProgress, JobStore
-from db.stores.leases import LeaseStore, NewRequest, RequestState
-from db.stores.models import ModelStore
 from tests.examples import examples
 from tests.unit.db.conftest import Clock
+from tilewright.db.engine import open_engine
+from tilewright.db.errors import StaleLeaseError, StateError
+from tilewright.db.job_states import HELD_STATES, TRANSITIONS, JobState
+from tilewright.db.migrate import upgrade
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.job_claims import ALONE_SECONDS, SHARED_ATTEMPTS
+from tilewright.db.stores.jobs import JobClaim, JobProgress, JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState
+from tilewright.db.stores.models import ModelStore
 
 LEASE, STALL, WAIT, MOST = 30.0, 100.0, 200.0, 3
 OWNERS, TARGETS = ("ann", "bob"), ("pi", "pc")

@@ -4,8 +4,14 @@ from itertools import product
 
 import pytest
 
-from db.errors import StateError
-from db.job_states import FINAL_STATES, HELD_STATES, TRANSITIONS, JobState, check_transition
+from tilewright.db.errors import StateError
+from tilewright.db.job_states import (
+    FINAL_STATES,
+    HELD_STATES,
+    TRANSITIONS,
+    JobState,
+    check_transition,
+)
 
 
 def test_the_table_names_every_state() -> None:

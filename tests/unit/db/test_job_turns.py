@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from db.errors import QuotaError, StaleLeaseError
-from db.job_states import JobState
-from db.stores.events import EventStore
-from db.stores.job_claims import ALONE_SECONDS
-from db.stores.jobs import Job, JobClaim, JobProgress, JobStore
-from db.stores.leases import LeaseStore, NewRequest, RequestState
-from db.stores.tokens import Scope, TokenStore
 from tests.unit.db.claiming import take
+from tilewright.db.errors import QuotaError, StaleLeaseError
+from tilewright.db.job_states import JobState
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.job_claims import ALONE_SECONDS
+from tilewright.db.stores.jobs import Job, JobClaim, JobProgress, JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState
+from tilewright.db.stores.tokens import Scope, TokenStore
 
 
 def test_claims_are_in_order_and_exclusive(jobs: JobStore, model_digest: str, clock: Any) -> None:

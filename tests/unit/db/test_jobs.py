@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from db.errors import NotFoundError, StaleLeaseError, StateError
-from db.job_states import JobState
-from db.stores.events import EventStore
-from db.stores.jobs import JobClaim, JobProgress, JobStore
-from db.stores.leases import LeaseStore, NewRequest, RequestState
-from db.stores.workers import WorkerStore
 from tests.unit.db.claiming import take
+from tilewright.db.errors import NotFoundError, StaleLeaseError, StateError
+from tilewright.db.job_states import JobState
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.jobs import JobClaim, JobProgress, JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState
+from tilewright.db.stores.workers import WorkerStore
 
 
 def test_a_new_job_waits(jobs: JobStore, model_digest: str, clock: Any, events: EventStore) -> None:

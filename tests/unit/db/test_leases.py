@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.stores.jobs import JobStore
-from db.stores.leases import (
+from tests.unit.db.explained import by_statistics, plan_of
+from tests.unit.db.lease_steps import done, request, state, take, three_workers
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import (
     Blame,
     Cause,
     Completion,
@@ -18,9 +20,7 @@ from db.stores.leases import (
     LeaseStore,
     RequestState,
 )
-from db.stores.workers import Health, WorkerStore
-from tests.unit.db.explained import by_statistics, plan_of
-from tests.unit.db.lease_steps import done, request, state, take, three_workers
+from tilewright.db.stores.workers import Health, WorkerStore
 
 
 @pytest.fixture

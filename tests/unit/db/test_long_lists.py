@@ -10,17 +10,17 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.engine import writing
-from db.job_states import JobState
-from db.models import ModelRow, TrialRow
-from db.stores.jobs import JobStore
-from db.stores.records import SqlRecordStore
-from db.stores.statements import table_of
-from db.stores.tasks import WorkloadStore
-from db.stores.trials import TrialStore
 from tests.unit.db.explained import by_statistics, plan_of
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.engine import writing
+from tilewright.db.job_states import JobState
+from tilewright.db.models import ModelRow, TrialRow
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tasks import WorkloadStore
+from tilewright.db.stores.trials import TrialStore
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 Ask = Callable[[sa.Engine], object]
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.stores import blame
-from db.stores.blame import end_without_result
-from db.stores.leases import (
+from tests.unit.db.lease_steps import done, request, state, take, three_workers
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.stores import blame
+from tilewright.db.stores.blame import end_without_result
+from tilewright.db.stores.leases import (
     Blame,
     Cause,
     Completion,
@@ -19,8 +20,7 @@ from db.stores.leases import (
     LeaseStore,
     RequestState,
 )
-from db.stores.workers import WorkerStore
-from tests.unit.db.lease_steps import done, request, state, take, three_workers
+from tilewright.db.stores.workers import WorkerStore
 
 
 @pytest.fixture

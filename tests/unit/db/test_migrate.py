@@ -12,13 +12,13 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-import db
-from db.engine import open_engine, reading, writing
-from db.errors import SchemaVersionError
-from db.migrate import current_revision, downgrade, head_revision, upgrade
-from db.models import Base, BlobReferenceRow, BlobRow
-from db.stores.tokens import TokenStore
-from db.stores.workers import WorkerStore
+from tilewright import db
+from tilewright.db.engine import open_engine, reading, writing
+from tilewright.db.errors import SchemaVersionError
+from tilewright.db.migrate import current_revision, downgrade, head_revision, upgrade
+from tilewright.db.models import Base, BlobReferenceRow, BlobRow
+from tilewright.db.stores.tokens import TokenStore
+from tilewright.db.stores.workers import WorkerStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

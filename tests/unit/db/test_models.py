@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from db.errors import NotFoundError
-from db.stores.models import ModelStore
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.models import ModelStore
 
 
 def test_a_model_is_kept_by_its_digest(models: ModelStore, clock: Any) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from db.engine import writing
-from db.notices import (
+from tilewright.db.engine import writing
+from tilewright.db.notices import (
     KEPT,
     NoticeSource,
     SqliteSource,
@@ -19,11 +19,11 @@ from db.notices import (
     topic_states,
     worker_topic,
 )
-from db.stores.events import EventStore
-from db.stores.jobs import JobStore
-from db.stores.leases import LeaseStore, NewRequest
-from db.stores.tokens import Scope, TokenStore
-from db.stores.workers import WorkerStore
+from tilewright.db.stores.events import EventStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.leases import LeaseStore, NewRequest
+from tilewright.db.stores.tokens import Scope, TokenStore
+from tilewright.db.stores.workers import WorkerStore
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_listener_whose_connection_broke_says_that_it_missed_something(
 ) -> None:
     if engine.dialect.name != "postgresql":
         pytest.skip("a file has no connection that breaks")
-    from db.errors import StorageError
+    from tilewright.db.errors import StorageError
 
     with engine.connect() as connection:
         connection.exec_driver_sql(

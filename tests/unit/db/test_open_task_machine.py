@@ -24,17 +24,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from db.engine import writing
-from db.errors import StaleLeaseError, StateError
-from db.models import Base, OpenTaskRow
-from db.stores.blob_folder import BlobFolder
-from db.stores.blobs import BlobStore
-from db.stores.jobs import JobClaim, JobStore
-from db.stores.models import ModelStore
-from db.stores.open_tasks import OpenTask, OpenTaskStore
-from db.stores.statements import table_of
 from tests.examples import examples
 from tests.unit.db.conftest import Clock
+from tilewright.db.engine import writing
+from tilewright.db.errors import StaleLeaseError, StateError
+from tilewright.db.models import Base, OpenTaskRow
+from tilewright.db.stores.blob_folder import BlobFolder
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.jobs import JobClaim, JobStore
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.open_tasks import OpenTask, OpenTaskStore
+from tilewright.db.stores.statements import table_of
 
 LEASE = 30.0
 TASKS = tuple(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import StaleLeaseError
-from db.stores.jobs import JobClaim, JobStore
-from db.stores.open_tasks import OpenTask, OpenTaskStore
+from tilewright.db.errors import StaleLeaseError
+from tilewright.db.stores.jobs import JobClaim, JobStore
+from tilewright.db.stores.open_tasks import OpenTask, OpenTaskStore
 
 CONV, POOL = (OpenTask(name * 64, "t" * 64, 1, "fast", "7") for name in "cp")
 

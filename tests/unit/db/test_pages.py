@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.engine import reading, writing
-from db.errors import PositionError
-from db.models import AuditRow, CostModelRow, TokenRow
-from db.stores.pages import Page, PageOrder
-from db.stores.statements import table_of
-from db.stores.tokens import Scope, TokenStore
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import PositionError
+from tilewright.db.models import AuditRow, CostModelRow, TokenRow
+from tilewright.db.stores.pages import Page, PageOrder
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tokens import Scope, TokenStore
 
 _tokens = table_of(TokenRow)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.plans import GraphPlanStore
+from tilewright.db.stores.plans import GraphPlanStore
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.clock import instant
-from db.engine import open_engine, reading
-from db.stores.rate_limits import Rate, RateLimitStore
+from tilewright.db.clock import instant
+from tilewright.db.engine import open_engine, reading
+from tilewright.db.stores.rate_limits import Rate, RateLimitStore
 
 RATE = Rate(burst=3, per_second=0.5)
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.engine import reading, writing
-from db.errors import NotFoundError
-from db.models import RecordRow
-from db.standing import Backing, Standing, Witness
-from db.stores import record_ledger
-from db.stores.jobs import JobStore
-from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
-from db.stores.records import SqlRecordStore, record_id, serve
-from db.stores.workers import WorkerStore
 from tests.unit.db.explained import plan_of
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.engine import reading, writing
+from tilewright.db.errors import NotFoundError
+from tilewright.db.models import RecordRow
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores import record_ledger
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
+from tilewright.db.stores.records import SqlRecordStore, record_id, serve
+from tilewright.db.stores.workers import WorkerStore
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,

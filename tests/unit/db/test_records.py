@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.engine import open_engine, reading
-from db.models import RecordRow, TrialRow
-from db.stores.records import SqlRecordStore
-from db.stores.statements import table_of
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.engine import open_engine, reading
+from tilewright.db.models import RecordRow, TrialRow
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.statements import table_of
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -24,7 +24,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.store import MemoryStore, RecordStore
+from tilewright.tuner.store import MemoryStore, RecordStore
 
 KEY = RecordKey("w" * 64, "t" * 64, 2, "strict")
 SCHEDULE = Schedule.of("direct", tile_n=16, unroll=True, order="nchw")

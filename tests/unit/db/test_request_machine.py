@@ -22,10 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from db.engine import writing
-from db.errors import NotFoundError, StaleLeaseError
-from db.models import Base
-from db.stores.leases import (
+from tests.examples import examples
+from tests.unit.db.conftest import Clock
+from tilewright.db.engine import writing
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.models import Base
+from tilewright.db.stores.leases import (
     Cause,
     Completion,
     LeaseOutcome,
@@ -33,9 +35,7 @@ from db.stores.leases import (
     NewRequest,
     RequestState,
 )
-from db.stores.workers import WorkerStore
-from tests.examples import examples
-from tests.unit.db.conftest import Clock
+from tilewright.db.stores.workers import WorkerStore
 
 LEASE, ATTEMPTS = 10.0, 5
 NAMES, WORKERS = ("a", "b", "c"), ("w1", "w2", "w3", "w4")

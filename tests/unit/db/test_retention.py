@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.engine import reading
-from db.job_states import JobState
-from db.models import EventRow, TaskRow
-from db.stores import retention as module
-from db.stores.audit import Action, AuditStore
-from db.stores.blobs import BlobStore
-from db.stores.jobs import JobStore
-from db.stores.models import ModelStore
-from db.stores.record_ledger import RecordLedger
-from db.stores.records import SqlRecordStore
-from db.stores.retention import DAY_SECONDS, Retention, RetentionStore
-from db.stores.runs import RunStore
-from db.stores.statements import table_of
-from db.stores.tasks import JobTask, TaskStore
-from db.stores.verdicts import VerdictKind, VerdictStore
 from tests.unit.db.test_record_ledger import KEY, id_of, measured, record, trial_of
 from tests.unit.db.test_runs import STARTED
-from tuner.measure.measurement import Phase, Trial
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.engine import reading
+from tilewright.db.job_states import JobState
+from tilewright.db.models import EventRow, TaskRow
+from tilewright.db.stores import retention as module
+from tilewright.db.stores.audit import Action, AuditStore
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.retention import DAY_SECONDS, Retention, RetentionStore
+from tilewright.db.stores.runs import RunStore
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tasks import JobTask, TaskStore
+from tilewright.db.stores.verdicts import VerdictKind, VerdictStore
+from tilewright.tuner.measure.measurement import Phase, Trial
 
 ALL = Retention(**{one.name: 1.0 for one in fields(Retention)})
 NOTHING = {one.name: 0 for one in fields(Retention)}

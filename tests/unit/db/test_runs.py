@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from compiler.schedule.schedule import Schedule
-from db.errors import NotFoundError
-from db.stores.runs import RunStore
-from tuner.events import Ended, Finished, Started, TaskInputs, TaskSnapshot
-from tuner.forecast import Forecast, ForecastError
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
-from tuner.options import TuneOptions
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.runs import RunStore
+from tilewright.tuner.events import Ended, Finished, Started, TaskInputs, TaskSnapshot
+from tilewright.tuner.forecast import Forecast, ForecastError
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.options import TuneOptions
 
 KEY = RecordKey("workload", "target", 2, "strict")
 RECORD = TuningRecord(

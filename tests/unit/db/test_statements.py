@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from db.stores.statements import chunks
+from tilewright.db.stores.statements import chunks
 
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1000, 2345])

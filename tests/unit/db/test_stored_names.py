@@ -6,14 +6,14 @@ from enum import StrEnum
 
 import pytest
 
-from db.job_states import JobState
-from db.standing import Standing
-from db.stores.audit import Action
-from db.stores.blob_references import BlobKind
-from db.stores.cost_models import CostModelState
-from db.stores.requests import Blame, LeaseOutcome, RequestState
-from db.stores.tasks import TaskStatus
-from db.stores.tokens import Scope
+from tilewright.db.job_states import JobState
+from tilewright.db.standing import Standing
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.blob_references import BlobKind
+from tilewright.db.stores.cost_models import CostModelState
+from tilewright.db.stores.requests import Blame, LeaseOutcome, RequestState
+from tilewright.db.stores.tasks import TaskStatus
+from tilewright.db.stores.tokens import Scope
 
 WORDS: dict[type[StrEnum], str] = {
     JobState: "queued waiting_for_worker paused running verifying succeeded incomplete failed"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.sweeps import TERM_SECONDS, SweepStore, Turn
+from tilewright.db.stores.sweeps import TERM_SECONDS, SweepStore, Turn
 
 
 @pytest.fixture

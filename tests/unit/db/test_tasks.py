@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.stores.jobs import JobStore
-from db.stores.tasks import JobTask, TaskStatus, TaskStore, WorkloadStore
 from tests.unit.db.explained import plan_of
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.stores.jobs import JobStore
+from tilewright.db.stores.tasks import JobTask, TaskStatus, TaskStore, WorkloadStore
 
 
 def test_tasks_keep_their_order_and_change(

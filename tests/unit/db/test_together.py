@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError
-from db.stores.leases import (
+from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.stores.leases import (
     Cause,
     Claim,
     Completion,
@@ -21,7 +21,7 @@ from db.stores.leases import (
     Report,
     RequestState,
 )
-from db.stores.workers import Health, Heartbeat, Presence, WorkerStore
+from tilewright.db.stores.workers import Health, Heartbeat, Presence, WorkerStore
 
 NAMES = ("w1", "w2", "w3")
 

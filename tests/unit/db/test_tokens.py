@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.engine import reading
-from db.errors import NotFoundError, StateError
-from db.models import TokenRow
-from db.stores.statements import table_of
-from db.stores.tokens import USED_SECONDS, Scope, TokenStore
+from tilewright.db.engine import reading
+from tilewright.db.errors import NotFoundError, StateError
+from tilewright.db.models import TokenRow
+from tilewright.db.stores.statements import table_of
+from tilewright.db.stores.tokens import USED_SECONDS, Scope, TokenStore
 
 
 def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:

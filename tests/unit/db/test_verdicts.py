@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from db.standing import Backing, Standing, Witness
-from db.stores.verdicts import StoredVerdict, VerdictKind, VerdictStore
-from db.stores.workers import WorkerStore
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.stores.verdicts import StoredVerdict, VerdictKind, VerdictStore
+from tilewright.db.stores.workers import WorkerStore
 
 SCHEDULES = VerdictKind.SCHEDULES
 SAID = {"comparisons": [{"ratio": 0.9}]}

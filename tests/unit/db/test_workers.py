@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError
-from db.stores.records import SqlRecordStore
-from db.stores.workers import Health, WorkerStore
 from tests.unit.db.test_records import CRASH, GOOD, trial
+from tilewright.db.errors import NotFoundError
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.workers import Health, WorkerStore
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from examples.demo_view import (
     task_table,
     verdict,
 )
-from service.api.schemas.jobs import ProgressView, TaskView
-from service.cli.common import Numerics
+from tilewright.service.api.schemas.jobs import ProgressView, TaskView
+from tilewright.service.cli.common import Numerics
 
 PROGRESS = ProgressView(
     phase="tuning",

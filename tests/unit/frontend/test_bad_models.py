@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.driver import compile_model
-from compiler.errors import (
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.errors import (
     CompilerError,
     InvalidArgumentError,
     InvalidInputError,
@@ -19,11 +19,11 @@ from compiler.errors import (
     ModelWarning,
     UnsupportedOperatorError,
 )
-from compiler.frontend.model_file import NEWEST_OPSET
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.text import parse_graph, print_graph
-from compiler.ops import builder
-from compiler.ops.interpret import run_graph
+from tilewright.compiler.frontend.model_file import NEWEST_OPSET
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.ops import builder
+from tilewright.compiler.ops.interpret import run_graph
 
 FLOAT = TensorProto.FLOAT
 

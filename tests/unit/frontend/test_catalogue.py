@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.frontend.catalogue import catalogue, page
-from service.cli import run
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.catalogue import catalogue, page
+from tilewright.service.cli import run
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
 

@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.driver import compile_model
-from compiler.errors import InvalidModelError, OutOfMemoryError
-from compiler.frontend import model_file
-from compiler.frontend.message import LEAST_BYTES, UnusualError, split_message
-from compiler.frontend.model_file import read_model, with_tensors
-from compiler.frontend.onnx_import import import_model
+from tilewright.compiler.driver import compile_model
+from tilewright.compiler.errors import InvalidModelError, OutOfMemoryError
+from tilewright.compiler.frontend import model_file
+from tilewright.compiler.frontend.message import LEAST_BYTES, UnusualError, split_message
+from tilewright.compiler.frontend.model_file import read_model, with_tensors
+from tilewright.compiler.frontend.onnx_import import import_model
 
 FLOAT = TensorProto.FLOAT
 
@@ -97,7 +97,7 @@ def test_memory_that_is_not_there_is_said_so(split: None, monkeypatch: pytest.Mo
     def nothing(*_: int) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("compiler.frontend.message.mmap.mmap", nothing)
+    monkeypatch.setattr("tilewright.compiler.frontend.message.mmap.mmap", nothing)
     with pytest.raises(OutOfMemoryError, match="to read the model: Cannot allocate memory for"):
         compile_model(model().SerializeToString(), dims={"n": 3})
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from compiler import onnx_backend
-from compiler.errors import CompilerError, InvalidInputError, UnsupportedOperatorError
+from tilewright.compiler import onnx_backend
+from tilewright.compiler.errors import CompilerError, InvalidInputError, UnsupportedOperatorError
 
 
 def model() -> ModelProto:

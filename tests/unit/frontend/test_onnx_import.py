@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidModelError
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.ops.interpret import run_graph
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.interpret import run_graph
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

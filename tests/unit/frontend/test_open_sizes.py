@@ -10,13 +10,13 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from compiler.errors import CompilerError
-from compiler.frontend.dimensions import free_dimensions
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.graph.text import parse_graph, print_graph
-from compiler.ops.interpret import run_graph
-from compiler.sizes import Dimension, OpenSizeError, at
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.dimensions import free_dimensions
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.sizes import Dimension, OpenSizeError, at
 
 BATCH = Dimension("batch", 1, 8)
 SEQUENCE = Dimension("sequence", 1, 64)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import compiler
-from compiler.dtypes import DType
-from compiler.frontend.catalogue import catalogue
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
+import tilewright
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.catalogue import catalogue
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
 
 LABELS = np.array([0, 2])
 SIZE = np.array([2, 6])
@@ -98,7 +98,7 @@ def test_mean_variance_normalization_in_other_floats(dtype: type, atol: float, o
     node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"])
     graph = helper.make_graph([node], "normalised", ports[:1], ports[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    (found,) = compiler.compile_model(model).run({"x": x})
+    (found,) = tilewright.compile_model(model).run({"x": x})
     wide = x.astype(np.float64)
     centred = wide - wide.mean(axis=(0, 2, 3), keepdims=True)
     spread = np.sqrt((centred**2).mean(axis=(0, 2, 3), keepdims=True))

@@ -13,19 +13,19 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from typer.testing import CliRunner
 
-import compiler
-import compiler.ort as ort
-from compiler.errors import (
+import tilewright
+import tilewright.compiler.ort as ort
+from tilewright.compiler.errors import (
     InvalidArgumentError,
     InvalidInputError,
     InvalidModelError,
     UnsupportedOperatorError,
 )
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.text import parse_graph, print_graph
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.program_json import program_from_json, program_to_json
-from service.cli import app
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.service.cli import app
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -113,7 +113,7 @@ for nodes in CASES.values():
 def test_sequences_agree_with_onnx_runtime(nodes: list[Any]) -> None:
     proto = model(nodes)
     (expected,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
-    (found,) = compiler.compile_model(proto).run({"x": X})
+    (found,) = tilewright.compile_model(proto).run({"x": X})
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
 
@@ -121,7 +121,7 @@ def test_sequences_agree_with_onnx_runtime(nodes: list[Any]) -> None:
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_a_run_may_choose_among_values_of_one_type(place: int) -> None:
     proto = model([SPLIT, node("SequenceAt", "s i", "y")], i=TensorProto.INT64)
-    (found,) = compiler.compile_model(proto).run({"x": X, "i": np.array(place)})
+    (found,) = tilewright.compile_model(proto).run({"x": X, "i": np.array(place)})
     np.testing.assert_array_equal(found, X[[place]])
 
 
@@ -150,7 +150,7 @@ def test_a_loop_may_collect_a_sequence(steps: int) -> None:
         helper.make_node("Loop", ["n", "", "s"], ["t"], body=body),
         node("ConcatFromSequence", "t", "y", axis=0),
     ]
-    (found,) = compiler.compile_model(model(nodes)).run({"x": X})
+    (found,) = tilewright.compile_model(model(nodes)).run({"x": X})
     np.testing.assert_array_equal(found, np.concatenate([2 * X] * steps))
 
 
@@ -243,13 +243,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_outputs_are_lists() -> None:
-    compiled = compiler.compile_model(lists())
+    compiled = tilewright.compile_model(lists())
     assert_lists(compiled.run)
     assert list(compiled.output_names) == ["parts", "again", "names"]
 
 
 def test_without_labels_the_elements_of_lists_are_outputs() -> None:
-    compiled = compiler.compile_model(lists(), dims={"rows": 3})
+    compiled = tilewright.compile_model(lists(), dims={"rows": 3})
     found = compiled.run({"x": ROWS}, labels=False)
     names = [port.name for port in compiled.outputs]
     assert names == [*(f"parts[{k}]" for k in range(4)), "again", "names[0]", "names[1]"]
@@ -280,7 +280,9 @@ def test_artifacts_and_sessions_give_lists(artifact: Path) -> None:
 
 
 def test_a_state_may_be_an_element_of_a_list() -> None:
-    session = compiler.compile_model(lists(), dims={"rows": 3}).bind({"parts[0]": "x"}, {"x": ROWS})
+    session = tilewright.compile_model(lists(), dims={"rows": 3}).bind(
+        {"parts[0]": "x"}, {"x": ROWS}
+    )
     names = session.output_names
     assert names == ("parts[1]", "parts[2]", "parts[3]", "again", "names[0]", "names[1]")
     found = dict(zip(names, session.run(), strict=True))
@@ -301,7 +303,7 @@ def test_the_command_line_stores_the_elements_of_lists(artifact: Path, tmp_path:
 
 
 def test_a_program_that_gives_a_list_in_parts_is_refused() -> None:
-    program = compiler.compile_model(lists(), dims={"rows": 3}).program
+    program = tilewright.compile_model(lists(), dims={"rows": 3}).program
     assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
     data = program_to_json(program)
     del data["outputs"][1]["part_of"]
@@ -319,7 +321,10 @@ def test_parts_whose_number_a_run_decides_are_a_list() -> None:
         each.graph.output[0].type.CopyFrom(
             helper.make_sequence_type_proto(helper.make_tensor_type_proto(0, None))
         )
-    sized, staged = compiler.compile_model(proto), compiler.compile_model(model(split_found, "s"))
+    sized, staged = (
+        tilewright.compile_model(proto),
+        tilewright.compile_model(model(split_found, "s")),
+    )
     for rows in (3, 1):
         (found,) = sized.run({"x": X[:rows]})
         assert [each.tolist() for each in found] == X[:rows].tolist()
@@ -349,12 +354,12 @@ def test_an_output_may_be_called_as_an_element_of_a_list(tmp_path: Path) -> None
     model = one_beside()
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (relu, same), negated = session.run(None, {"x": ROWS})
-    compiled = compiler.compile_model(model)
+    compiled = tilewright.compile_model(model)
     assert compiled.output_names == ("p", "p[0]")
     (ours, also), other = compiled.run({"x": ROWS})
     for found, expected in ((ours, relu), (also, same), (other, negated)):
         np.testing.assert_array_equal(found, expected)
-    fixed = compiler.compile_model(model, dims={"rows": 3})
+    fixed = tilewright.compile_model(model, dims={"rows": 3})
     assert [port.name for port in fixed.outputs] == ["p[0]'", "p[1]", "p[0]"]
 
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
@@ -375,7 +380,7 @@ def test_a_model_made_for_each_size_has_no_session_with_a_list_of_any_length() -
         helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     )
     proto.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, ["rows", 3]))
-    compiled = compiler.compile_model(proto)
+    compiled = tilewright.compile_model(proto)
     for rows in (1, 2):
         session = compiled.bind({"n": "x"}, {"x": X[:rows]})
         with pytest.raises(InvalidArgumentError, match="a list has no sessions"):
@@ -397,4 +402,4 @@ def test_inputs_are_tensors(kind: str, what: str) -> None:
         m ({kind} s, float[2] x) => (float[2] y) {{ y = Relu(x) }}"""
     model = onnx.parser.parse_model(text)
     with pytest.raises(InvalidModelError, match=f"input 's' is {what}: inputs are tensors alone"):
-        compiler.compile_model(model, keep=False)
+        tilewright.compile_model(model, keep=False)

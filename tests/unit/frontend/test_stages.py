@@ -7,11 +7,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-import compiler
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.nodes import subgraph
-from compiler.frontend.order import reads
-from compiler.frontend.stages import unwrapped
+import tilewright
+from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.frontend.nodes import subgraph
+from tilewright.compiler.frontend.order import reads
+from tilewright.compiler.frontend.stages import unwrapped
 
 
 def test_values_of_a_body_that_are_called_as_some_of_its_branch_stay_its_own() -> None:
@@ -58,7 +58,7 @@ def test_a_sequence_crosses_a_cut_as_its_elements(start: str, steps: int) -> Non
     model = onnx.parser.parse_model(LENGTHS.replace("{START}", start))
     inputs = {"v": np.array([1.5], np.float32), "n": np.array(steps)}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
-    (found,) = compiler.compile_model(model).run(inputs)
+    (found,) = tilewright.compile_model(model).run(inputs)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -83,12 +83,12 @@ WAITING = """
 def test_what_no_run_could_import_is_refused_by_the_compile(node: str, reason: str) -> None:
     model = onnx.parser.parse_model(WAITING.replace("{NODE}", node))
     with pytest.raises(UnsupportedOperatorError, match=reason):
-        compiler.compile_model(model)
+        tilewright.compile_model(model)
 
 
 def test_numbers_of_a_seed_may_stand_behind_a_cut() -> None:
     model = onnx.parser.parse_model(WAITING.replace("{NODE}", "RandomNormalLike <seed = 2.0>"))
     inputs = {"x": np.array([1, 0, 2, 3], np.float32), "n": np.array([3])}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
-    (found,) = compiler.compile_model(model).run(inputs)
+    (found,) = tilewright.compile_model(model).run(inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

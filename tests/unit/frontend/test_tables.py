@@ -9,13 +9,13 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from compiler.errors import InvalidInputError
-from compiler.frontend.dimensions import cache_lengths
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
-from compiler.ranges import default_ranges, within_defaults
-from compiler.sizes import OpenSizeError
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.frontend.dimensions import cache_lengths
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ranges import default_ranges, within_defaults
+from tilewright.compiler.sizes import OpenSizeError
 
 PARTS = """
     shape = Shape (past)

@@ -9,10 +9,10 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.frontend import nodes, unroll
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.frontend import nodes, unroll
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 info = helper.make_tensor_value_info

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.graph.verify import verify_graph
-from compiler.ops.check import verify
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.ops.check import verify
 
 KIND = TensorType(DType.FLOAT32, (2, 3))
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.text import (
+from tests.examples import examples
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.text import (
     DEPTH_LIMIT,
     INLINE_ELEMENTS,
     digest,
@@ -21,9 +22,8 @@ from compiler.graph.text import (
     print_graph,
     without_digests,
 )
-from compiler.graph.types import TensorType
-from compiler.sizes import Dimension, open_size
-from tests.examples import examples
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.sizes import Dimension, open_size
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
 FLOATS = st.floats(allow_nan=False)

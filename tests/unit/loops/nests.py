@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.loops import maths
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -29,9 +29,9 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from compiler.loops.nest import (
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from tilewright.compiler.loops.nest import (
     Binding,
     Compute,
     For,
@@ -42,7 +42,7 @@ from compiler.loops.nest import (
     Store,
     Tile,
 )
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, open_size
 
 
 def matmul(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from compiler import sizes
-from compiler.loops import closing
-from compiler.loops.expr import Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler import sizes
+from tilewright.compiler.loops import closing
+from tilewright.compiler.loops.expr import Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store
+from tilewright.compiler.sizes import Dimension, open_size
 
 N = Dimension("n", 1, 40)
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
-from compiler.loops.expr import (
+from tests.unit.loops import nests
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -24,13 +25,18 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from compiler.loops.nest import Compute, For, Let, LoopNest, Stage, Store, Tile
-from compiler.loops.semantics import apply, cast, evaluate_expression, from_memory, to_memory
-from compiler.loops.verify import verify_nest
-from compiler.sizes import Dimension, open_size
-from tests.unit.loops import nests
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from tilewright.compiler.loops.nest import Compute, For, Let, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.semantics import (
+    apply,
+    cast,
+    evaluate_expression,
+    from_memory,
+    to_memory,
+)
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.sizes import Dimension, open_size
 
 Array = np.ndarray[Any, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -26,7 +26,7 @@ from compiler.loops.expr import (
     op,
     walk,
 )
-from compiler.loops.index import affine
+from tilewright.compiler.loops.index import affine
 
 
 def squares(depth: int, exponent: int = 2, *, widened: bool = False) -> Expr:

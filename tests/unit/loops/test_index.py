@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
-from compiler.sizes import Dimension, OpenSizeError, at, open_size, replaced
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.sizes import Dimension, OpenSizeError, at, open_size, replaced
 
 n = open_size(Dimension("n", 1, 100))
 m = open_size(Dimension("m", 1, 100))

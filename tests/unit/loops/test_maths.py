@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.loops import maths
-from compiler.loops.expr import Const, Expr, Load, Tensor
-from compiler.loops.semantics import evaluate_expression
 from tests.examples import examples
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Const, Expr, Load, Tensor
+from tilewright.compiler.loops.semantics import evaluate_expression
 
 Array = np.ndarray[Any, Any]
 

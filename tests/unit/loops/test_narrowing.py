@@ -5,11 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Tensor, constant, op, walk
-from compiler.loops.index import Axis, affine
-from compiler.loops.narrowing import without_bytes
-from compiler.loops.semantics import evaluate_expression
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
+    Cast,
+    Expr,
+    Load,
+    Op,
+    Operation,
+    Tensor,
+    constant,
+    op,
+    walk,
+)
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.narrowing import without_bytes
+from tilewright.compiler.loops.semantics import evaluate_expression
 
 X = Load(Tensor("x", (1000,), DType.FLOAT32), (affine(Axis("i", 1000)),))
 NUMBERS = np.concatenate([np.linspace(-400, 400, 995), [1e30, -1e30, np.inf, -np.inf, np.nan]])

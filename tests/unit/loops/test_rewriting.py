@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.loops.expr import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -15,8 +15,8 @@ from compiler.loops.expr import (
     Tensor,
     finished,
 )
-from compiler.loops.index import Affine, Axis, affine
-from compiler.loops.rewriting import load_at, reindex, substitute
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 
 i, j, k = Axis("i", 8), Axis("j", 4), Axis("k", 3)
 x = Tensor("x", (32,), DType.FLOAT32)

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from compiler.loops import maths
-from compiler.loops.expr import Role, Tensor, walk
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.tokens import NestSyntaxError
-from compiler.sizes import Dimension, open_size
 from tests.examples import examples
 from tests.unit.loops import nests
+from tilewright.compiler.loops import maths
+from tilewright.compiler.loops.expr import Role, Tensor, walk
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.tokens import NestSyntaxError
+from tilewright.compiler.sizes import Dimension, open_size
 
 MATMUL = """\
 kernel matmul

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import (
+from tests.unit.loops import nests
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
@@ -23,11 +24,20 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Axis, affine
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, Store, Tile
-from compiler.loops.verify import CHECKS, verify_nest
-from compiler.sizes import Dimension, open_size
-from tests.unit.loops import nests
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.nest import (
+    Binding,
+    Compute,
+    For,
+    Let,
+    LoopNest,
+    Node,
+    Stage,
+    Store,
+    Tile,
+)
+from tilewright.compiler.loops.verify import CHECKS, verify_nest
+from tilewright.compiler.sizes import Dimension, open_size
 
 I = Axis("i", 8)  # noqa: E741 an axis is written as a capital where it is a constant
 X = Tensor("x", (8,))

@@ -10,12 +10,12 @@ from itertools import product
 
 import numpy as np
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.loops import semantics
-from compiler.loops.expr import (
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops import semantics
+from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
     Const,
@@ -28,7 +28,7 @@ from compiler.loops.expr import (
     Tensor,
     loads,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv, affine
+from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 
 Env = Mapping[Axis, np.ndarray]
 

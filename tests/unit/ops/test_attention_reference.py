@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from compiler import ops
+from tilewright.compiler import ops
 
 REFERENCE = ops.get("attention").reference
 QUERIES, KEYS = 37, 301

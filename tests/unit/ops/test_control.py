@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError, InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.memory_plan import plan_memory
-from compiler.ops.check import verify
-from compiler.ops.control import ENDLESS_STEPS, MANY_STEPS, loop_form
-from compiler.ops.interpret import run_graph
-from compiler.passes.pipeline import optimise
-from compiler.plan import LoopStep
 from tests.graphs import Maker, assert_equivalent
 from tests.plans import check_memory, planned
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.ops.check import verify
+from tilewright.compiler.ops.control import ENDLESS_STEPS, MANY_STEPS, loop_form
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan import LoopStep
 
 VECTOR, COUNT, TRUTH = (
     TensorType(DType.FLOAT32, (4,)),

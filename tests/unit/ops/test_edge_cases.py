@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import compiler
+import tilewright
 from tests.unit.ops.edge_cases import (
     BLOCKS,
     EMPTY,
@@ -30,7 +30,7 @@ def test_a_compiled_form_agrees_with_onnx_runtime(case: Case) -> None:
     model, feeds = case.model()
     expected = case.expected(model, feeds)
     inputs = {name: np.asarray(array) for name, array in feeds.items()}
-    found = compiler.compile_model(model).run(inputs)
+    found = tilewright.compile_model(model).run(inputs)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=max(case.atol, 1e-5))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import CompilerError, InvalidModelError
-from compiler.graph.types import TensorType
 from tests.unit.ops.evaluate import evaluate_operator
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.graph.types import TensorType
 
 WORDS = np.uint32  # any bits
 FLOAT, INT, LONG, BYTE, BOOL = np.float32, np.int32, np.int64, np.uint8, np.bool_

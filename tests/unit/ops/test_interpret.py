@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.ops.interpret import run_graph
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.interpret import run_graph
 
 
 def graph(dtype: DType, *ops: str, elements: int = 1) -> Graph:

@@ -11,17 +11,21 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-import compiler
-from compiler import artifacts, driver
-from compiler.errors import InvalidInputError, InvalidModelError, UnsupportedOperatorError
-from compiler.frontend.onnx_import import import_model
-from compiler.graph.text import parse_graph, print_graph
-from compiler.labels import OTHER, WIDEST_DISPLAY, Labels
-from compiler.program_builder import ProgramBuilder
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.executable import Executable
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.target import host_target
+import tilewright
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.errors import (
+    InvalidInputError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.labels import OTHER, WIDEST_DISPLAY, Labels
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.target import host_target
 
 TREES = ["ash", "birch", "cedar"]
 WEIGHTS = {
@@ -89,7 +93,7 @@ def assert_classified(executable: Any) -> None:
 
 @pytest.mark.parametrize("dims", [None, {"rows": 7}])
 def test_labels_are_texts_outside_the_kernels(dims: dict[str, int] | None) -> None:
-    assert_classified(compiler.compile_model(classifier(), dims=dims))
+    assert_classified(tilewright.compile_model(classifier(), dims=dims))
 
 
 def test_an_artifact_keeps_its_labels(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_an_artifact_keeps_its_labels(tmp_path: Path) -> None:
 def test_the_text_of_a_graph_and_the_json_of_a_program_keep_labels() -> None:
     graph = import_model(classifier(), {"rows": 7})
     assert parse_graph(print_graph(graph)) == graph
-    program = compiler.compile_model(classifier(), dims={"rows": 7}).program
+    program = tilewright.compile_model(classifier(), dims={"rows": 7}).program
     assert program.outputs[0].labels == Labels(tuple(TREES))
     assert program.outputs[1].labels == Labels(tuple(TREES), columns=True)
     assert program.outputs[2].labels is None
@@ -112,7 +116,7 @@ def test_the_text_of_a_graph_and_the_json_of_a_program_keep_labels() -> None:
 
 def assert_agrees(proto: ModelProto, **feeds: np.ndarray) -> None:
     expected = of_onnxruntime(proto, feeds)
-    found = compiler.compile_model(proto).run(feeds)
+    found = tilewright.compile_model(proto).run(feeds)
     for mine, theirs in zip(found, expected, strict=True):
         if np.asarray(theirs).dtype == object:
             assert mine.dtype.kind == "U"
@@ -329,7 +333,7 @@ SPECIES = np.array([["ash", "oak"], ["cedar", "elm"], ["", "birch"], ["\0", "oak
 
 @pytest.mark.parametrize("dims", [None, {"rows": 4}])
 def test_inputs_of_text_are_positions_of_what_the_model_knows(dims: dict[str, int] | None) -> None:
-    executable = compiler.compile_model(categories(), dims=dims)
+    executable = tilewright.compile_model(categories(), dims=dims)
     expected = of_onnxruntime(categories(), {"c": SPECIES})
     for given in (
         (SPECIES, SPECIES[:3].astype(np.str_), SPECIES[:1]) if dims is None else (SPECIES,)
@@ -386,7 +390,7 @@ def test_an_input_of_text_that_nothing_reads_takes_texts(dims: dict[str, int] | 
         [],
         {"c": text, "unread": text},
     )
-    executable = compiler.compile_model(proto, dims=dims)
+    executable = tilewright.compile_model(proto, dims=dims)
     for rows in (0, 2) if dims is None else dims.values():
         given = np.array(["oak", "ash"][:rows], np.str_)
         (found,) = executable.run({"c": given, "unread": given})
@@ -394,7 +398,7 @@ def test_an_input_of_text_that_nothing_reads_takes_texts(dims: dict[str, int] | 
 
 
 def test_what_is_no_text_is_refused() -> None:
-    executable = compiler.compile_model(categories())
+    executable = tilewright.compile_model(categories())
     given = np.empty((1, 2), object)
     given[0, :] = ["oak"], {}
     with pytest.raises(InvalidInputError, match="input 'c' holds no texts: unhashable type"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.errors import InvalidModelError
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
 from tests.unit.ops.microsoft_cases import ms
 from tests.unit.ops.rule_case import FLOAT, Case, data
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 RANDOM = np.random.default_rng(3)
 WIDTH, HIDDEN = 6, 5

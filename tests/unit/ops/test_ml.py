@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-import compiler
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
+import tilewright
 from tests.unit.ops.ml_cases import NAN, ONE, THREE, TWO, WHOLE, ml
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_kernels_agree_with_onnx_runtime(case: Case) -> None:
     model, feeds = case.model()
     expected = expected_outputs(model, feeds)
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
-    found = compiler.compile_model(model).run(arrays)
+    found = tilewright.compile_model(model).run(arrays)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)

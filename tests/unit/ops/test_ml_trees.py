@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-import compiler
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.frontend.onnx_import import import_model
-from compiler.ops import ml_trees
-from compiler.ops.interpret import run_graph
+import tilewright
 from tests.unit.ops.ml_cases import ml
 from tests.unit.ops.rule_case import Case, data, expected_outputs
 from tests.unit.ops.tree_models import COMPARE, Trees, rows, trees
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops import ml_trees
+from tilewright.compiler.ops.interpret import run_graph
 
 ORDERED = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT")
 
@@ -163,7 +163,7 @@ def test_votes_for_two_classes_choose_the_larger_score() -> None:
 def test_kernels_agree_with_the_references(case: Case) -> None:
     model, feeds = case.model()
     plain = {name: np.asarray(array) for name, array in feeds.items()}
-    found = compiler.compile_model(model).run(plain)
+    found = tilewright.compile_model(model).run(plain)
     for mine, theirs in zip(found, imported(case), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
 
@@ -227,7 +227,7 @@ def test_nodes_may_follow_several_others() -> None:
     x = data([[1, 0], [1, 1], [2, 0], [2, 1], [3, 0], [np.nan, 1]], np.float32)
     case = ml("TreeEnsembleRegressor", (x,), {**attrs, "n_targets": 1}, domain_opset=3)
     agrees_with_onnx_runtime(case)
-    found = compiler.compile_model(case.model()[0]).run([np.asarray(x)])
+    found = tilewright.compile_model(case.model()[0]).run([np.asarray(x)])
     np.testing.assert_array_equal(found[0][:, 0], [2, 1, 2, 1, 4, 4])
 
 

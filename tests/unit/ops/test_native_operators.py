@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.graph.types import TensorType
-from compiler.ops import suppression
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.interpret import run_graph
-from compiler.passes.common_subexpressions import common_subexpressions
-from compiler.passes.constant_folding import constant_folding
-from compiler.runtime.executable import Executable
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferRef, BufferSpace, NativeCall, Port, Program
 from tests.graphs import Maker
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops import suppression
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.common_subexpressions import common_subexpressions
+from tilewright.compiler.passes.constant_folding import constant_folding
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.program import BufferRef, BufferSpace, NativeCall, Port, Program
 
 RANDOM = np.random.default_rng(11)
 

@@ -9,10 +9,6 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from compiler import ops
-from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
 from tests.unit.ops.attention_cases import CASES as ATTENTION
 from tests.unit.ops.attention_cases import CONTRADICTIONS as ATTENTION_CONTRADICTIONS
 from tests.unit.ops.attention_cases import UNSUPPORTED as ATTENTION_UNSUPPORTED
@@ -27,6 +23,10 @@ from tests.unit.ops.ml_cases import CASES as MACHINE_LEARNING
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
 from tests.unit.ops.selection_cases import CASES as SELECTIONS
+from tilewright.compiler import ops
+from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
 UNARY = (

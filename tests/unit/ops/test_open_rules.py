@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from compiler.errors import CompilerError
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
-from compiler.ranges import narrowed
-from compiler.sizes import Dimension, OpenSizeError
 from tests.unit.ops.edge_cases import EACH_SIZE
 from tests.unit.ops.rule_case import Case
 from tests.unit.ops.test_onnx_rules import CASES
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ranges import narrowed
+from tilewright.compiler.sizes import Dimension, OpenSizeError
 
 UNDECIDED = {
     "broadcasting, where 1 and other extents differ": (

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler import ops
-from compiler.ops import registry
-from compiler.ops.registry import OnnxRule
+from tilewright.compiler import ops
+from tilewright.compiler.ops import registry
+from tilewright.compiler.ops.registry import OnnxRule
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators-howto.md"
 

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import compiler
-from compiler.frontend.onnx_import import import_model
-from compiler.ops.interpret import run_graph
+import tilewright
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.ops.interpret import run_graph
 
 SCALES = (1 / 7, 1 / 3, 0.4, 3 / 7, 0.5, 0.6, 2 / 3, 0.75, 1.1, 1.2, 1.5, 2.0, 2.3, 3.0)
 SIZES = (1, 2, 3, 5, 9, 12, 20)
@@ -89,7 +89,7 @@ def test_opset_10_rounds_up_what_shrinks(mode: str) -> None:
 def test_a_compiled_model_of_opset_10_rounds_up() -> None:
     """A half of three is one and a half: the second output is the third input."""
     proto = model(4, 0.6, opset=10, mode="nearest")
-    (found,) = compiler.compile_model(proto).run({"x": places(4)})
+    (found,) = tilewright.compile_model(proto).run({"x": places(4)})
     np.testing.assert_array_equal(found, [[[0.0, 2.0]]])
 
 
@@ -99,7 +99,7 @@ def test_an_open_extent_is_resized_as_a_known_one(scale: float) -> None:
     attrs: dict[str, Any] = {"mode": "nearest", "nearest_mode": "round_prefer_ceil"}
     proto = model(1, scale, coordinate_transformation_mode="asymmetric", **attrs)
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "n"
-    module = compiler.compile_model(proto, dims={"n": range(4, 65)})
+    module = tilewright.compile_model(proto, dims={"n": range(4, 65)})
     for extent in (4, 10, 15, 30, 64):
         x = places(extent)
         np.testing.assert_array_equal(module.run({"x": x})[0], expected(proto, x))
@@ -107,5 +107,5 @@ def test_an_open_extent_is_resized_as_a_known_one(scale: float) -> None:
 
 def test_corners_stay_corners_with_a_scale_that_gives_no_whole_extent() -> None:
     proto = model(4, 2.3, mode="linear", coordinate_transformation_mode="align_corners")
-    (found,) = compiler.compile_model(proto).run({"x": places(4)})
+    (found,) = tilewright.compile_model(proto).run({"x": places(4)})
     np.testing.assert_allclose(found[0, 0], np.linspace(0, 3, 9), rtol=1e-6)

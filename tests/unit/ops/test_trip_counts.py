@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.types import TensorType
-from compiler.ops.builder import GraphBuilder
-from compiler.ops.control import STEP
-from compiler.ops.trip_counts import State, TripCount, trip_count
-from compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.control import STEP
+from tilewright.compiler.ops.trip_counts import State, TripCount, trip_count
+from tilewright.compiler.sizes import Dimension, at, open_size
 
 OPERATORS = {
     "less": np.less,

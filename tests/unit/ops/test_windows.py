@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from compiler import ops
-from compiler.driver import load_graph
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Attrs
-from compiler.ops.convolution import _tap_by_tap
-from compiler.ops.interpret import run_graph
-from compiler.ops.shapes import Shape, Window, pad
+from tilewright.compiler import ops
+from tilewright.compiler.driver import load_graph
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.ops.convolution import _tap_by_tap
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.shapes import Shape, Window, pad
 
 ROOM = 1 << 18
 """Bytes that a reference may need beside its arrays."""

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.passes.pipeline import Pass, optimise
 from tests.graphs import Maker, assert_equivalent, proven
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.pipeline import Pass, optimise
 
 Build = Callable[[Maker, Any], "str | tuple[str, ...]"]
 """Makes a graph by a Maker and the choices, as attributes; returns the graph's outputs."""

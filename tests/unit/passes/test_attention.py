@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.graph.ir import Graph, Node
-from compiler.passes.attention import attention
-from compiler.passes.merge_matmuls import merge_matmuls
-from compiler.passes.pipeline import optimise
-from compiler.plan import KernelStep
-from compiler.schedule.templates.attention_analysis import analyse
 from tests.graphs import Maker, assert_equivalent, operators, proven
 from tests.plans import planned
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.passes.attention import attention
+from tilewright.compiler.passes.merge_matmuls import merge_matmuls
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan import KernelStep
+from tilewright.compiler.schedule.templates.attention_analysis import analyse
 
 LEAST = float(np.finfo(np.float32).min)
 
@@ -140,7 +140,7 @@ def test_a_small_number_does_not_hide() -> None:
 
 
 def test_a_mask_of_booleans_at_run_time() -> None:
-    from compiler.dtypes import DType
+    from tilewright.compiler.dtypes import DType
 
     g = Maker()
     q, k, v = operands(g, 1, 2)
@@ -154,7 +154,7 @@ def test_a_mask_of_booleans_at_run_time() -> None:
 @pytest.mark.parametrize("at_run_time", [False, True])
 def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> None:
     """Scores of thousands are not lost in -1e9, which float32 has in steps of 64."""
-    from compiler.dtypes import DType
+    from tilewright.compiler.dtypes import DType
 
     g = Maker()
     q, k, v = operands(g, 1, 2)

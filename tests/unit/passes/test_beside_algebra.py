@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.passes.algebra import algebra
 from tests.graphs import Maker
 from tests.unit.passes.beside import Case, Pattern, cases, drops, makes, without
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.passes.algebra import algebra
 
 F32, F16, I32 = np.float32, np.float16, np.int32
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.passes.attention import attention
-from compiler.passes.gelu import gelu
-from compiler.passes.layer_norm import layer_norm
 from tests.graphs import Maker
 from tests.unit.passes.beside import Case, Pattern, cases, makes
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.passes.attention import attention
+from tilewright.compiler.passes.gelu import gelu
+from tilewright.compiler.passes.layer_norm import layer_norm
 
 LOW = float(np.finfo(np.float32).min)
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.passes.common_subexpressions import common_subexpressions
-from compiler.passes.constant_folding import constant_folding
-from compiler.passes.no_ops import no_ops
-from compiler.passes.reshapes import reshapes
-from compiler.passes.transposes import transposes
 from tests.graphs import Maker
 from tests.unit.passes.beside import Case, Pattern, cases, drops, without
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.common_subexpressions import common_subexpressions
+from tilewright.compiler.passes.constant_folding import constant_folding
+from tilewright.compiler.passes.no_ops import no_ops
+from tilewright.compiler.passes.reshapes import reshapes
+from tilewright.compiler.passes.transposes import transposes
 
 ONES = {"strides": (1, 1), "dilations": (1, 1)}
 

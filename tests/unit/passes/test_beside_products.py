@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.passes.enlarge_last import enlarge_last
-from compiler.passes.fold_batch_norm import fold_batch_norm
-from compiler.passes.fold_scale import fold_scale
-from compiler.passes.lower_gemm import lower_gemm
-from compiler.passes.merge_matmuls import merge_matmuls
-from compiler.passes.pool_first import pool_first
 from tests.graphs import Maker, operators, proven
 from tests.unit.passes.beside import Case, Pattern, cases, drops, makes, without
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.passes.enlarge_last import enlarge_last
+from tilewright.compiler.passes.fold_batch_norm import fold_batch_norm
+from tilewright.compiler.passes.fold_scale import fold_scale
+from tilewright.compiler.passes.lower_gemm import lower_gemm
+from tilewright.compiler.passes.merge_matmuls import merge_matmuls
+from tilewright.compiler.passes.pool_first import pool_first
 
 ONES = {"strides": (1, 1), "dilations": (1, 1)}
 KINDS = ("constant", "run time")

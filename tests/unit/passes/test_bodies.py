@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.control import branch_slots
-from compiler.passes.bodies import optimise_bodies
-from compiler.passes.pipeline import optimise
-from compiler.timings import Timings
 from tests.graphs import Maker, assert_equivalent, operators
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.control import branch_slots
+from tilewright.compiler.passes.bodies import optimise_bodies
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.timings import Timings
 
 
 def body(op: str, other: str, *, returns_capture: bool = False) -> Graph:

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.driver import make_plan
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.ops.interpret import run_graph
-from compiler.ops.products import BYTES, WORDS
-from compiler.passes.byte_operands import ByteFactor, unsigned
-from compiler.passes.byte_pairs import byte_pairs
-from compiler.passes.byte_products import byte_products
-from compiler.passes.quantised_pairs import quantised_pairs
-from compiler.passes.quantised_products import quantised_products
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.sizes import Dimension, open_size
-from compiler.target import resolve_target
 from tests.graphs import Maker
+from tilewright.compiler.driver import make_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
+from tilewright.compiler.passes.byte_pairs import byte_pairs
+from tilewright.compiler.passes.byte_products import byte_products
+from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.quantised_products import quantised_products
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.target import resolve_target
 
 Choices = dict[str, Any]
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.driver import optimise
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.ops.interpret import run_graph
-from compiler.passes.byte_tables import byte_tables
-from compiler.passes.no_ops import no_ops
-from compiler.passes.pipeline import PASSES
-from compiler.passes.transposes import transposes
-from compiler.target import resolve_target
 from tests.graphs import Maker, assert_equivalent, operators
+from tilewright.compiler.driver import optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.byte_tables import byte_tables
+from tilewright.compiler.passes.no_ops import no_ops
+from tilewright.compiler.passes.pipeline import PASSES
+from tilewright.compiler.passes.transposes import transposes
+from tilewright.compiler.target import resolve_target
 
 Choices = dict[str, Any]
 SHAPE = (16, 16)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.graph.ir import Graph
-from compiler.ops.attributes import ints
-from compiler.passes.dead_taps import dead_taps
 from tests.graphs import Maker, operators, proven
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.passes.dead_taps import dead_taps
 
 
 def conv(size: tuple[int, int], kernel: tuple[int, int], **attrs: Any) -> Graph:

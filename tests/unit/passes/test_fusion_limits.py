@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.passes.fusion import EPILOGUE_LIMIT, fuse
 from tests.graphs import Maker
 from tests.plans import planned
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.fusion import EPILOGUE_LIMIT, fuse
 
 
 def fused(graph: Graph, *kept: str) -> list[tuple[str, ...]]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.ops.interpret import run_graph
-from compiler.passes.growing_caches import growing_caches
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.growing_caches import growing_caches
+from tilewright.compiler.sizes import Dimension, open_size
 
 PAST = open_size(Dimension("past", 0, 64))
 ADDED = open_size(Dimension("added", 1, 8))

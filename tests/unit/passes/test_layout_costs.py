@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout, blocked
-from compiler.passes import layout_costs as costs
-from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Options, channels_last, conv_halo
 from tests.graphs import Maker
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout, blocked
+from tilewright.compiler.passes import layout_costs as costs
+from tilewright.compiler.passes.fusion import Group, fuse
+from tilewright.compiler.passes.layout_options import Options, channels_last, conv_halo
 
 NCHW16, NCHW8, NHWC = blocked(4, 1, 16), blocked(4, 1, 8), channels_last(4)
 PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}

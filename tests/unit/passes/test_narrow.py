@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.passes.fusion import fuse
-from compiler.passes.narrow import narrow
 from tests.graphs import Maker, operators, proven
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.fusion import fuse
+from tilewright.compiler.passes.narrow import narrow
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.loops.layout import blocked
-from compiler.partition import plan_graph
-from compiler.passes.fusion import fuse
-from compiler.passes.narrow_values import narrow_values, widening
 from tests.graphs import Maker, assert_equivalent, operators
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.passes.fusion import fuse
+from tilewright.compiler.passes.narrow_values import narrow_values, widening
 
 CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.types import TensorType
-from compiler.graph.verify import verify_graph
-from compiler.ops.interpret import run_graph
-from compiler.passes.growing_caches import growing_caches
-from compiler.passes.packed_caches import packed_caches
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.growing_caches import growing_caches
+from tilewright.compiler.passes.packed_caches import packed_caches
+from tilewright.compiler.sizes import Dimension, open_size
 
 PAST = open_size(Dimension("past", 0, 64))
 NEW = open_size(Dimension("new", 1, 8))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.passes.quadratic import Quadratic
 from tests.examples import examples
+from tilewright.compiler.passes.quadratic import Quadratic
 
 
 def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Quadratic:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.passes.pipeline import optimise
-from compiler.passes.quantise_first import quantise_first
-from compiler.passes.requantised import requantised
 from tests.graphs import Maker, assert_equivalent, operators
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.passes.quantise_first import quantise_first
+from tilewright.compiler.passes.requantised import requantised
 
 SHAPE = (1, 4, 6, 6)
 POOL: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1,) * 4, "dilations": (1, 1)}

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph.ir import Graph
-from compiler.memory_plan import plan_memory
-from compiler.passes.pipeline import optimise
 from tests.examples import examples
 from tests.graphs import Maker, assert_equivalent
 from tests.plans import check_memory, planned
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.passes.pipeline import optimise
 
 CONV = {"strides": (1, 1), "dilations": (1, 1)}
 KINDS = (

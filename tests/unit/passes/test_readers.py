@@ -13,13 +13,13 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 
-from compiler.driver import compile_plan
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue, Graph
-from compiler.ops.interpret import run_graph
-from compiler.partition import plan_graph
-from compiler.target import resolve_target
 from tests.graphs import Maker, random_inputs
+from tilewright.compiler.driver import compile_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue, Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.target import resolve_target
 
 CONV: dict[str, AttrValue] = {
     "strides": (1, 1),

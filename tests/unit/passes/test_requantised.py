@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.driver import optimise
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.passes.requantised import requantised
-from compiler.target import resolve_target
 from tests.graphs import Maker
+from tilewright.compiler.driver import optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.requantised import requantised
+from tilewright.compiler.target import resolve_target
 
 STORED = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
-from compiler.passes.algebra import algebra
-from compiler.passes.common_subexpressions import common_subexpressions
-from compiler.passes.constant_folding import GROWTH_LIMIT_BYTES, constant_folding
-from compiler.passes.dead_code import dead_code
-from compiler.passes.fold_batch_norm import fold_batch_norm
-from compiler.passes.fold_scale import fold_scale
-from compiler.passes.gelu import gelu
-from compiler.passes.layer_norm import layer_norm
-from compiler.passes.no_ops import no_ops
-from compiler.passes.pipeline import PASSES, optimise
-from compiler.passes.reshapes import reshapes
-from compiler.passes.transposes import transposes
 from tests.graphs import Maker, operators, proven
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.passes.algebra import algebra
+from tilewright.compiler.passes.common_subexpressions import common_subexpressions
+from tilewright.compiler.passes.constant_folding import GROWTH_LIMIT_BYTES, constant_folding
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.compiler.passes.fold_batch_norm import fold_batch_norm
+from tilewright.compiler.passes.fold_scale import fold_scale
+from tilewright.compiler.passes.gelu import gelu
+from tilewright.compiler.passes.layer_norm import layer_norm
+from tilewright.compiler.passes.no_ops import no_ops
+from tilewright.compiler.passes.pipeline import PASSES, optimise
+from tilewright.compiler.passes.reshapes import reshapes
+from tilewright.compiler.passes.transposes import transposes
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.graph.ir import Node
-from compiler.passes.match import Any_, Apply, Number, match
-from compiler.passes.rewrite import Rewriter, rewrite
 from tests.graphs import Maker, assert_equivalent, operators
+from tilewright.compiler.graph.ir import Node
+from tilewright.compiler.passes.match import Any_, Apply, Number, match
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def test_a_replacing_node_takes_over_the_name() -> None:

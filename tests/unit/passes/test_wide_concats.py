@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.passes.wide_concats import WIDTH, narrow_concats
 from tests.graphs import Maker, operators, proven
+from tilewright.compiler.passes.wide_concats import WIDTH, narrow_concats
 
 
 @pytest.mark.parametrize(

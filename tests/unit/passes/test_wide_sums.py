@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.driver import optimise
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.passes.fusion import fuse
-from compiler.passes.wide_sums import wide_sums
-from compiler.target import resolve_target
 from tests.graphs import Maker
+from tilewright.compiler.driver import optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.fusion import fuse
+from tilewright.compiler.passes.wide_sums import wide_sums
+from tilewright.compiler.target import resolve_target
 
 
 def squares(g: Maker, x: str) -> str:

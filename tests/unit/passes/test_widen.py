@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.driver import load_program, make_plan, optimise
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.graph.verify import verify_graph
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.ops.interpret import run_graph
-from compiler.passes.widen import multiplied_type, widen
-from compiler.program_builder import build_program
-from compiler.runtime.verify import compare, tolerance_for
-from compiler.target import resolve_target
 from tests.graphs import Maker
+from tilewright.compiler.driver import load_program, make_plan, optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.verify import verify_graph
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.widen import multiplied_type, widen
+from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.runtime.verify import compare, tolerance_for
+from tilewright.compiler.target import resolve_target
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 Arrays = dict[str, np.ndarray]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.ops.products import WORDS
-from compiler.passes.byte_operands import unsigned
 from tests.unit.passes.test_byte_products import WIDE, after, anchor, conv, matmul, pair
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.products import WORDS
+from tilewright.compiler.passes.byte_operands import unsigned
 
 
 def of_words(stored: DType) -> DType | None:

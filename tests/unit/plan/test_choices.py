@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.choices import RULE, GraphChoice
-from compiler.driver import compile_plan, make_plan, optimise, unsuited_passes
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.ops.interpret import run_graph
-from compiler.partition import fused
-from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Option
-from compiler.passes.layouts import Assignment, assign_layouts
-from compiler.passes.quantised_products import quantised_products
-from compiler.placement import Placement
-from compiler.plan import GraphPlan
-from compiler.target import Target, resolve_target
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.unit.passes import test_layouts
 from tests.unit.plan import test_views
+from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.driver import compile_plan, make_plan, optimise, unsuited_passes
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.partition import fused
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_options import Option
+from tilewright.compiler.passes.layouts import Assignment, assign_layouts
+from tilewright.compiler.passes.quantised_products import quantised_products
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.target import Target, resolve_target
 
 HOST = resolve_target("host")
 LANES = HOST.lanes(DType.FLOAT32)

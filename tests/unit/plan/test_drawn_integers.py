@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver
-from compiler.drawn_integers import drawn_integers
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.target import resolve_target
-from service.jobs.planning import ModelRequest, plan_first_sizes
-from service.jobs.verification import _draw
-from tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.compiler import driver
+from tilewright.compiler.drawn_integers import drawn_integers
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.target import resolve_target
+from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes
+from tilewright.service.jobs.verification import _draw
+from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 
 def model(nodes: list[Any], inputs: dict[str, int], **tables: np.ndarray) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.graph.ir import Graph
-from compiler.passes.fusion import fuse
 from tests.graphs import Maker
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.fusion import fuse
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 

@@ -6,12 +6,21 @@ from itertools import product as combinations
 
 import pytest
 
-from compiler.intervals import Box, SizeSplit, boxes, holds, intervals, leaves, merged, pieces
-from compiler.ranges import parse_range
-from compiler.sizes import check_values, dimensions, open_size, open_sizes
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.intervals import (
+    Box,
+    SizeSplit,
+    boxes,
+    holds,
+    intervals,
+    leaves,
+    merged,
+    pieces,
+)
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.sizes import check_values, dimensions, open_size, open_sizes
+from tilewright.compiler.workload import Workload
 
 BORDERS = (1, 2, 15, 16, 17, 127, 128, 129)
 

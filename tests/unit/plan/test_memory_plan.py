@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.memory_plan import plan_memory
-from compiler.partition import plan_graph
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.plans import check_memory
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.partition import plan_graph
 
 
 def chain(length: int) -> Graph:

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from benchmarks.convolutional import mobilenet_v2, yolo_nano
 from benchmarks.decoders import gpt2_decoder, llama_decoder
 from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
-from compiler.driver import make_plan, optimise
-from compiler.frontend.onnx_import import import_model
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.memory_plan import MemoryPlan, plan_memory, value_bytes
-from compiler.ops.interpret import run_graph
-from compiler.placement import Placement, distance, same_bytes
-from compiler.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
-from compiler.sizes import Dimension, at, open_size, typical_sizes
-from compiler.stacked_memory import stack_memory
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.integration import control_models
+from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.memory_plan import MemoryPlan, plan_memory, value_bytes
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
+from tilewright.compiler.sizes import Dimension, at, open_size, typical_sizes
+from tilewright.compiler.stacked_memory import stack_memory
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGET = resolve_target("x86-64-v3")
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 50}

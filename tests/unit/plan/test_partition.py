@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.graph.ir import Graph
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.memory_plan import plan_memory
-from compiler.passes.pipeline import optimise
-from compiler.placement import Placement, same_bytes
-from compiler.plan import GraphPlan, ViewStep
 from tests.graphs import Maker
 from tests.plans import check_memory, planned
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.placement import Placement, same_bytes
+from tilewright.compiler.plan import GraphPlan, ViewStep
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.costs import plan_summary
-from compiler.driver import make_plan, optimise
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.product_types import TypeShare
-from compiler.target import resolve_target
 from tests.graphs import Maker
+from tilewright.compiler.costs import plan_summary
+from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.product_types import TypeShare
+from tilewright.compiler.target import resolve_target
 
 
 def dequantised(g: Maker, x: str) -> str:

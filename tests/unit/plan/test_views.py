@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.driver import compile_plan
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.memory_plan import plan_memory
-from compiler.ops.interpret import run_graph
-from compiler.partition import plan_graph
-from compiler.passes.layout_options import channels_last
-from compiler.placement import Placement
-from compiler.plan import GraphPlan, ViewStep
-from compiler.target import resolve_target
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.plans import check_memory, planned
+from tilewright.compiler.driver import compile_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.memory_plan import plan_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.passes.layout_options import channels_last
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan import GraphPlan, ViewStep
+from tilewright.compiler.target import resolve_target
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.errors import InvalidModelError
-from compiler.graph.ir import Graph
-from compiler.loops.layout import blocked
-from compiler.sizes import Dimension, open_size
-from compiler.workload import Boundary, Workload, cut_workload, make_workload
 from tests.graphs import Maker
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.workload import Boundary, Workload, cut_workload, make_workload
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from service.quantize.samples import Samples, split
+from tilewright.service.quantize.samples import Samples, split
 
 
 class Clockwork:

@@ -13,10 +13,6 @@ import onnxruntime.quantization
 import pytest
 from onnx import helper, numpy_helper
 
-from service.quantize.errors import QuantizeError
-from service.quantize.messages import kept_in_log
-from service.quantize.methods import DynamicInt8, Int4, Method, Quantiser, StaticInt8
-from service.quantize.run import QuantizeWork, quantize
 from tests.unit.quantize.small import (
     Clockwork,
     drawn,
@@ -26,6 +22,10 @@ from tests.unit.quantize.small import (
     saved,
     weights,
 )
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.messages import kept_in_log
+from tilewright.service.quantize.methods import DynamicInt8, Int4, Method, Quantiser, StaticInt8
+from tilewright.service.quantize.run import QuantizeWork, quantize
 
 CLOCKWORK = Clockwork(runnable=False)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from service.quantize.drawn import drawn_at_hints
-from service.quantize.errors import QuantizeError
 from tests.integration.small_models import encoder, recogniser
 from tests.unit.quantize.small import perceptron, saved
+from tilewright.service.quantize.drawn import drawn_at_hints
+from tilewright.service.quantize.errors import QuantizeError
 
 
 def test_open_sizes_are_the_hints_of_a_job(tmp_path: Path) -> None:

@@ -8,9 +8,21 @@ import math
 import numpy as np
 import pytest
 
-from service.quantize.errors import QuantizeError
-from service.quantize.fidelity import Fidelity, OutputFidelity, TopOne, added, noise_ratio
-from service.quantize.limit import LeastSqnr, MostChanged, check_limit, keeps, parse_limit
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.fidelity import (
+    Fidelity,
+    OutputFidelity,
+    TopOne,
+    added,
+    noise_ratio,
+)
+from tilewright.service.quantize.limit import (
+    LeastSqnr,
+    MostChanged,
+    check_limit,
+    keeps,
+    parse_limit,
+)
 
 ONES = np.ones((2, 50), np.float32)
 

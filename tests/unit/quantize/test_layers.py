@@ -9,11 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler import driver
-from compiler.target import resolve_target
-from service.quantize.attribution import ModelPart, Timed, attribute, kernel_layers
-from service.quantize.layers import Layer, Owners, as_read, find_layers
-from service.quantize.methods import (
+from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
+from tilewright.compiler import driver
+from tilewright.compiler.target import resolve_target
+from tilewright.service.quantize.attribution import ModelPart, Timed, attribute, kernel_layers
+from tilewright.service.quantize.layers import Layer, Owners, as_read, find_layers
+from tilewright.service.quantize.methods import (
     DynamicInt8,
     Method,
     Quantiser,
@@ -21,10 +22,9 @@ from service.quantize.methods import (
     prepare,
     tensor_names,
 )
-from service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
-from service.quantize.samples import Samples
-from service.quantize.switched import flags, switched_model, with_outputs
-from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
+from tilewright.service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
+from tilewright.service.quantize.samples import Samples
+from tilewright.service.quantize.switched import flags, switched_model, with_outputs
 
 TARGET = resolve_target("cascadelake")
 

@@ -15,10 +15,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import CompilerError
-from service.quantize.errors import NothingToQuantizeError, QuantizeError
-from service.quantize.limit import LeastSqnr, MostChanged
-from service.quantize.methods import (
+from tests.unit.quantize.small import Clockwork, drawn, model, network, perceptron, saved, weights
+from tilewright.compiler.errors import CompilerError
+from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError
+from tilewright.service.quantize.limit import LeastSqnr, MostChanged
+from tilewright.service.quantize.methods import (
     DynamicInt8,
     Int4,
     Method,
@@ -29,11 +30,10 @@ from service.quantize.methods import (
     load_whole,
     prepare,
 )
-from service.quantize.output import check_place, save_model
-from service.quantize.run import QuantizeWork, quantize
-from service.quantize.samples import Samples
-from service.quantize.selection import PartNoise, Selection
-from tests.unit.quantize.small import Clockwork, drawn, model, network, perceptron, saved, weights
+from tilewright.service.quantize.output import check_place, save_model
+from tilewright.service.quantize.run import QuantizeWork, quantize
+from tilewright.service.quantize.samples import Samples
+from tilewright.service.quantize.selection import PartNoise, Selection
 
 
 def work(path: Path, method: Method, samples: Samples, **more: Any) -> QuantizeWork:
@@ -135,7 +135,7 @@ def test_a_model_that_was_tried_and_lost_too_much_is_not_the_one(
         assert does_keep(most) and not does_keep(frozenset())
         return Selection(tuple(candidates), most, 0, (len(most), 0))
 
-    monkeypatch.setattr("service.quantize.run.select", back_and_forth)
+    monkeypatch.setattr("tilewright.service.quantize.run.select", back_and_forth)
     made, report = quantize(work(path, DynamicInt8(), samples, limit=limit))
     assert report.outputs[0].fidelity.sqnr_db >= limit.decibels
     kept = {layer.layer.name for layer in report.layers if layer.kept}
@@ -407,7 +407,7 @@ def test_the_extra_is_named_where_it_is_missing(
             raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
         return builtins.__import__(name)
 
-    monkeypatch.setattr("service.quantize.errors.import_module", absent)
+    monkeypatch.setattr("tilewright.service.quantize.errors.import_module", absent)
     with pytest.raises(QuantizeError, match=rf"needs '{missing}' .*tilewright\[quantize\]'"):
         check_installed(method)
     with pytest.raises(QuantizeError, match=r"tilewright\[quantize\]"):

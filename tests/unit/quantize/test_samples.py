@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from service.quantize.errors import QuantizeError
-from service.quantize.images import ImageLayout, ImageOptions, parse_numbers, read_image
-from service.quantize.samples import (
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.images import ImageLayout, ImageOptions, parse_numbers, read_image
+from tilewright.service.quantize.samples import (
     Input,
     Samples,
     drawn_samples,

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from service.quantize.selection import ROUNDS, PartNoise, by_noise_for_time, select
+from tilewright.service.quantize.selection import ROUNDS, PartNoise, by_noise_for_time, select
 
 
 def order(*candidates: tuple[float, float | None]) -> list[int]:

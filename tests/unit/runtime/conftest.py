@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
 
 HERE = Path(__file__).parent
 

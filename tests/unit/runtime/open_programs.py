@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
-from compiler.runtime.packing import Array
-from compiler.runtime.program import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.program import (
     BufferRef,
     BufferSpace,
     Copy,
@@ -21,7 +27,7 @@ from compiler.runtime.program import (
     Slot,
     slot_start,
 )
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, open_size
 
 PAST = Dimension("past", 0, 64)
 CHUNK = Dimension("chunk", 1, 8, multiple=4)

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.device import find_device
-from compiler.dtypes import DType
-from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
-from compiler.runtime import artifact as module
-from compiler.runtime import artifact_writer
-from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
-from compiler.runtime.artifact_writer import ArtifactWriter
-from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import BufferRole, KernelSpec
-from compiler.runtime.ports import OpenPorts
-from compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
-from compiler.runtime.sized import SizedExecutable
-from compiler.runtime.weight_file import WeightFile
-from compiler.target import host_target
 from tests.unit.runtime import open_programs
+from tilewright.compiler.device import find_device
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
+from tilewright.compiler.runtime import artifact as module
+from tilewright.compiler.runtime import artifact_writer
+from tilewright.compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
+from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
+from tilewright.compiler.runtime.ports import OpenPorts
+from tilewright.compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.weight_file import WeightFile
+from tilewright.compiler.target import host_target
 
 ROLES = {"in": (BufferRole.INPUT, 64), "w": (BufferRole.WEIGHT, 64), "out": (BufferRole.OUTPUT, 64)}
 HOST = host_target()
@@ -90,7 +90,7 @@ import sys
 import numpy as np
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
     sys.modules[name] = None
-from compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.artifact import load_artifact
 print(load_artifact({str(saved)!r}).run([np.zeros(64, np.float32)])[0].sum())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -341,7 +341,7 @@ def test_other_kinds_and_versions(saved: Path, changes: dict[str, Any], message:
 
 def test_a_processor_without_the_features(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = replace(find_device(), architecture="x86_64", features=("avx2", "fma", "pni"))
-    monkeypatch.setattr("compiler.runtime.artifact.this_device", lambda: here)
+    monkeypatch.setattr("tilewright.compiler.runtime.artifact.this_device", lambda: here)
     rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "-sse4.2", "+64bit"]})
     assert read_artifact(saved)
     rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "+avx512f"]})
@@ -359,13 +359,15 @@ def test_vectors_that_are_too_short_would_compute_a_part(
 ) -> None:
     features = ("asimd", "sve", "v")
     here = replace(find_device(), architecture=architecture, processor="", features=features)
-    monkeypatch.setattr("compiler.runtime.artifact.this_device", lambda: here)
+    monkeypatch.setattr("tilewright.compiler.runtime.artifact.this_device", lambda: here)
     triple = f"{architecture}-unknown-linux-gnu"
     given = {**TARGET, "cpu": "x", "triple": triple, "features": switches, "vector_bits": bits}
     rewrite(saved, target=given)
     needed = {("+sve", 256): 256, ("+zvl512b", 256): 512}.get((switches[-1], bits), 0)
     for found in (0, 128, 256, 512, 2048):
-        monkeypatch.setattr("compiler.runtime.artifact.vector_bits", lambda found=found: found)
+        monkeypatch.setattr(
+            "tilewright.compiler.runtime.artifact.vector_bits", lambda found=found: found
+        )
         if found >= needed:
             assert read_artifact(saved)
             continue
@@ -420,9 +422,9 @@ import random
 import sys
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
     sys.modules[name] = None
-import compiler
+import tilewright
 from tests.unit.runtime.open_programs import expect, feeds
-loaded = compiler.load_artifact({str(ranged)!r})
+loaded = tilewright.load_artifact({str(ranged)!r})
 draw = random.Random(1)
 for past in [0, 64, *(draw.randint(0, 64) for _ in range(40))]:
     given = feeds(past, 4 * draw.randint(1, 8))

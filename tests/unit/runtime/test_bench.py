@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride
-from compiler.runtime.kernel import BufferRole, KernelSpec
-from compiler.runtime.packing import aligned_empty, aligned_zeros
+from tilewright.compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride
+from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
+from tilewright.compiler.runtime.packing import aligned_empty, aligned_zeros
 
 Make = Callable[[int], tuple[BoundKernel, np.ndarray]]
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
-from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import (
+from tests.unit.runtime.conftest import spec_of
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.program import (
     ENDLESS,
     NESTING_LIMIT,
     Branch,
@@ -30,10 +31,9 @@ from compiler.runtime.program import (
     Refuse,
     walk,
 )
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_encoding import encode
-from compiler.runtime.program_json import program_from_json, program_to_json
-from tests.unit.runtime.conftest import spec_of
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 
 NO_WEIGHTS = aligned_empty(0)
 

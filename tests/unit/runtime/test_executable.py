@@ -12,18 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import Placed
-from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, Port, Program
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_encoding import encode
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.runtime.sizing import sizing_functions
-from compiler.runtime.weights import WeightBlock
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import Placed
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.program import (
+    BufferRef,
+    BufferSpace,
+    Copy,
+    KernelCall,
+    Port,
+    Program,
+)
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.sizing import sizing_functions
+from tilewright.compiler.runtime.weights import WeightBlock
 
 N = 200
 ROLES = {"in": (BufferRole.INPUT, N), "out": (BufferRole.OUTPUT, N)}
@@ -84,10 +91,12 @@ def test_narrow_pointers_are_put_into_the_table_one_by_one(
 ) -> None:
     """Where a pointer has 32 bits, what fills tables of 64-bit numbers would write over others."""
     calls = []
-    monkeypatch.setattr("compiler.runtime.context.sizeof", lambda kind: 4 + 4 * (kind is c_int64))
+    monkeypatch.setattr(
+        "tilewright.compiler.runtime.context.sizeof", lambda kind: 4 + 4 * (kind is c_int64)
+    )
     size, fill = sizing_functions()
     monkeypatch.setattr(
-        "compiler.runtime.context.sizing_functions",
+        "tilewright.compiler.runtime.context.sizing_functions",
         lambda: (size, lambda *given: (calls.append(given), fill(*given))),
     )
     narrow = Executable(program, weights, address_of)
@@ -178,7 +187,7 @@ def test_aligned_inputs_are_read_where_they_lie(
     def refuse(*_: object) -> None:
         raise AssertionError("an input was copied")
 
-    monkeypatch.setattr("compiler.runtime.context.RunContext.stage", refuse)
+    monkeypatch.setattr("tilewright.compiler.runtime.context.RunContext.stage", refuse)
     expect(executable.run(given), given)
     with pytest.raises(AssertionError, match="copied"):
         executable.run({**given, "a": np.asfortranarray(given["a"])})
@@ -409,7 +418,7 @@ def test_bfloat16_has_its_type_where_that_is_installed(
         (bits,) = executable.run({"x": form}, labels=False)
         assert bits.dtype == np.uint16
         np.testing.assert_array_equal(bits, given.view(np.uint16))
-    monkeypatch.setattr("compiler.runtime.executable.bfloat16_type", lambda: None)
+    monkeypatch.setattr("tilewright.compiler.runtime.executable.bfloat16_type", lambda: None)
     without = Executable(echo, np.empty(0, np.uint8), address_of)
     (bits,) = without.run({"x": given})
     assert bits.dtype == np.uint16

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.loops.layout import Factor, Layout
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
 
 sizes = st.integers(0, 2**40)
 factors = st.builds(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.codegen import link
-from compiler.codegen.link import LinkerError, link_shared, linkers
-from compiler.errors import CompilerError
+from tilewright.compiler.codegen import link
+from tilewright.compiler.codegen.link import LinkerError, link_shared, linkers
+from tilewright.compiler.errors import CompilerError
 
 
 def compile_c(source: str, folder: Path) -> bytes:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import compiler
-from compiler.errors import OutOfMemoryError
-from compiler.runtime import memory
-from compiler.runtime.memory import available_bytes, check_memory
+import tilewright
+from tilewright.compiler.errors import OutOfMemoryError
+from tilewright.compiler.runtime import memory
+from tilewright.compiler.runtime.memory import available_bytes, check_memory
 
 GIB = 1 << 30
 
@@ -61,4 +61,4 @@ def test_runs_and_arrays_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     inputs = {"x": np.ones((20000, 1), np.float32), "z": np.ones((1, 20000), np.float32)}
     with pytest.raises(OutOfMemoryError, match=r"to run 'g': .* 1073741824 are available"):
-        compiler.compile_model(model).run(inputs)
+        tilewright.compile_model(model).run(inputs)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.runtime import native_build
-from compiler.runtime.kernel import ABI_VERSION
-from compiler.runtime.native import find_library
-from compiler.runtime.native_build import build_native
+from tilewright.compiler.runtime import native_build
+from tilewright.compiler.runtime.kernel import ABI_VERSION
+from tilewright.compiler.runtime.native import find_library
+from tilewright.compiler.runtime.native_build import build_native
 
 
 def test_the_library_is_compiled_once_where_it_belongs(
@@ -19,7 +19,7 @@ def test_the_library_is_compiled_once_where_it_belongs(
     made = find_library(tmp_path)
     assert ctypes.CDLL(str(made)).tw_abi_version() == ABI_VERSION
     assert [path.name for path in tmp_path.iterdir()] == [made.name], "and nothing else"
-    monkeypatch.setattr("compiler.runtime.native.build_native", lambda path: 1 / 0)
+    monkeypatch.setattr("tilewright.compiler.runtime.native.build_native", lambda path: 1 / 0)
     assert find_library(tmp_path) == made
 
 
@@ -36,7 +36,7 @@ def test_the_library_is_compiled_once_where_it_belongs(
 def test_what_stands_in_the_way_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
 ) -> None:
-    monkeypatch.setattr(f"compiler.runtime.native_build.{name}", value)
+    monkeypatch.setattr(f"tilewright.compiler.runtime.native_build.{name}", value)
     with pytest.raises(ImportError, match=said):
         build_native(tmp_path / "_native.so")
     assert not [*tmp_path.iterdir()]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler.dtypes import Combination, DType
-from compiler.runtime.executable import Executable
-from compiler.runtime.native_functions import native_signature
-from compiler.runtime.packing import Array, aligned_empty
-from compiler.runtime.program import (
+from tilewright.compiler.dtypes import Combination, DType
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.packing import Array, aligned_empty
+from tilewright.compiler.runtime.program import (
     BufferRef,
     BufferSpace,
     Copy,
@@ -20,9 +20,9 @@ from compiler.runtime.program import (
     Port,
     Program,
 )
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_encoding import encode
-from compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 
 NO_WEIGHTS = aligned_empty(0)
 TYPES = [np.dtype(t) for t in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")]

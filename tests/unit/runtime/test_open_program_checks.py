@@ -6,21 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.runtime.kernel import BufferRole
-from compiler.runtime.program import (
-    Copy,
-    Instruction,
-    KernelCall,
-    Port,
-    Program,
-    SizeBranch,
-    Slot,
-    slot_start,
-)
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.sizes import Dimension, OpenSizeError, open_size
 from tests.unit.runtime.open_programs import (
     PAST,
     S0,
@@ -33,6 +18,21 @@ from tests.unit.runtime.open_programs import (
     past,
     rows,
 )
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.runtime.program import (
+    Copy,
+    Instruction,
+    KernelCall,
+    Port,
+    Program,
+    SizeBranch,
+    Slot,
+    slot_start,
+)
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size
 
 
 @pytest.mark.parametrize(

@@ -11,25 +11,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
-from compiler.runtime.context import RunContext
-from compiler.runtime.executable import Executable
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.ports import Dims
-from compiler.runtime.program import (
-    Copy,
-    KernelCall,
-    NativeCall,
-    Port,
-    Program,
-    SizeBranch,
-)
-from compiler.runtime.program_check import check_program
-from compiler.runtime.program_encoding import encode
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.runtime.session import Session
-from compiler.sizes import Dimension, open_size
 from tests.unit.runtime.open_programs import (
     PAST,
     at,
@@ -39,6 +20,25 @@ from tests.unit.runtime.open_programs import (
     open_program,
     past,
 )
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
+from tilewright.compiler.runtime.context import RunContext
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.ports import Dims
+from tilewright.compiler.runtime.program import (
+    Copy,
+    KernelCall,
+    NativeCall,
+    Port,
+    Program,
+    SizeBranch,
+)
+from tilewright.compiler.runtime.program_check import check_program
+from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.session import Session
+from tilewright.compiler.sizes import Dimension, open_size
 
 AddressOf = Callable[[str], int]
 

@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked, strides
-from compiler.runtime import packing
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.runtime.packing import aligned_empty, aligned_zeros, make_weight, pack, unpack
 from tests.examples import examples
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked, strides
+from tilewright.compiler.runtime import packing
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.runtime.packing import (
+    aligned_empty,
+    aligned_zeros,
+    make_weight,
+    pack,
+    unpack,
+)
 
 LAYOUTS = ["row", "1 0", "0 1", "1/4 0 1%4", "0/3 1/4 0%3 1%4", "1/8 0 1/2%4 1%2", "0+3 1", "0 1%8"]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import BufferRole, KernelSpec
-from compiler.runtime.native import native
-from compiler.runtime.packing import aligned_zeros
-from compiler.runtime.pool import bind_workers
+from tilewright.compiler.runtime.bench import BoundKernel
+from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
+from tilewright.compiler.runtime.native import native
+from tilewright.compiler.runtime.packing import aligned_zeros
+from tilewright.compiler.runtime.pool import bind_workers
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[2] / "compiler" / "runtime" / "native"
@@ -140,12 +140,14 @@ BOUND = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
-from compiler.runtime.native import native
-from compiler.runtime.pool import bind_workers
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.bench import BoundKernel
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
+)
+from tilewright.compiler.runtime.native import native
+from tilewright.compiler.runtime.pool import bind_workers
 
 import ctypes
 address = ctypes.cast(ctypes.CDLL(sys.argv[1]).count, ctypes.c_void_p).value

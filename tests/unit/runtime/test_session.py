@@ -10,13 +10,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError, InvalidInputError
-from compiler.runtime.executable import Executable
-from compiler.runtime.inputs import Placed
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.ports import OpenPorts, Sizes
-from compiler.runtime.program import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import Placed
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
     BufferSpace,
@@ -27,10 +27,10 @@ from compiler.runtime.program import (
     Program,
     Refuse,
 )
-from compiler.runtime.program_json import program_from_json, program_to_json
-from compiler.runtime.session import STEPS
-from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import Dimension, open_size
+from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
+from tilewright.compiler.runtime.session import STEPS
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes import Dimension, open_size
 
 ROWS, WIDTH = 6, 4
 NO_WEIGHTS = aligned_empty(0)

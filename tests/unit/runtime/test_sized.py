@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compiler.errors import InvalidArgumentError, InvalidInputError
-from compiler.runtime.executable import Executable
-from compiler.runtime.ports import OpenPorts, Sizes
-from compiler.runtime.sized import SizedExecutable
-from compiler.sizes import Dimension
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes import Dimension
 
 PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
 SERVED = tuple((("batch", b), ("sequence", s)) for b in (1, 2) for s in (4, 8))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
-from compiler.sizes import Dimension, at, open_size
 from tests.unit.test_sizes import VALUES, H, M, N, U, _sizes
+from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
+from tilewright.compiler.sizes import Dimension, at, open_size
 
 GIVEN = (H, M, N, U)
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.runtime.verify import compare, tolerance_for
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.verify import compare, tolerance_for
 
 F32 = np.float32
 

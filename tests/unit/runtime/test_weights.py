@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.layout import Layout, strides
-from compiler.runtime import weight_file
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.runtime.weight_file import WeightFile
-from compiler.runtime.weights import PackedWeights, WeightBlock
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import Layout, strides
+from tilewright.compiler.runtime import weight_file
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.runtime.weight_file import WeightFile
+from tilewright.compiler.runtime.weights import PackedWeights, WeightBlock
 
 CAPACITY = 1 << 20
 

@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from compiler.build import kernel_spec
-from compiler.codegen.backend import KernelCode
-from compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
-from compiler.loops.expr import Tensor
-from compiler.loops.layout import Layout
-from compiler.loops.nest import LoopNest
-from compiler.loops.verify import verify_nest
-from compiler.ops.interpret import run_graph
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.runtime.packing import make_weight
-from compiler.schedule.kernel import Kernel
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.sizes import Dimension, open_size
-from compiler.target import Target, resolve_target
-from compiler.workload import Halo, Workload
 from tests.graphs import Maker, random_inputs
 from tests.kernels import as_workload
+from tilewright.compiler.build import kernel_spec
+from tilewright.compiler.codegen.backend import KernelCode
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
+from tilewright.compiler.loops.expr import Tensor
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.runtime.packing import make_weight
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Halo, Workload
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.workload import Halo, Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.workload import Halo, Workload
 
 Place = tuple[Layout, Halo]
 HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))

@@ -8,18 +8,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compiler.build import lower_workload
-from compiler.ops.interpret import run_graph
-from compiler.runtime.kernel import BufferRole
-from compiler.schedule import select
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
-from compiler.schedule.space import SubSpace
-from compiler.sizes import Dimension, open_size
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import conv, matmul
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.compiler.schedule import select
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGET = resolve_target("x86-64-v4")
 ROWS = range(2, 120)

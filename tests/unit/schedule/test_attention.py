@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.driver import compile_plan, make_plan
-from compiler.graph.ir import Graph
-from compiler.loops.nest import For
-from compiler.ops.interpret import run_graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
-from compiler.schedule.templates.attention import TEMPLATE
-from compiler.workload import Workload
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import HOST, WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import PROBLEMS, attention
+from tilewright.compiler.driver import compile_plan, make_plan
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.loops.nest import For
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.templates.attention import TEMPLATE
+from tilewright.compiler.workload import Workload
 
 Array = np.ndarray[Any, Any]
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.ops.interpret import run_graph
-from compiler.schedule.templates.blocks import TEMPLATE, analyse
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
 from tests.unit.schedule.problems import block_matmul, matmul
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.templates.blocks import TEMPLATE, analyse
 
 
 @given(

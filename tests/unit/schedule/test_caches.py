@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
-from compiler.sizes import Dimension, open_size
-from compiler.target import Target, resolve_target
-from compiler.targets import CoreModel
-from compiler.workload import Workload
 from tests.unit.schedule.problems import conv, matmul
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.workload import Workload
 
 V4 = resolve_target("x86-64-v4")
 KI, MI = 1 << 10, 1 << 20

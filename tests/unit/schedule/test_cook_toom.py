@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
+from tilewright.compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 
 
 def numbers(count: int, seed: int) -> list[Fraction]:

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.ops.interpret import run_graph
-from compiler.schedule.select import schedule_space
-from compiler.schedule.templates.dot import TEMPLATE
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul, matmul_of_rows
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.templates.dot import TEMPLATE
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
 
 V4 = resolve_target("x86-64-v4")
 

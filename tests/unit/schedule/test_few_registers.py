@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.build import lower_workload
-from compiler.codegen.statistics import inner_loops
-from compiler.loops.layout import ROW_MAJOR
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule
-from compiler.schedule.templates.strassen import TEMPLATE as STRASSEN
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.codegen.statistics import inner_loops
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.schedule.templates.strassen import TEMPLATE as STRASSEN
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
 
 V2, V3, NARROW = map(resolve_target, ("x86-64-v2", "x86-64-v3", "x86-64-v3:128"))
 

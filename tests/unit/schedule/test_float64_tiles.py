@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.schedule.select import schedule_space
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "neoverse-n1", "riscv64")
 

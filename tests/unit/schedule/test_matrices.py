@@ -7,23 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.driver import load_program, make_plan
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.graph.ir import Graph
-from compiler.graph.types import TensorType
-from compiler.loops.evaluate import pack_tensor, run_nest
-from compiler.loops.expr import Role
-from compiler.loops.semantics import from_memory, to_memory
-from compiler.loops.text import parse_nest, print_nest
-from compiler.loops.verify import verify_nest
-from compiler.ops.interpret import run_graph
-from compiler.program_builder import ProgramBuilder
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
-from compiler.sizes import Dimension
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker, random_inputs
@@ -32,6 +15,23 @@ from tests.unit.c_library.conftest import Loaded
 from tests.unit.codegen.test_dot import BRAINS, narrow
 from tests.unit.schedule.open_nests import open_workload
 from tests.unit.schedule.problems import byte_matmul, half_conv, half_matmul, requantised
+from tilewright.compiler.driver import load_program, make_plan
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
 
 Types = tuple[DType, DType]
 BYTES = (DType.UINT8, DType.INT8)

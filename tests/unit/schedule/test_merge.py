@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue
-from compiler.loops.expr import IndexValue, Load, Tensor
-from compiler.loops.index import Axis, affine
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, compose
-from compiler.workload import Halo
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.expr import IndexValue, Load, Tensor
+from tilewright.compiler.loops.index import Axis, affine
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.problem import Problem, compose
+from tilewright.compiler.workload import Halo
 
 
 def merged(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.build import lower_workload
-from compiler.ops.interpret import run_graph
-from compiler.schedule.select import untuned_schedule
-from compiler.target import resolve_target
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import unary
+from tilewright.compiler.build import lower_workload
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.select import untuned_schedule
+from tilewright.compiler.target import resolve_target
 
 WIDE = resolve_target("x86-64-v4")
 

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.errors import ScheduleError
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
-from compiler.sizes import Dimension, at, is_open
 from tests.graphs import Maker
 from tests.unit.schedule.open_nests import TARGET, Build, assert_right, open_workload
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
+from tilewright.compiler.sizes import Dimension, at, is_open
 
 N = Dimension("n", 1, 40)
 PAST = Dimension("past", 0, 20)

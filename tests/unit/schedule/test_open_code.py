@@ -8,16 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.loops.semantics import from_memory
-from compiler.ops.interpret import run_graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
-from compiler.sizes import Dimension
-from compiler.target import Target
-from compiler.workload import Workload
 from tests.graphs import random_inputs
 from tests.kernels import WIDTHS, WorkloadCode, width, widths_in_turn
 from tests.unit.schedule import (
@@ -27,6 +17,16 @@ from tests.unit.schedule import (
     test_open_rows,
 )
 from tests.unit.schedule.open_nests import open_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import Target
+from tilewright.compiler.workload import Workload
 
 pytestmark = pytest.mark.graphs
 

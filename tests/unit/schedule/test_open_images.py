@@ -7,13 +7,6 @@ from functools import partial
 
 import pytest
 
-from compiler.errors import ScheduleError
-from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.sizes import Dimension
-from compiler.workload import Halo
 from tests.graphs import Maker
 from tests.unit.schedule.open_nests import (
     SIZES,
@@ -23,6 +16,13 @@ from tests.unit.schedule.open_nests import (
     open_workload,
     schedules,
 )
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.workload import Halo
 
 B = Dimension("b", 1, 5)
 H = Dimension("h", 1, 20)

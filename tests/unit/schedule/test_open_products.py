@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Role
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedules
-from compiler.sizes import Dimension, is_open
-from compiler.target import resolve_target
 from tests.graphs import Maker
 from tests.unit.schedule.open_nests import (
     ONE,
@@ -23,6 +16,13 @@ from tests.unit.schedule.open_nests import (
     open_workload,
     schedules,
 )
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.sizes import Dimension, is_open
+from tilewright.compiler.target import resolve_target
 
 
 def rows(make: Maker, n: int) -> str:

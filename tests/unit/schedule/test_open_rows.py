@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.loops.layout import blocked
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, untuned_schedules
-from compiler.sizes import Dimension
 from tests.graphs import Maker
 from tests.unit.schedule.open_nests import (
     ONE,
@@ -20,6 +16,10 @@ from tests.unit.schedule.open_nests import (
     open_workload,
     schedules,
 )
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.sizes import Dimension
 
 
 def gelu(make: Maker, n: int) -> str:

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR
-from compiler.loops.nest import Compute, LoopNest
-from compiler.ops.interpret import run_graph
-from compiler.schedule.select import lower_schedule, untuned_schedules
-from compiler.target import resolve_target
-from compiler.workload import Halo, Workload
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.loops.nest import Compute, LoopNest
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Halo, Workload
 
 V4 = resolve_target("x86-64-v4")
 

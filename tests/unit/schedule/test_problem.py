@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.graph.ir import AttrValue
-from compiler.schedule.problem import anchor
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.schedule.problem import anchor
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from compiler.errors import ScheduleError
-from compiler.schedule.schedule import Schedule
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.schedule.schedule import Schedule
 
 GEMM = Schedule.of("gemm", vectors=2, tile=12, order="lanes-outer", pack=True)
 

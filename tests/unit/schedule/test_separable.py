@@ -10,20 +10,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.ops.interpret import run_graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
-from compiler.schedule.templates.separable import analyse
-from compiler.sizes import Dimension
-from compiler.target import resolve_target
-from compiler.workload import Halo, Workload
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.open_nests import assert_right, open_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
+from tilewright.compiler.schedule.templates.separable import analyse
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Halo, Workload
 
 V4 = resolve_target("x86-64-v4")
 EXACT = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.INT8, DType.UINT8, DType.INT32)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.loops.expr import Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.layout import blocked
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Store, Tile
-from compiler.ops.interpret import run_graph
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.schedule.sharing import parallel_balance, share_out
-from compiler.schedule.structure import LoopSpec, parallel_stage
 from tests.graphs import Maker
 from tests.kernels import HOST, as_workload, run_workload
+from tilewright.compiler.loops.expr import Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.schedule.sharing import parallel_balance, share_out
+from tilewright.compiler.schedule.structure import LoopSpec, parallel_stage
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from compiler.codegen.cpu.lower import lower_nest
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Role
-from compiler.loops.layout import blocked
-from compiler.loops.text import print_nest
-from compiler.loops.verify import verify_nest
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
-from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
-from compiler.schedule.templates import templates
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
+from tilewright.compiler.codegen.cpu.lower import lower_nest
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
+from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from tilewright.compiler.schedule.templates import templates
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
 DOCS = Path(__file__).parents[3] / "docs"

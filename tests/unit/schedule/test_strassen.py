@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.codegen.cpu.lower import stage_extent
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.layout import blocked
-from compiler.ops.interpret import run_graph
-from compiler.runtime.verify import compare
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
-from compiler.schedule.templates.strassen import TEMPLATE
-from compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
-from compiler.target import resolve_target
-from compiler.workload import Halo, Workload
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import HOST, WIDTHS, Numbers, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul
+from tilewright.compiler.codegen.cpu.lower import stage_extent
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.runtime.verify import compare
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
+from tilewright.compiler.schedule.templates.strassen import TEMPLATE
+from tilewright.compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Halo, Workload
 
 V4 = resolve_target("x86-64-v4")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.loops.expr import Tensor
-from compiler.loops.index import Axis
-from compiler.ops.interpret import run_graph
-from compiler.schedule.select import schedule_space
-from compiler.schedule.structure import edges
 from tests.graphs import Maker
 from tests.kernels import HOST, as_workload, run_workload
+from tilewright.compiler.loops.expr import Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.structure import edges
 
 
 @pytest.mark.parametrize(("with_halo", "expected"), [(True, (1, 2)), (False, (2, 4))])

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.driver import load_graph, make_plan, optimise
-from compiler.loops.layout import Factor, Layout, blocked
-from compiler.ops.interpret import run_graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
-from compiler.schedule.space import SubSpace
-from compiler.schedule.templates.winograd import TEMPLATE
-from compiler.schedule.templates.winograd_analysis import Side, analyse
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.kernels import WIDTHS, run_workload, width
 from tests.unit.schedule.problems import conv
+from tilewright.compiler.driver import load_graph, make_plan, optimise
+from tilewright.compiler.loops.layout import Factor, Layout, blocked
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.schedule.templates.winograd import TEMPLATE
+from tilewright.compiler.schedule.templates.winograd_analysis import Side, analyse
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
 
 TARGET = resolve_target("x86-64-v4")
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.target import Target
-from service.jobs.leased_device import LeasedDevice
-from tuner.measure.measurement import Measurement, Phase, RecordKey
-from tuner.measure.wire import (
+from tilewright.compiler.target import Target
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey
+from tilewright.tuner.measure.wire import (
     Candidate,
     Case,
     InputSpec,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from service import cli
 from tests.databases import lay_database
+from tilewright.service import cli
 
 
 @pytest.fixture(autouse=True)

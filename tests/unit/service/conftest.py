@@ -16,24 +16,24 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from db.stores import blame
-from db.stores.jobs import Job
-from db.stores.tokens import Scope
-from service.api.app import create_app
-from service.api.server import server_config
-from service.embedded import owner_token
-from service.jobs import job_run, tuner_process
-from service.jobs.tuner_process import TunerProcess
-from service.settings import Settings
-from service.storage import open_storage
-from service.worker import process as worker_module
-from service.worker.options import WorkerOptions
 from tests.databases import lay_database
 from tests.logs import plain_logs
 from tests.unit.service.tuners import LocalWorker, model_bytes
 from tests.unit.service.workers import FakeSandbox, Running
 from tests.unit.tuner.fakes import FakeBuilder
+from tilewright.db.storage import Storage
+from tilewright.db.stores import blame
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.app import create_app
+from tilewright.service.api.server import server_config
+from tilewright.service.embedded import owner_token
+from tilewright.service.jobs import job_run, tuner_process
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.service.worker import process as worker_module
+from tilewright.service.worker.options import WorkerOptions
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from compiler.target import known_targets
-from db.storage import Storage
-from db.stores.leases import NewRequest
 from tests.measured import honest
-from tuner.measure.measurement import RecordKey
-from tuner.measure.wire import PROTOCOL, Candidate, Case, MeasureRequest
+from tilewright.compiler.target import known_targets
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.wire import PROTOCOL, Candidate, Case, MeasureRequest
 
 TARGET = known_targets()["x86-64-v3"].key
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import driver
-from compiler.codegen.link import link_shared
-from compiler.codegen.object import emit_object
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.target import Target, host_target
-from db.storage import Storage
-from db.stores.leases import RequestState
-from service.jobs.device import DeviceError, Loadable
-from service.jobs.interrupts import Interrupted, JobCancelled
-from tuner.measure.model_runs import Race
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.statistics import Comparison
+from tilewright.compiler import driver
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.codegen.object import emit_object
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.target import Target, host_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.service.jobs.device import DeviceError, Loadable
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.statistics import Comparison
 
 K, N = 300, 400
 """The weights have 480,000 and 16,000 bytes: one travels by itself, one with others."""
@@ -99,7 +99,7 @@ def worker_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker as a user starts it; it ends with the context, if it has not before."""
     spool.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "service.worker", "--server", url, "--token", token]
+    command = [sys.executable, "-m", "tilewright.service.worker", "--server", url, "--token", token]
     with (spool / "log").open("ab") as log:
         process = subprocess.Popen(
             [*command, "--spool", str(spool), *options],

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from db.storage import Storage
-from db.stores.leases import Cause
-from service.jobs.remote_runner import (
+from tests.measured import honest
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import Cause
+from tilewright.service.jobs.remote_runner import (
     RemoteRunner,
 )
-from tests.measured import honest
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import RecordKey
-from tuner.measure.wire import Candidate, Case, MeasureRequest, digest_bytes
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, digest_bytes
 
 TARGET = "t" * 64
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tuner.measure.wire import PROTOCOL, signed_lease
+from tilewright.tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class SlowService(BaseHTTPRequestHandler):

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.api.app import create_app
-from service.cli import run as run_cli
-from service.embedded import owner_token, read_token
-from service.settings import Settings
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.app import create_app
+from tilewright.service.cli import run as run_cli
+from tilewright.service.embedded import owner_token, read_token
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 @pytest.mark.parametrize(

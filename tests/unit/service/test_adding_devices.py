@@ -12,12 +12,12 @@ import pytest
 import segno
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.dashboard import device_pages
-from service.dashboard.adding import LINK_SECONDS, browsers_measure_here, link_code
-from service.dashboard.qr import BORDER, QrCode, qr_code
 from tests.unit.service.pages import HOSTILE, ORIGIN, Elements, opened, sign_in
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.dashboard import device_pages
+from tilewright.service.dashboard.adding import LINK_SECONDS, browsers_measure_here, link_code
+from tilewright.service.dashboard.qr import BORDER, QrCode, qr_code
 
 ADD = "/dashboard/devices/add"
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from db.stores.tokens import Scope
-from db.stores.verdicts import VerdictKind
-from service.api import answers as api_answers
-from service.api.app import create_app
-from service.api.conditional import JsonAnswer
-from service.api.routes import schedules
-from service.jobs.known_plan import plan_identity
-from service.settings import Settings
 from tests.unit.service.api_calls import upload
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.test_served import TARGET, record
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service.api import answers as api_answers
+from tilewright.service.api.app import create_app
+from tilewright.service.api.conditional import JsonAnswer
+from tilewright.service.api.routes import schedules
+from tilewright.service.jobs.known_plan import plan_identity
+from tilewright.service.settings import Settings
 
 WORKLOAD = "a" * 64
 SINGLE = f"/v1/schedules?workload={WORKLOAD}&target={TARGET}"

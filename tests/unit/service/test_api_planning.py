@@ -18,16 +18,16 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.target import resolve_target
-from db.storage import Storage
-from db.stores.verdicts import VerdictKind
-from service.api import planning as api_planning
-from service.api import planning_child
-from service.api.errors import ApiProblem
-from service.api.planning import Planning
-from service.api.planning_child import WorkloadsQuestion
-from service.jobs.known_plan import plan_identity
-from service.settings import Settings
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service.api import planning as api_planning
+from tilewright.service.api import planning_child
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.planning_child import WorkloadsQuestion
+from tilewright.service.jobs.known_plan import plan_identity
+from tilewright.service.settings import Settings
 
 TARGET = resolve_target("x86-64-v3")
 

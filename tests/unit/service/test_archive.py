@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.archive import ArchiveError, unpack
+from tilewright.service.archive import ArchiveError, unpack
 
 
 def packed(path: Path, *entries: tarfile.TarInfo) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.arrays import ArraysError, load_arrays, save_arrays
+from tilewright.service.arrays import ArraysError, load_arrays, save_arrays
 
 
 def test_arrays_of_any_name_are_saved(tmp_path: Path) -> None:

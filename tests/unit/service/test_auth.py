@@ -10,11 +10,11 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.embedded import owner_token, read_token
-from service.settings import Settings
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.embedded import owner_token, read_token
+from tilewright.service.settings import Settings
 
 
 def bearer(storage: Storage, *scopes: Scope) -> dict[str, str]:

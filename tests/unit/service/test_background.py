@@ -13,11 +13,11 @@ import pytest
 import structlog
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.driver import CompileOptions
-from compiler.frontend.model_file import ReadModel, read_model, with_tensors
-from compiler.runtime.sized import SizedExecutable
-from service.background import BackgroundTuner
-from service.settings import Settings
+from tilewright.compiler.driver import CompileOptions
+from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.service.background import BackgroundTuner
+from tilewright.service.settings import Settings
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -91,15 +91,15 @@ def test_the_command_has_the_options(tmp_path: Path) -> None:
         threads=2, dims={"rows": range(1, 9), "batch": 4}, precision="bfloat16"
     )
     words = " ".join(tuner.command(Path("m.onnx"), options))
-    assert f"service.tuning_child {os.getpid()} . tune m.onnx" in words
+    assert f"tilewright.service.tuning_child {os.getpid()} . tune m.onnx" in words
     assert "tune m.onnx --seconds 7 --trials 3 --threads 2 --numerics fast" in words
     assert words.endswith("--precision bfloat16 --dim rows=1..8 --dim batch=4")
 
 
 def test_the_tuning_process_is_settled_as_the_command_is() -> None:
     child = "import gc, service.cli; service.cli.run = lambda _: gc.get_threshold()[0] - YOUNG"
-    child = f"from compiler.process import YOUNG_OBJECTS as YOUNG; {child}"
-    child += "; import sys; from service.tuning_child import main; main(sys.argv[1:])"
+    child = f"from tilewright.compiler.process import YOUNG_OBJECTS as YOUNG; {child}"
+    child += "; import sys; from tilewright.service.tuning_child import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", child, str(os.getpid()), "folder", "tune", "m.onnx"]
     assert subprocess.run(words, timeout=60, check=False).returncode == 0
 
@@ -107,10 +107,9 @@ def test_the_tuning_process_is_settled_as_the_command_is() -> None:
 def test_tuning_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made/model.onnx").write_bytes(b"")
-    child = (
-        "import sys, time; sys.modules['service.cli'] = sys; sys.main = lambda _: time.sleep(60)"
-    )
-    child += "; from service.tuning_child import main; main(sys.argv[1:])"
+    child = "import sys, time; sys.modules['tilewright.service.cli'] = sys; "
+    child += "sys.main = lambda _: time.sleep(60)"
+    child += "; from tilewright.service.tuning_child import main; main(sys.argv[1:])"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     words = [sys.executable, "-c", child, str(gone.pid), str(tmp_path / "made")]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from compiler import driver
-from compiler.graph.ir import Graph
-from compiler.plan import GraphPlan
-from compiler.sizes import OpenSizeError
-from service.jobs.comparison import Timing, race
 from tests.unit.service.command_line import data_folder, model, run
+from tilewright.compiler import driver
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.service.jobs.comparison import Timing, race
 
 __all__ = ["data_folder", "model"]  # fixtures
 
@@ -101,7 +101,7 @@ def test_bench_passes_its_options_on(
         given.append({"runs": list(runs), **options})
         return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
 
-    monkeypatch.setattr("service.jobs.comparison.race", race)
+    monkeypatch.setattr("tilewright.service.jobs.comparison.race", race)
     assert run("bench", model, "--dim", "batch=2") == 0
     options = ("--threads", 2, "--rounds", 7, "--seconds", 0.25)
     assert run("bench", model, "--dim", "batch=2", *options) == 0
@@ -122,7 +122,9 @@ def test_bench_on_a_worker_refuses_what_it_would_ignore(
     model: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("service.cli.bench._bench_on", lambda *options: given.append(options))
+    monkeypatch.setattr(
+        "tilewright.service.cli.bench._bench_on", lambda *options: given.append(options)
+    )
     assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
     ((board, path, threads, *_, dims, as_json),) = given
     assert not as_json
@@ -137,7 +139,7 @@ def test_times_are_given_as_json(
     def race(runs: Any, **options: Any) -> list[Timing]:
         return [Timing(name, ((2e-3, 1e-3), (4e-3,))) for name in runs]
 
-    monkeypatch.setattr("service.jobs.comparison.race", race)
+    monkeypatch.setattr("tilewright.service.jobs.comparison.race", race)
     stated = ("--dim", "batch=1..9@3,9", "--against", "onnxruntime", "--json")
     assert run("bench", model, *stated) == 0
     told = json.loads(capsys.readouterr().out)

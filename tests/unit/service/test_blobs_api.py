@@ -7,9 +7,9 @@ import random
 import pytest
 from fastapi.testclient import TestClient
 
-from db.job_states import JobState
-from db.storage import Storage
 from tests.unit.service.api_calls import onnx_bytes, problem, submit
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
 
 
 def test_the_bytes_of_an_artifact_uploaded_as_a_model_leave_the_artifact(

@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
-from compiler.process import bounded
-from compiler.process.bounded import Limits, NoAnswer, Reason
-from compiler.runtime.memory import total_bytes
-from compiler.target import resolve_target
-from compiler.timings import Timings
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job
-from service.jobs import bounded_planning, run_job, tuner_process
-from service.jobs.bounded_planning import plan_bounded, planning_limits
-from service.jobs.interrupts import JobCancelled
-from service.jobs.job_spec import JobSpec
-from service.jobs.model_tasks import tasks_of
-from service.jobs.stage_planning import plan_programs
-from service.jobs.tuner_process import TunerProcess
-from service.settings import Settings
 from tests.unit.service.tuners import loop, model_bytes, running
 from tests.unit.service.workers import until
-from tuner.cancel import AnyToken, CancelToken
+from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason
+from tilewright.compiler.runtime.memory import total_bytes
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.timings import Timings
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.service.jobs import bounded_planning, run_job, tuner_process
+from tilewright.service.jobs.bounded_planning import plan_bounded, planning_limits
+from tilewright.service.jobs.interrupts import JobCancelled
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.stage_planning import plan_programs
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import AnyToken, CancelToken
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
 

@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.process import bounded
-from compiler.process.bounded import Limits
-from compiler.program_builder import build_program
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job
-from service.jobs import run_job, tuner_process
-from service.jobs.bounded_verification import (
+from tests.unit.service.tuners import loop, model_bytes, running
+from tests.unit.service.workers import until
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits
+from tilewright.compiler.program_builder import build_program
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.service.jobs import run_job, tuner_process
+from tilewright.service.jobs.bounded_verification import (
     BoundedVerifier,
     VerificationBound,
     verification_limits,
 )
-from service.jobs.certificate import WrongProgramError
-from service.jobs.device import DeviceError
-from service.jobs.loadables import of_compiled
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.tuner_process import TunerProcess
-from service.jobs.verification import Verification, verify_program
-from service.settings import Settings
-from tests.unit.service.tuners import loop, model_bytes, running
-from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
+from tilewright.service.jobs.certificate import WrongProgramError
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.loadables import of_compiled
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.jobs.verification import Verification, verify_program
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from compiler.target import known_targets
-from service.jobs.bounds import LEAST_BUDGET_SECONDS, bounds_within
-from service.jobs.device import DeviceError
 from tests.unit.service.test_cost_models import product
-from tuner.tasks import make_task
+from tilewright.compiler.target import known_targets
+from tilewright.service.jobs.bounds import LEAST_BUDGET_SECONDS, bounds_within
+from tilewright.service.jobs.device import DeviceError
+from tilewright.tuner.tasks import make_task
 
 
 class Silent:

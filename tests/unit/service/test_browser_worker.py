@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.c_library.toolchain import wasm_toolchain
-from compiler.codegen.link import link_shared
-from compiler.target import Target, resolve_target
-from db.storage import Storage
-from db.stores.tokens import Scope
-from db.stores.workers import Health
-from service.api.worker_page import FOLDER
-from service.jobs.device import DeviceError
-from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.added_arrays import measure
 from tests.unit.service.leased import K, N, compile_program, loadable
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import Phase, Status
-from tuner.measure.model_runs import draw_inputs
+from tilewright.compiler.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import Health
+from tilewright.service.api.worker_page import FOLDER
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.measure.model_runs import draw_inputs
 
 SEED = 5
 NODE = shutil.which("node")

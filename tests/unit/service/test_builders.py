@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from service.jobs.builders import default_builders, open_builder
-from service.settings import Settings
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.dask_builder import DaskBuilder
+from tilewright.service.jobs.builders import default_builders, open_builder
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.dask_builder import DaskBuilder
 
 
 def test_processes_are_the_default() -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from service.cli import run as run_cli
+from tilewright.service.cli import run as run_cli
 
 VIT = str(Path(__file__).parents[2] / "models/vit.onnx")
 

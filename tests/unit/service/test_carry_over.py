@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.build import CODEGEN_VERSION
-from compiler.target import resolve_target
-from db.storage import Storage
-from service.jobs.carry_over import carry_over
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, Planned, plan_model
 from tests.unit.service.test_confirmation import TARGET, model
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Measurement, Status, TuningRecord
-from tuner.tasks import Task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.carry_over import carry_over
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Measurement, Status, TuningRecord
+from tilewright.tuner.tasks import Task
 
 
 @pytest.fixture(scope="module")

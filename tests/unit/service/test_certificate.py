@@ -11,27 +11,27 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import ops
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.semantics import to_memory
-from compiler.ops.interpret import run_graph
-from compiler.placement import Placement
-from compiler.plan import KernelStep
-from compiler.program_builder import build_program
-from compiler.runtime.program import BufferRef, BufferSpace, Program
-from service.jobs.certificate import Certificate, WrongProgramError, certify, together
-from service.jobs.device import Checked
-from service.jobs.loadables import at_sizes, of_compiled
-from service.jobs.local_device import LocalDevice
-from service.jobs.observation import Observation, Written, written
-from service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
-from service.jobs.ties import jumps
-from service.jobs.verification import verify_program
-from service.jobs.verified_sizes import at_verified_sizes
 from tests.graphs import Maker
-from tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan import KernelStep
+from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Program
+from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together
+from tilewright.service.jobs.device import Checked
+from tilewright.service.jobs.loadables import at_sizes, of_compiled
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.observation import Observation, Written, written
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
+from tilewright.service.jobs.ties import jumps
+from tilewright.service.jobs.verification import verify_program
+from tilewright.service.jobs.verified_sizes import at_verified_sizes
+from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""

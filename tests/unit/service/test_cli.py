@@ -18,22 +18,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.build import CODEGEN_VERSION
-from compiler.choices import GraphChoice
-from compiler.driver import make_plan, optimise
-from db.stores.verdicts import VerdictKind
-from service import cli
-from service.api.schemas.jobs import TaskView
-from service.cli.common import _who_runs_this
-from service.cli.inspect_view import quantity, size
-from service.cli.view import origins_line
-from service.jobs.known_plan import keep_choice, model_digest, plan_identity
-from service.jobs.planning import ModelRequest, plan_model
-from service.settings import Settings
-from service.storage import open_storage
-from service.units import milliseconds
 from tests.unit.service.command_line import data_folder, expected, inputs, model, run
-from tuner.graph.search import Decision, Tried
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.choices import GraphChoice
+from tilewright.compiler.driver import make_plan, optimise
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service import cli
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.cli.common import _who_runs_this
+from tilewright.service.cli.inspect_view import quantity, size
+from tilewright.service.cli.view import origins_line
+from tilewright.service.jobs.known_plan import keep_choice, model_digest, plan_identity
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.service.units import milliseconds
+from tilewright.tuner.graph.search import Decision, Tried
 
 __all__ = ["data_folder", "inputs", "model"]  # fixtures
 
@@ -274,7 +274,7 @@ def test_a_late_command_does_what_its_artifact_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Another engine is not timed."""
-    monkeypatch.setattr("service.jobs.job_spec.LATE_SECONDS", -100.0)
+    monkeypatch.setattr("tilewright.service.jobs.job_spec.LATE_SECONDS", -100.0)
     assert run("tune", model, "--dim", "batch=2", "--seconds", "1", "-o", tmp_path / "a") == 0
     said = capsys.readouterr().out
     assert "artifact: " in said and "ONNX Runtime" not in said
@@ -287,8 +287,8 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trained = "a cost model [red] was trained" + " and is better" * 20
-    monkeypatch.setattr("service.jobs.cost_models.train_due", lambda *_: [None])
-    monkeypatch.setattr("service.jobs.cost_models.describe", lambda _: trained)
+    monkeypatch.setattr("tilewright.service.jobs.cost_models.train_due", lambda *_: [None])
+    monkeypatch.setattr("tilewright.service.jobs.cost_models.describe", lambda _: trained)
     arguments = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a")
     assert run(*arguments) == 0
     first = capsys.readouterr().out
@@ -364,7 +364,7 @@ def test_a_token_is_made_with_its_scopes(
 ) -> None:
     assert run("token", "ci", "--scope", "read", "--scope", "submit") == 0
     secret = capsys.readouterr().out.strip()
-    from service.settings import Settings
+    from tilewright.service.settings import Settings
 
     storage = open_storage(Settings())
     token = storage.tokens.verify(secret)
@@ -441,11 +441,11 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
-    from compiler.options import NUMERICS
-    from compiler.runtime.native import MAX_THREADS
-    from service.api.schemas.fields import Numerics
-    from service.api.schemas.jobs import JobRequest
-    from service.cli import common
+    from tilewright.compiler.options import NUMERICS
+    from tilewright.compiler.runtime.native import MAX_THREADS
+    from tilewright.service.api.schemas.fields import Numerics
+    from tilewright.service.api.schemas.jobs import JobRequest
+    from tilewright.service.cli import common
 
     assert common.MAX_THREADS == MAX_THREADS
     assert tuple(common.Numerics) == get_args(Numerics) == NUMERICS
@@ -488,8 +488,8 @@ def test_commands_import_what_they_need_when_they_run() -> None:
             if isinstance(node, ast.ImportFrom):
                 assert node.module is not None
                 ours = node.module.split(".")[0] in ("compiler", "tuner", "db", "service")
-                light = node.module.startswith("service.cli")
-                light |= node.module in ("service.units", "service.console")
+                light = node.module.startswith("tilewright.service.cli")
+                light |= node.module in ("tilewright.service.units", "tilewright.service.console")
                 assert not ours or light, (path.name, node.module)
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from db.storage import Storage
 from deploy.clients import COROUTINES, SCHEMA, blocking_files, described, stamp
-from service.api.schemas.jobs import JobEventView, JobRequest
-from service.api.schemas.lookups import LookupRequest
-from service.client import (
+from tests.unit.service.api_calls import onnx_bytes
+from tests.unit.service.test_following import finish, tuner
+from tilewright.db.storage import Storage
+from tilewright.service.api.schemas.jobs import JobEventView, JobRequest
+from tilewright.service.api.schemas.lookups import LookupRequest
+from tilewright.service.client import (
     AsyncClient,
     Client,
     ClientError,
@@ -29,11 +31,9 @@ from service.client import (
     UnreachableError,
     silence,
 )
-from service.client.silence import Silence
-from service.jobs.targets import target_key
-from tests.unit.service.api_calls import onnx_bytes
-from tests.unit.service.test_following import finish, tuner
-from tuner.measure.wire import PROTOCOL
+from tilewright.service.client.silence import Silence
+from tilewright.service.jobs.targets import target_key
+from tilewright.tuner.measure.wire import PROTOCOL
 
 TARGET = "x86-64-v3"
 

@@ -9,7 +9,7 @@ import click
 import pytest
 import typer.main
 
-from service.cli import app
+from tilewright.service.cli import app
 
 WITHOUT_JSON = {"serve", "tuner", "worker", "records export"}
 """They stay, or write lines of JSON anyway."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compiler.frontend.catalogue import catalogue
 from tests.unit.service.command_line import data_folder, inputs, model, run
+from tilewright.compiler.frontend.catalogue import catalogue
 
 __all__ = ["data_folder", "inputs", "model"]  # fixtures
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from db.stores.tasks import JobTask
 from tests.unit.service.pages import HOSTILE, opened, sign_in
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tasks import JobTask
 
 SCHEDULE = {"algorithm": "direct", "choices": {"tile_m": 4, "order": HOSTILE}}
 

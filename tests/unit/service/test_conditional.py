@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from db.storage import Storage
 from tests.unit.service.api_calls import onnx_bytes, upload
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.storage import Storage
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 KEY = RecordKey("a" * 64, "b" * 64, 1, "fast")
 

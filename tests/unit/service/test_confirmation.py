@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.codegen.link import linkers
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.standing import Backing, Standing, Witness
-from db.storage import Storage
-from service.jobs import run_job as run_job_module
-from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
-from service.jobs.incomplete import untuned
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Measurement, Phase, Status, trial_id
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import MeasureResult
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.storage import Storage
+from tilewright.service.jobs import run_job as run_job_module
+from tilewright.service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
+from tilewright.service.jobs.incomplete import untuned
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, trial_id
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import MeasureResult
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 TARGET = resolve_target("x86-64-v3")

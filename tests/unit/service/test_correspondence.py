@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from compiler import driver
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph
-from compiler.graph.names import in_type, stands_for
-from compiler.ops.interpret import run_graph
-from compiler.target import resolve_target
-from service.jobs.correspondence import correspondence
 from tests.graphs import Maker
+from tilewright.compiler import driver
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.names import in_type, stands_for
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.target import resolve_target
+from tilewright.service.jobs.correspondence import correspondence
 
 TARGET = resolve_target("x86-64-v3")
 

@@ -8,31 +8,44 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.build import CODEGEN_VERSION
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
-from compiler.target import Target, resolve_target
-from compiler.workload import Boundary, Workload, make_workload
-from db.storage import Storage
-from db.stores.cost_models import CostModelState
-from db.stores.tokens import Scope
-from service.cli import run
-from service.jobs import tuning
-from service.jobs.cost_models import base_model, describe, due_targets, train_cost_model, train_due
-from service.jobs.job_spec import JobBudget
-from service.jobs.tuning import tune_tasks
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.devices import FakeDevice
-from tuner.cancel import CancelToken
-from tuner.cost_model.metrics import Scores
-from tuner.cost_model.xgboost import XGBoostModel
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, trial_id
-from tuner.measure.references import ReferenceCache
-from tuner.options import TuneOptions
-from tuner.tasks import make_task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.db.storage import Storage
+from tilewright.db.stores.cost_models import CostModelState
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.cli import run
+from tilewright.service.jobs import tuning
+from tilewright.service.jobs.cost_models import (
+    base_model,
+    describe,
+    due_targets,
+    train_cost_model,
+    train_due,
+)
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.tuning import tune_tasks
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.cost_model.metrics import Scores
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
+from tilewright.tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    trial_id,
+)
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.tasks import make_task
 
 TRIALS = 24
 TASKS = 16
@@ -144,7 +157,7 @@ def test_a_model_of_another_release_is_not_used(
 ) -> None:
     fill(storage, target, range(TASKS))
     train_cost_model(storage, target.key)
-    monkeypatch.setattr("tuner.cost_model.xgboost.FEATURE_VERSION", 999)
+    monkeypatch.setattr("tilewright.tuner.cost_model.xgboost.FEATURE_VERSION", 999)
     assert base_model(storage, target.key) == b""
     monkeypatch.undo()
     assert base_model(storage, target.key)

@@ -6,13 +6,13 @@ import re
 
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.dashboard.app import HEADERS
-from service.dashboard.pages import STATIC
-from service.dashboard.session import COOKIE
 from tests.unit.service.api_calls import submit
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.dashboard.app import HEADERS
+from tilewright.service.dashboard.pages import STATIC
+from tilewright.service.dashboard.session import COOKIE
 
 HTML = {"Accept": "text/html"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.cli import run as run_cli
-from service.settings import Settings
-from service.storage import open_storage
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.cli import run as run_cli
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
 
 
 def test_a_database_moves_to_another_folder(

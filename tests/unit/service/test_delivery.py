@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.c_library import ToolchainError
-from compiler.errors import InvalidArgumentError
-from compiler.target import Target, resolve_target
-from db.storage import Storage
-from service.api.model_check import check_job
-from service.jobs.certificate import WrongProgramError
-from service.jobs.device import Checked, DeviceError, Loadable
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.run_job import JobWatcher, Workshop, run_job
 from tests.integration.test_staged import chosen_rows
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
+from tilewright.compiler.c_library import ToolchainError
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.api.model_check import check_job
+from tilewright.service.jobs.certificate import WrongProgramError
+from tilewright.service.jobs.device import Checked, DeviceError, Loadable
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(
@@ -132,7 +132,7 @@ def test_a_tuner_without_zig_says_so_before_it_tunes(
     def absent(target: Target) -> None:
         raise ToolchainError("install the package 'ziglang'")
 
-    monkeypatch.setattr("service.jobs.delivery.wasm_toolchain", absent)
+    monkeypatch.setattr("tilewright.service.jobs.delivery.wasm_toolchain", absent)
     queue = FakeQueue(lambda schedule: 1e-6)
     with pytest.raises(ToolchainError, match="install"):
         deliver(spec(), storage, builder, tmp_path, runner=queue)

@@ -12,16 +12,16 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
-from service.api.app import create_app, route_modules
-from service.api.deps import Reader, Submitter
-from service.api.description import describe, example
-from service.api.gate import GatedRoute
-from service.api.limiter import LimiterDep
-from service.api.refusals import refuses
-from service.api.schemas.bodies import ProblemView, RequestBody, View
-from service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
-from service.settings import Settings
 from tests.unit.service.api_calls import npz_bytes, onnx_bytes, upload
+from tilewright.service.api.app import create_app, route_modules
+from tilewright.service.api.deps import Reader, Submitter
+from tilewright.service.api.description import describe, example
+from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import LimiterDep
+from tilewright.service.api.refusals import refuses
+from tilewright.service.api.schemas.bodies import ProblemView, RequestBody, View
+from tilewright.service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
+from tilewright.service.settings import Settings
 
 DESCRIBED = create_app(Settings()).openapi()
 

@@ -8,19 +8,19 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.target import resolve_target
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.shapes import ShapeStore
-from db.stores.tokens import Scope
-from db.stores.workers import Health, Quarantine, RegisteredWorker, WorkerStore
-from service.jobs.planning import ModelRequest, plan_model
-from service.settings import Settings
-from service.signing import signing_key
 from tests.unit.db.test_records import CRASH, GOOD, trial
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
-from tuner.measure.measurement import Status
+from tilewright.compiler.target import resolve_target
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.shapes import ShapeStore
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import Health, Quarantine, RegisteredWorker, WorkerStore
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.settings import Settings
+from tilewright.service.signing import signing_key
+from tilewright.tuner.measure.measurement import Status
 
 
 @pytest.fixture

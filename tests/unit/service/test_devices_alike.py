@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.detection import this_device
-from compiler.target import host_target, resolve_target
-from db.storage import Storage
-from service.jobs.device import Device, Loadable
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.local_device import LocalDevice
 from tests.unit.service.leased import compile_program, loadable, worker_process
-from tuner.cancel import CancelToken
-from tuner.measure.model_runs import draw_inputs
+from tilewright.compiler.detection import this_device
+from tilewright.compiler.target import host_target, resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device import Device, Loadable
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.model_runs import draw_inputs
 
 SEED = 11
 

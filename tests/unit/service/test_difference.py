@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from service.cli import top
-from service.cli.diffing import difference_view
-from service.cli.terminal import console
-from service.cli.top import top_view
-from service.client import Job, Task
-from service.difference import ComparedSide, ModelDifference, difference, side_of_job
 from tests.golden.service.canned import NOW, SCHEDULE
 from tests.golden.service.canned import job as job_json
 from tests.golden.service.canned import task as task_json
 from tests.unit.service.command_line import data_folder, inputs, model, run
+from tilewright.service.cli import top
+from tilewright.service.cli.diffing import difference_view
+from tilewright.service.cli.terminal import console
+from tilewright.service.cli.top import top_view
+from tilewright.service.client import Job, Task
+from tilewright.service.difference import ComparedSide, ModelDifference, difference, side_of_job
 
 __all__ = ["data_folder", "inputs", "model"]  # fixtures
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 from fastapi.testclient import TestClient
 
-from service.cli import app
-from service.settings import Settings
+from tilewright.service.cli import app
+from tilewright.service.settings import Settings
 
 DOCS = Path(__file__).parents[3] / "docs"
 SOURCE = Path(__file__).parents[3] / "service"

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import granted_cores
-from compiler.codegen import link
-from compiler.errors import CompilerError
-from compiler.runtime.executable import Executable
-from service import doctor
-from service.cli import run as run_cli
-from service.settings import Settings
-from service.worker.check import DeviceFinding, Grade
+from tilewright.compiler import granted_cores
+from tilewright.compiler.codegen import link
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.service import doctor
+from tilewright.service.cli import run as run_cli
+from tilewright.service.settings import Settings
+from tilewright.service.worker.check import DeviceFinding, Grade
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_databases(look: Any, settings: Settings) -> None:
     file.write_bytes(b"no database" * 100)
     assert look("database").grade is Grade.WRONG and "tilewright.db" in look("database").found
     file.unlink()
-    from service.storage import open_storage
+    from tilewright.service.storage import open_storage
 
     open_storage(settings).close()
     assert (look("database").grade, look("database").found[-6:]) == (Grade.FINE, "0 jobs")

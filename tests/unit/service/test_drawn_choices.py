@@ -12,17 +12,17 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import CompilerError, InvalidInputError
-from compiler.process.bounded import Limits
-from service.jobs import drawn_choices
-from service.jobs.bounded_planning import plan_bounded
-from service.jobs.drawn_choices import check_draws, deciding_inputs, named_inputs
-from service.jobs.given_inputs import GivenInputs
-from service.jobs.job_spec import JobSpec
-from service.jobs.planning import ModelRequest, Planned, plan_first_sizes
 from tests.unit.service.api_calls import problem, upload
 from tests.unit.service.command_line import data_folder, run
-from tuner.cancel import CancelToken
+from tilewright.compiler.errors import CompilerError, InvalidInputError
+from tilewright.compiler.process.bounded import Limits
+from tilewright.service.jobs import drawn_choices
+from tilewright.service.jobs.bounded_planning import plan_bounded
+from tilewright.service.jobs.drawn_choices import check_draws, deciding_inputs, named_inputs
+from tilewright.service.jobs.given_inputs import GivenInputs
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_first_sizes
+from tilewright.tuner.cancel import CancelToken
 
 __all__ = ["data_folder"]  # a fixture
 

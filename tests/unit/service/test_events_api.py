@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import JobProgress
 from tests.unit.service.api_calls import onnx_bytes, submit
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import JobProgress
 
 
 def events_of(text: str) -> list[tuple[str, str, Any]]:

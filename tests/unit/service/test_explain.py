@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.intervals import pieces
-from compiler.schedule.select import schedule_space
-from service.jobs.explain import explain
-from service.jobs.no_regret import FixedSchedules
-from service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
-from service.jobs.shown_sizes import LONG_RUN, shown_sizes
 from tests.unit.service.devices import SPEEDS, FakeDevice
 from tests.unit.service.test_notebook import text_of
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.service.jobs.explain import explain
+from tilewright.service.jobs.no_regret import FixedSchedules
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
+from tilewright.service.jobs.shown_sizes import LONG_RUN, shown_sizes
 
 
 def product(op: str, rows: int | str = 16) -> bytes:

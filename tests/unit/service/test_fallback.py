@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import ArtifactError
-from db.standing import Standing
-from db.storage import Storage
-from service.jobs import fallback
-from service.jobs.certificate import WrongProgramError
-from service.jobs.fallback import deliver_verified
-from service.jobs.model_tasks import tasks_of
-from service.jobs.no_regret import Served, Settled, settle
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.verification import Verification
-from service.wording import verdict_text
 from tests.unit.service.devices import FakeDevice
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.statistics import Comparison
+from tilewright.compiler.errors import ArtifactError
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.service.jobs import fallback
+from tilewright.service.jobs.certificate import WrongProgramError
+from tilewright.service.jobs.fallback import deliver_verified
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.no_regret import Served, Settled, settle
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.verification import Verification
+from tilewright.service.wording import verdict_text
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.statistics import Comparison
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.files import replacing
+from tilewright.service.files import replacing
 
 
 def test_what_was_there_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_it_is_on_the_disk_before_it_has_its_name(
     def fsync(number: int) -> None:
         synced.append((os.fstat(number).st_size, path.exists()))
 
-    monkeypatch.setattr("service.files.os.fsync", fsync)
+    monkeypatch.setattr("tilewright.service.files.os.fsync", fsync)
     with replacing(path) as file:
         file.write(b"new")
     assert synced == [(3, False)] and path.read_bytes() == b"new"

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import JobClaim, JobProgress
-from db.stores.tasks import JobTask, TaskStatus
-from service.cli import run as run_cli
-from service.client import Client
-from service.jobs.targets import target_key
-from service.jobs.tuning import store_artifact
 from tests.unit.service.api_calls import onnx_bytes
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import JobClaim, JobProgress
+from tilewright.db.stores.tasks import JobTask, TaskStatus
+from tilewright.service.cli import run as run_cli
+from tilewright.service.client import Client
+from tilewright.service.jobs.targets import target_key
+from tilewright.service.jobs.tuning import store_artifact
+from tilewright.tuner.measure.wire import PROTOCOL
 
 PROGRESS = JobProgress("tuning", 1, 0, 40, 10, 2, 4e-3, 3e-3, 90.0, 0.05)
 DONE = JobProgress("verifying", 1, 1, 40, 40, 3, 4e-3, 2e-3, 0.0, 0.0)

@@ -20,14 +20,14 @@ from onnx import TensorProto, helper
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
-from db.storage import Storage
-from db.stores.tokens import Scope, Token, TokenStore
-from service.api.app import create_app, route_modules
-from service.api.gate import Body, GatedRoute, Pace, TokenCache
-from service.api.schemas.bodies import plain_body
-from service.api.server import HEAD_BYTES
-from service.settings import Settings
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope, Token, TokenStore
+from tilewright.service.api.app import create_app, route_modules
+from tilewright.service.api.gate import Body, GatedRoute, Pace, TokenCache
+from tilewright.service.api.schemas.bodies import plain_body
+from tilewright.service.api.server import HEAD_BYTES
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture

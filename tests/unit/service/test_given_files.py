@@ -11,20 +11,25 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.errors import InvalidArgumentError
-from compiler.process.bounded import Limits
-from db.storage import Storage
-from service.api.app import create_app
-from service.arrays import save_arrays
-from service.cli import run as run_cli
-from service.jobs.bounded_planning import given_bounded
-from service.jobs.given_files import GivenFiles, InvalidSamplesError, SamplesFile, checked_values
-from service.jobs.job_spec import JobSpec
-from service.quantize.errors import QuantizeError
-from service.quantize.samples import Input
-from service.settings import Settings
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
-from tuner.cancel import CancelToken
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.process.bounded import Limits
+from tilewright.db.storage import Storage
+from tilewright.service.api.app import create_app
+from tilewright.service.arrays import save_arrays
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs.bounded_planning import given_bounded
+from tilewright.service.jobs.given_files import (
+    GivenFiles,
+    InvalidSamplesError,
+    SamplesFile,
+    checked_values,
+)
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.service.quantize.samples import Input
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
 
 LIMIT = 1 << 20
 

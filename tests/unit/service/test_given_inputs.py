@@ -10,21 +10,21 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.dtypes import DType
-from compiler.errors import InvalidArgumentError
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.program import Port
-from service.cli.common import UserError
-from service.cli.given import given_inputs
-from service.jobs.comparison import onnxruntime_run
-from service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, plan_first_sizes
-from service.jobs.stage_planning import plan_first_program
-from service.jobs.verification import _draw
-from service.quantize.errors import QuantizeError
 from tests.unit.service.command_line import data_folder, run
-from tuner.measure.model_runs import INPUT_SEED
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.program import Port
+from tilewright.service.cli.common import UserError
+from tilewright.service.cli.given import given_inputs
+from tilewright.service.jobs.comparison import onnxruntime_run
+from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes
+from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.verification import _draw
+from tilewright.service.quantize.errors import QuantizeError
+from tilewright.tuner.measure.model_runs import INPUT_SEED
 
 __all__ = ["data_folder"]  # a fixture
 
@@ -207,7 +207,7 @@ def test_commands_take_samples(
         return onnxruntime_run(path, feeds, threads)
 
     with monkeypatch.context() as patched:
-        patched.setattr("service.jobs.peer.onnxruntime_run", peer)
+        patched.setattr("tilewright.service.jobs.peer.onnxruntime_run", peer)
         assert run("tune", model, *given, "--trials", "2", "-o", tmp_path / "a") == 0
     shown = capsys.readouterr().out
     assert "verified: by steps: " in shown

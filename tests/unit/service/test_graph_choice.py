@@ -11,31 +11,31 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.choices import RULE
-from compiler.errors import CompilerError
-from compiler.plan import GraphPlan
-from compiler.runtime.executable import Executable
-from compiler.runtime.program import KernelCall
-from db.storage import Storage
-from service.jobs import graph_choice
-from service.jobs import known_plan as known_plan_module
-from service.jobs.device import DeviceError
-from service.jobs.graph_choice import choose_plan, confirm_plan, race_plans
-from service.jobs.job_spec import JobBudget
-from service.jobs.known_model import KnownModel
-from service.jobs.known_plan import keep_choice, known_plan, model_digest
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, Planned, plan_model
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
-from tuner.cancel import CancelToken
-from tuner.events import Ended, Finished
-from tuner.fixed_trials import FixedTrials
-from tuner.measure.model_runs import Race
-from tuner.measure.references import ReferenceCache
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import MeasureRequest
-from tuner.tasks import Task
+from tilewright.compiler.choices import RULE
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.program import KernelCall
+from tilewright.db.storage import Storage
+from tilewright.service.jobs import graph_choice
+from tilewright.service.jobs import known_plan as known_plan_module
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.graph_choice import choose_plan, confirm_plan, race_plans
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.known_model import KnownModel
+from tilewright.service.jobs.known_plan import keep_choice, known_plan, model_digest
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Ended, Finished
+from tilewright.tuner.fixed_trials import FixedTrials
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.tasks import Task
 
 ours = partial(FakeDevice, trusted=True)
 

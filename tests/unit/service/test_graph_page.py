@@ -10,15 +10,15 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.target import resolve_target
-from db.storage import Storage
-from db.stores.tasks import JobTask, TaskStatus
-from service.api.schemas.jobs import TaskView
-from service.dashboard.graph_figures import GraphFigures
-from service.jobs import model_graph as graphs
-from service.jobs.model_graph import DrawnKind, ModelGraph, chosen_by, model_graph
-from service.jobs.planning import ModelRequest, plan_model
 from tests.unit.service.pages import HOSTILE, opened, sign_in
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tasks import JobTask, TaskStatus
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.dashboard.graph_figures import GraphFigures
+from tilewright.service.jobs import model_graph as graphs
+from tilewright.service.jobs.model_graph import DrawnKind, ModelGraph, chosen_by, model_graph
+from tilewright.service.jobs.planning import ModelRequest, plan_model
 
 TARGET = resolve_target("x86-64-v3")
 

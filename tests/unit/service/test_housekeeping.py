@@ -11,24 +11,24 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from db.engine import reading
-from db.job_states import JobState
-from db.models import RequestRow
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from db.stores.shapes import INDEXED_AT_ONCE
-from db.stores.statements import table_of
-from service.api import housekeeping
-from service.api.app import create_app
-from service.api.housekeeping import Tidied, name_all, sweep, tidy
-from service.api.metrics import Metrics
-from service.jobs.families import name_workloads, shape_of
-from service.jobs.remote_runner import RemoteRunner
-from service.settings import Settings
-from service.storage import open_storage
 from tests.databases import lay_database
 from tests.unit.service.test_remote_runner import TARGET, make, work
-from tuner.cancel import CancelToken
+from tilewright.db.engine import reading
+from tilewright.db.job_states import JobState
+from tilewright.db.models import RequestRow
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.db.stores.shapes import INDEXED_AT_ONCE
+from tilewright.db.stores.statements import table_of
+from tilewright.service.api import housekeeping
+from tilewright.service.api.app import create_app
+from tilewright.service.api.housekeeping import Tidied, name_all, sweep, tidy
+from tilewright.service.api.metrics import Metrics
+from tilewright.service.jobs.families import name_workloads, shape_of
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.cancel import CancelToken
 
 DAY = 86400.0
 

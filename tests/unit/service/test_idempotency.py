@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.idempotency import IdempotencyStore
-from db.stores.tokens import Scope
-from service.api.housekeeping import tidy
-from service.settings import Settings
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.idempotency import IdempotencyStore
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.housekeeping import tidy
+from tilewright.service.settings import Settings
 
 KEY = {"Idempotency-Key": "once"}
 REPLAYED = "Idempotency-Replayed"
@@ -193,7 +193,7 @@ def test_a_long_request_is_held(
 ) -> None:
     """While it lasts, however long, nobody takes it over."""
     renewed = threading.Event()
-    monkeypatch.setattr("service.api.idempotency.HELD_SECONDS", 0.1)
+    monkeypatch.setattr("tilewright.service.api.idempotency.HELD_SECONDS", 0.1)
     monkeypatch.setattr(IdempotencyStore, "renew", lambda *_: renewed.set())
     made = type(storage.tokens).create
 

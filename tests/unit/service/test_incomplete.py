@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from service.jobs.confirmation import Confirmed
-from service.jobs.incomplete import untuned
-from service.jobs.job_spec import JobBudget
-from tuner.events import Ended, Screened
-from tuner.measure.measurement import Status
+from tilewright.service.jobs.confirmation import Confirmed
+from tilewright.service.jobs.incomplete import untuned
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.tuner.events import Ended, Screened
+from tilewright.tuner.measure.measurement import Status
 
 
 def reason(ended: Ended, screened: int, compared: int) -> str:

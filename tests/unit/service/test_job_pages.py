@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import JobClaim, JobProgress
-from db.stores.tasks import JobTask
-from db.stores.tokens import Scope
-from service.dashboard.job_pages import MOST_ROWS, ROWS
 from tests.unit.service.api_calls import onnx_bytes
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import JobClaim, JobProgress
+from tilewright.db.stores.tasks import JobTask
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.dashboard.job_pages import MOST_ROWS, ROWS
 
 ENDED = {
     "plan": {

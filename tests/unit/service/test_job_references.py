@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from compiler.codegen.link import linkers
-from compiler.runtime.artifact import read_artifact
-from compiler.target import resolve_target
-from compiler.workload import Workload
-from db.storage import Storage
-from service.jobs import run_job as run_job_module
-from service.jobs.interrupts import JobCancelled
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.service.test_run_job import Notes, builder, device, run, spec
-from tuner.measure import reference_cost
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Status
-from tuner.measure.references import ENDED, ReferenceCache
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.db.storage import Storage
+from tilewright.service.jobs import run_job as run_job_module
+from tilewright.service.jobs.interrupts import JobCancelled
+from tilewright.tuner.measure import reference_cost
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.measure.references import ENDED, ReferenceCache
 
 
 def product() -> Workload:

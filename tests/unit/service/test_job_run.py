@@ -12,23 +12,23 @@ import numpy as np
 import onnx
 import pytest
 
-from compiler.choices import RULE
-from compiler.target import Target, resolve_target
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job
-from service.jobs import job_run, run_job
-from service.jobs.device import Checked
-from service.jobs.known_plan import keep_choice
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.remote_runner import RemoteRunner
-from service.jobs.run_queue import JobCancelled
-from service.jobs.tuner_process import TunerProcess
 from tests.unit.service.tuners import LocalWorker, loop, model_bytes, work_once
-from tuner.events import Finished, Started, TaskSnapshot
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.wire import Case, MeasureRequest
+from tilewright.compiler.choices import RULE
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.service.jobs import job_run, run_job
+from tilewright.service.jobs.device import Checked
+from tilewright.service.jobs.known_plan import keep_choice
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.jobs.run_queue import JobCancelled
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.tuner.events import Finished, Started, TaskSnapshot
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.measure.wire import Case, MeasureRequest
 
 
 def test_a_job_without_trials_becomes_an_artifact(
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_tuned_fails_with_a_sentence(
 def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service.jobs import verification
+    from tilewright.service.jobs import verification
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     zeros = [np.zeros((2, 4), np.float32)]

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.target import resolve_target
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.tokens import Scope
-from db.stores.workers import RegisteredWorker
-from service.api.app import create_app
-from service.api.errors import MOST_FIELD_ERRORS
-from service.settings import Settings
-from service.worker.facts import registration_facts
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.target import resolve_target
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import RegisteredWorker
+from tilewright.service.api.app import create_app
+from tilewright.service.api.errors import MOST_FIELD_ERRORS
+from tilewright.service.settings import Settings
+from tilewright.service.worker.facts import registration_facts
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 def test_a_job_is_queued_listed_and_read(client: TestClient) -> None:

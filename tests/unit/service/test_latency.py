@@ -10,19 +10,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.timings import Timings
-from service.jobs import peer
-from service.jobs.device import DeviceError
-from service.jobs.given_inputs import GivenInputs
-from service.jobs.latency import Latency, latencies
-from service.jobs.no_regret import FixedSchedules, Served, Settled, Verdict
-from service.jobs.peer import onnxruntime_times
-from service.jobs.phases import phase_seconds
-from service.jobs.planning import ModelRequest, plan_sizes
-from service.jobs.tuning import build_artifact
-from service.wording import peer_text
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Comparison
+from tilewright.compiler.timings import Timings
+from tilewright.service.jobs import peer
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.given_inputs import GivenInputs
+from tilewright.service.jobs.latency import Latency, latencies
+from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled, Verdict
+from tilewright.service.jobs.peer import onnxruntime_times
+from tilewright.service.jobs.phases import phase_seconds
+from tilewright.service.jobs.planning import ModelRequest, plan_sizes
+from tilewright.service.jobs.tuning import build_artifact
+from tilewright.service.wording import peer_text
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Comparison
 
 FASTER = Comparison("untuned", (0.8, 0.9, 1.0) * 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import combinations, pairwise
 
-from service.jobs.layered import BEND_GAP, GAP, Layered, layered
+from tilewright.service.jobs.layered import BEND_GAP, GAP, Layered, layered
 
 HEIGHT, DISTANCE = 40.0, 80.0
 

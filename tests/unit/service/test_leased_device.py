@@ -12,19 +12,6 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from compiler.device import find_device
-from compiler.target import host_target
-from db.engine import writing
-from db.storage import Storage
-from db.stores.blame import leases as leases_table
-from db.stores.blame import workers as workers_table
-from db.stores.blobs import BlobStore
-from db.stores.leases import RequestState
-from db.stores.workers import Health
-from service.jobs.device import DeviceError, Loadable
-from service.jobs.given_inputs import GivenInputs
-from service.jobs.interrupts import Interrupted
-from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.leased import (
     Call,
     broken,
@@ -34,10 +21,23 @@ from tests.unit.service.leased import (
     worker_process,
 )
 from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
-from tuner.measure.model_runs import INPUT_SEED, draw_inputs
-from tuner.measure.run_packing import pack_weights
-from tuner.measure.run_result import RunResult, RunStatus
+from tilewright.compiler.device import find_device
+from tilewright.compiler.target import host_target
+from tilewright.db.engine import writing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.blame import leases as leases_table
+from tilewright.db.stores.blame import workers as workers_table
+from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.leases import RequestState
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.device import DeviceError, Loadable
+from tilewright.service.jobs.given_inputs import GivenInputs
+from tilewright.service.jobs.interrupts import Interrupted
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.tuner.measure.run_packing import pack_weights
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
 
 SEED = 5
 

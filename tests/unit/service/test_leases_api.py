@@ -11,16 +11,16 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from compiler.target import known_targets
-from db.engine import writing
-from db.storage import Storage
-from db.stores.leases import LeaseStore, NewRequest, RequestState
-from db.stores.tokens import Scope
-from service.api.app import create_app
-from service.settings import Settings
 from tests.measured import honest
 from tests.unit.service.lease_calls import TARGET, batch, claim, fail, queue, registered, report
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.target import known_targets
+from tilewright.db.engine import writing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.app import create_app
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from db.errors import StaleLeaseError
-from db.storage import Storage
-from db.stores.leases import NewRequest
-from service.api.housekeeping import tidy
-from service.jobs.leftovers import store_leftovers
-from service.settings import Settings
 from tests.unit.service.test_remote_runner import TARGET, job, make, runner, work
-from tuner.measure.measurement import Status
+from tilewright.db.errors import StaleLeaseError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest
+from tilewright.service.api.housekeeping import tidy
+from tilewright.service.jobs.leftovers import store_leftovers
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.measurement import Status
 
 __all__ = ["job"]
 

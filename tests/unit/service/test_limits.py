@@ -11,27 +11,27 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from service.api.schemas.bodies import RequestBody
-from service.api.schemas.cost_models import PromotionRequest, RollbackRequest
-from service.api.schemas.jobs import JobRequest
-from service.api.schemas.leases import (
+from tilewright.service.api.schemas.bodies import RequestBody
+from tilewright.service.api.schemas.cost_models import PromotionRequest, RollbackRequest
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.api.schemas.leases import (
     ClaimRequest,
     FailureRequest,
     PlainRequest,
     ReleaseRequest,
     ResultRequest,
 )
-from service.api.schemas.lookups import LookupRequest
-from service.api.schemas.records import WithdrawRequest
-from service.api.schemas.tokens import RotationRequest, TokenRequest
-from service.api.schemas.workers import (
+from tilewright.service.api.schemas.lookups import LookupRequest
+from tilewright.service.api.schemas.records import WithdrawRequest
+from tilewright.service.api.schemas.tokens import RotationRequest, TokenRequest
+from tilewright.service.api.schemas.workers import (
     DrainRequest,
     HeartbeatRequest,
     WorkerCondition,
     WorkerRequest,
     WorkerSpeed,
 )
-from service.settings import Settings
+from tilewright.service.settings import Settings
 
 DIGEST, LEASE = "0" * 64, "0" * 32
 MONTH = 30 * 86400.0

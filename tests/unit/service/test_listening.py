@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from service.api.listening import ListenError, listen
+from tilewright.service.api.listening import ListenError, listen
 
 
 def test_a_client_reaches_the_port_that_was_chosen() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.blob_bytes import Staging
-from service.api.app import create_app
-from service.settings import Settings
 from tests.unit.service.api_calls import onnx_bytes, problem, upload
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.blob_bytes import Staging
+from tilewright.service.api.app import create_app
+from tilewright.service.settings import Settings
 
 
 def test_a_model_is_named_by_its_bytes(client: TestClient) -> None:

@@ -11,24 +11,24 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.build import CODEGEN_VERSION
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedules
-from compiler.target import resolve_target
-from compiler.workload import Workload
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores import shapes
-from db.stores.shapes import distance
-from service.cli import run
-from service.cli.view import settled_line
-from service.jobs import families
-from service.jobs.families import records_of_relatives
-from service.jobs.nearest import Answer, Match, best_answer
-from service.jobs.no_regret import settle
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.workload_facts import workload_name
-from tuner.measure.measurement import (
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores import shapes
+from tilewright.db.stores.shapes import distance
+from tilewright.service.cli import run
+from tilewright.service.cli.view import settled_line
+from tilewright.service.jobs import families
+from tilewright.service.jobs.families import records_of_relatives
+from tilewright.service.jobs.nearest import Answer, Match, best_answer
+from tilewright.service.jobs.no_regret import settle
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -37,7 +37,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.tasks import make_task
+from tilewright.tuner.tasks import make_task
 
 TARGET = resolve_target("x86-64-v3")
 TWIN = replace(TARGET, name="twin", cpu="znver2")

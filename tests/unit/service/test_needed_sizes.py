@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from service.jobs.planning import ModelRequest, plan_sizes
+from tilewright.service.jobs.planning import ModelRequest, plan_sizes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Shape = Sequence[int | str]

@@ -13,34 +13,34 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from compiler.choices import GraphChoice
-from compiler.codegen.link import linkers
-from compiler.driver import make_plan, optimise
-from compiler.errors import InvalidInputError
-from compiler.plan import GraphPlan
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.runtime.artifact import read_artifact
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
-from db.standing import Backing
-from db.storage import Storage
-from db.stores.verdicts import VerdictKind
-from service.cli import run as run_cli
-from service.cli.view import settled_line
-from service.jobs.device import Device, DeviceError
-from service.jobs.known_model import KnownModel
-from service.jobs.known_plan import keep_plan
-from service.jobs.local_device import LocalDevice
-from service.jobs.model_tasks import tasks_of
-from service.jobs.no_regret import Served, Verdict, settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes
-from service.jobs.tuning import build_artifact
-from service.jobs.verification import verify_artifact
-from service.wording import verdict_text
 from tests.unit.service.devices import FakeDevice
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.model_runs import Race
-from tuner.measure.statistics import Comparison
+from tilewright.compiler.choices import GraphChoice
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import untuned_schedules
+from tilewright.db.standing import Backing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service.cli import run as run_cli
+from tilewright.service.cli.view import settled_line
+from tilewright.service.jobs.device import Device, DeviceError
+from tilewright.service.jobs.known_model import KnownModel
+from tilewright.service.jobs.known_plan import keep_plan
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.no_regret import Served, Verdict, settle
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes
+from tilewright.service.jobs.tuning import build_artifact
+from tilewright.service.jobs.verification import verify_artifact
+from tilewright.service.wording import verdict_text
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Comparison
 
 ours = partial(FakeDevice, trusted=True)
 
@@ -441,7 +441,7 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
 
 
 def test_records_of_another_target_are_not_served(storage: Storage, planned: Planned) -> None:
-    from compiler.target import resolve_target
+    from tilewright.compiler.target import resolve_target
 
     other = resolve_target("x86-64-v3" if planned.target.name != "x86-64-v3" else "x86-64-v4")
     key = RecordKey(planned.workloads[0][0].key, other.key)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service import notebook
-from service.api.schemas.jobs import CurvePoint, JobEventView
-from service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
-from service.console import console
-from service.progress import InNotebook, OnConsole, Silent, display_for_here
+from tilewright.service import notebook
+from tilewright.service.api.schemas.jobs import CurvePoint, JobEventView
+from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
+from tilewright.service.console import console
+from tilewright.service.progress import InNotebook, OnConsole, Silent, display_for_here
 
 HOSTILE = "<script>alert('x')</script>\x1b[2J\" onload=\"x"
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.tasks import JobTask, TaskStatus
-from db.stores.tokens import Scope
-from service.api.app import create_app
-from service.client import Client
-from service.settings import Settings
 from tests.unit.service.api_calls import problem, submit
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tasks import JobTask, TaskStatus
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.app import create_app
+from tilewright.service.client import Client
+from tilewright.service.settings import Settings
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
 
 TOKEN = "X-Next-Page-Token"
 KEY = RecordKey("1" * 64, "2" * 64, 1, "fast")
@@ -185,7 +185,7 @@ def test_limits_are_bounded(client: TestClient, limit: str) -> None:
 def test_the_client_gets_the_whole_list(
     settings: Settings, storage: Storage, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.client.blocking.connection.PAGE", 2)
+    monkeypatch.setattr("tilewright.service.client.blocking.connection.PAGE", 2)
     for number in range(5):
         storage.workers.register(f"w{number}", [], {})
         storage.tokens.create(f"t{number}", [Scope.READ])

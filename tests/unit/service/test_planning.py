@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from compiler.errors import InvalidArgumentError
-from service.cli import run as run_cli
-from service.jobs.planning import ModelRequest, plan_model, plan_sizes
-from service.jobs.workload_facts import workload_name
-from service.settings import Settings
 from tests.unit.service.tuners import model_bytes
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs.planning import ModelRequest, plan_model, plan_sizes
+from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.service.settings import Settings
 
 BERT = Path(__file__).parents[2] / "models" / "bert-sdpa.onnx"
 

@@ -19,24 +19,24 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
-from db.errors import StorageError, StorageKind
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.gauges import GaugeStore
-from db.stores.jobs import Job
-from db.stores.leases import NewRequest
-from db.stores.sweeps import CLAIMS
-from service.api import probes
-from service.api.app import create_app
-from service.api.housekeeping import SWEEP
-from service.api.notifier import Notifier
-from service.api.server import server_config
-from service.cli import run as run_cli
-from service.cli.serving import is_loopback
-from service.jobs.tuner_process import TunerProcess
-from service.settings import Settings
 from tests.unit.service.tuners import running
 from tests.unit.service.workers import until
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.gauges import GaugeStore
+from tilewright.db.stores.jobs import Job
+from tilewright.db.stores.leases import NewRequest
+from tilewright.db.stores.sweeps import CLAIMS
+from tilewright.service.api import probes
+from tilewright.service.api.app import create_app
+from tilewright.service.api.housekeeping import SWEEP
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.server import server_config
+from tilewright.service.cli import run as run_cli
+from tilewright.service.cli.serving import is_loopback
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
 
 
 def test_a_process_that_lives_says_so_without_its_database(

@@ -9,9 +9,9 @@ import structlog
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from db.errors import DatabaseError, SchemaVersionError, StorageError, StorageKind
-from db.storage import Storage
 from tests.unit.service.api_calls import problem, submit
+from tilewright.db.errors import DatabaseError, SchemaVersionError, StorageError, StorageKind
+from tilewright.db.storage import Storage
 
 
 def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
@@ -37,7 +37,7 @@ def test_a_bug_is_a_problem_without_its_traceback(
         def error(self, event: str, **fields: Any) -> None:
             self.lines.append(fields)
 
-    monkeypatch.setattr("service.api.errors.log", Log())
+    monkeypatch.setattr("tilewright.service.api.errors.log", Log())
     monkeypatch.setattr(type(storage.jobs), "list", broken)
     answer = client.get("/v1/jobs")
     assert problem(answer)[:2] == (500, "internal-error")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.runtime.program import KernelCall
-from service.jobs.profiling import ModelProfile, ProfileStep, StepKind, steps_of, traces
 from tests.unit.runtime.open_programs import open_program
 from tests.unit.service.command_line import data_folder, model, run
+from tilewright.compiler.runtime.program import KernelCall
+from tilewright.service.jobs.profiling import ModelProfile, ProfileStep, StepKind, steps_of, traces
 
 __all__ = ["data_folder", "model"]  # fixtures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.api.pulse import MOST_A_SECOND, Pulse
+from tilewright.service.api.pulse import MOST_A_SECOND, Pulse
 
 
 class Clock:

@@ -11,15 +11,20 @@ import onnx
 import pytest
 from PIL import Image
 
-from compiler.build import CODEGEN_VERSION
-from service import cli
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.tuning import save_texts
-from service.settings import Settings
-from service.storage import open_storage
 from tests.unit.quantize.small import network, perceptron, saved
-from tuner.measure.measurement import CERTIFICATE_CHECKS, Measurement, Status, TuningRecord
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.service import cli
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.tuning import save_texts
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.measure.measurement import (
+    CERTIFICATE_CHECKS,
+    Measurement,
+    Status,
+    TuningRecord,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ import onnxruntime
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.runtime.artifact import load_artifact
-from compiler.runtime.stages import StagedExecutable
-from service.archive import unpack
-from service.jobs import run_job
-from service.jobs.tuner_process import TunerProcess
 from tests.unit.service.api_calls import submit, upload
 from tests.unit.service.tuners import loop, model_bytes, work_once
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.service.archive import unpack
+from tilewright.service.jobs import run_job
+from tilewright.service.jobs.tuner_process import TunerProcess
 
 SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 31, 37, 40)
 
@@ -58,14 +58,14 @@ import sys
 import numpy as np
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "fastapi", "pydantic", "ml_dtypes"):
     sys.modules[name] = None
-import compiler
-loaded = compiler.load_artifact({str(tmp_path / "a")!r})
+import tilewright
+loaded = tilewright.load_artifact({str(tmp_path / "a")!r})
 given = np.load({str(tmp_path / "in.npz")!r})
 np.savez({str(tmp_path / "out.npz")!r}, **{{n: loaded.run([given[n]])[0] for n in given.files}})
 assert loaded.made == (), loaded.made
 try:
     loaded.run([np.zeros((41, *given["1"].shape[1:]), np.float32)])
-except compiler.InvalidInputError as error:
+except tilewright.InvalidInputError as error:
     assert "('rows') is 41, expected 1..40" in str(error), error
 else:
     raise AssertionError("41 rows were taken")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.tokens import Scope
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.settings import Settings
-from service.signing import signing_key
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.settings import Settings
+from tilewright.service.signing import signing_key
 
 IMPORT = "/dashboard/records/import"
 

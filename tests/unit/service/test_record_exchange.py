@@ -12,32 +12,32 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from compiler.ranges import parse_range
-from compiler.schedule.schedule import Schedule
-from compiler.sizes import open_size
-from db.errors import StorageError, StorageKind
-from db.standing import Standing
-from db.storage import Storage
-from db.stores.audit import Action
-from db.stores.record_ledger import RecordLedger
-from db.types import canonical_json
-from service.cli import run
-from service.jobs import record_exchange
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.record_exchange import Imported, export_records, import_records
-from service.jobs.record_lines import (
+from tests.graphs import Maker
+from tests.kernels import as_workload
+from tests.unit.service.test_confirmation import TARGET, model
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.sizes import open_size
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.audit import Action
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.types import canonical_json
+from tilewright.service.cli import run
+from tilewright.service.jobs import record_exchange
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.record_exchange import Imported, export_records, import_records
+from tilewright.service.jobs.record_lines import (
     LONGEST_LINE,
     RecordLine,
     RecordLineError,
     read_line,
     write_line,
 )
-from service.settings import Settings
-from service.signing import SigningKey, signing_key
-from tests.graphs import Maker
-from tests.kernels import as_workload
-from tests.unit.service.test_confirmation import TARGET, model
-from tuner.measure.measurement import (
+from tilewright.service.settings import Settings
+from tilewright.service.signing import SigningKey, signing_key
+from tilewright.tuner.measure.measurement import (
     Measurement,
     RecordKey,
     SizeWeights,

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pytest
 
-from service.api.remembered import Remembered, held_bytes
+from tilewright.service.api.remembered import Remembered, held_bytes
 
 
 class Counted:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.leases import NewRequest
-from service.cli import run as run_cli
-from service.jobs.job_spec import JobBudget
 from tests.unit.service.api_calls import onnx_bytes
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64
 

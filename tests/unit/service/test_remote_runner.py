@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.engine import writing
-from db.errors import StaleLeaseError, StorageError, StorageKind
-from db.storage import Storage
-from db.stores.leases import LeaseStore, RequestState
-from service.jobs import remote_runner
-from service.jobs.interrupts import Interrupted, JobCancelled
-from service.jobs.remote_runner import (
+from tests.measured import honest
+from tests.unit.service.remote_runs import TARGET, make, new_job, runner, send, work
+from tilewright.db.engine import writing
+from tilewright.db.errors import StaleLeaseError, StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import LeaseStore, RequestState
+from tilewright.service.jobs import remote_runner
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.service.jobs.remote_runner import (
     REQUESTS_PER_WORKER,
     RemoteRunner,
 )
-from tests.measured import honest
-from tests.unit.service.remote_runs import TARGET, make, new_job, runner, send, work
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import Status
-from tuner.measure.wire import MeasureRequest
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.measure.wire import MeasureRequest
 
 
 @pytest.fixture

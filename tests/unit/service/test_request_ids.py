@@ -10,11 +10,11 @@ import structlog
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from db.errors import SchemaVersionError, StorageError, StorageKind
-from db.storage import Storage
-from service.api.app import create_app
-from service.settings import Settings
 from tests.unit.service.conftest import LiveServer
+from tilewright.db.errors import SchemaVersionError, StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.service.api.app import create_app
+from tilewright.service.settings import Settings
 
 HEADER = "X-Request-Id"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.cli.devices import device_table
-from service.wording import kernels_text, result_lines
-from tuner.measure.statistics import Comparison
+from tilewright.service.cli.devices import device_table
+from tilewright.service.wording import kernels_text, result_lines
+from tilewright.tuner.measure.statistics import Comparison
 
 VERDICT = {
     "served": "tuned",

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.device import find_device
-from compiler.target import known_targets
-from db.storage import Storage
-from db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
-from service.api import worker_traffic
-from service.api.gate import LARGE_BYTES
-from service.api.results import ResultRefused, admit
-from service.api.schemas.workers import MOST_FACTS_BYTES
-from service.worker.facts import device_facts, registration_facts
 from tests.measured import SPEEDS, honest
-from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
-from tuner.measure.model_runs import Race
-from tuner.measure.plausible import most_result_bytes
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.compiler.device import find_device
+from tilewright.compiler.target import known_targets
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
+from tilewright.service.api import worker_traffic
+from tilewright.service.api.gate import LARGE_BYTES
+from tilewright.service.api.results import ResultRefused, admit
+from tilewright.service.api.schemas.workers import MOST_FACTS_BYTES
+from tilewright.service.worker.facts import device_facts, registration_facts
+from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.plausible import most_result_bytes
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     ProfileWork,
     ProgramParts,
@@ -37,9 +37,9 @@ from tuner.measure.run_wire import (
     SpeedsWork,
     Work,
 )
-from tuner.measure.speed import Speed
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import (
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import (
     PROTOCOL,
     Candidate,
     Case,

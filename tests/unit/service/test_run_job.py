@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.codegen.link import linkers
-from compiler.errors import CompilerError, UnknownTargetError
-from compiler.program_builder import ProgramBuilder
-from compiler.runtime.artifact import read_artifact
-from compiler.target import Target, resolve_target
-from db.storage import Storage
-from service.jobs import run_job as run_jobs
-from service.jobs.certificate import WrongProgramError
-from service.jobs.device import DeviceError
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.no_regret import Served
-from service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
-from service.jobs.tracker import Tracker
-from service.jobs.verification import Verification
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
-from tuner.cancel import CancelToken
-from tuner.events import Event, Finished, Started
-from tuner.measure.builder import ProcessBuilder
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.errors import CompilerError, UnknownTargetError
+from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs import run_job as run_jobs
+from tilewright.service.jobs.certificate import WrongProgramError
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.no_regret import Served
+from tilewright.service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.verification import Verification
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event, Finished, Started
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 
@@ -120,7 +120,7 @@ def nobody_knows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def detect() -> Target:
         raise UnknownTargetError("no target family describes this machine")
 
-    for module in ("compiler.target", "compiler.local"):
+    for module in ("tilewright.compiler.target", "tilewright.compiler.local"):
         monkeypatch.setattr(f"{module}.host_target", detect)
 
 

@@ -9,15 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.device import find_device
-from compiler.target import host_target
-from db.standing import Backing, Witness
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from service.jobs import run_queue
-from service.jobs.device import DeviceError, Loadable
-from service.jobs.interrupts import Interrupted, JobCancelled
-from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.leased import (
     Call,
     answer,
@@ -28,10 +19,19 @@ from tests.unit.service.leased import (
     worker_process,
 )
 from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
-from tuner.measure.model_runs import Race, draw_inputs
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.statistics import Comparison
+from tilewright.compiler.device import find_device
+from tilewright.compiler.target import host_target
+from tilewright.db.standing import Backing, Witness
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.service.jobs import run_queue
+from tilewright.service.jobs.device import DeviceError, Loadable
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.model_runs import Race, draw_inputs
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.statistics import Comparison
 
 SEED = 5
 

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.engine import writing
-from db.models import WorkerRow
-from db.storage import Storage
-from db.stores.leases import LeaseStore, RequestState
-from service.jobs.remote_runner import (
+from tests.measured import honest
+from tests.unit.service.remote_runs import TARGET, Clock, new_job, runner, send, work
+from tilewright.db.engine import writing
+from tilewright.db.models import WorkerRow
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import LeaseStore, RequestState
+from tilewright.service.jobs.remote_runner import (
     FEW,
     PAUSE_SECONDS,
     POLL_SECONDS,
     TURN_SECONDS,
     RemoteRunner,
 )
-from tests.measured import honest
-from tests.unit.service.remote_runs import TARGET, Clock, new_job, runner, send, work
-from tuner.cancel import CancelToken
-from tuner.measure.wire import MeasureRequest
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.wire import MeasureRequest
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.storage import Storage
 from tests.unit.service.api_calls import problem, upload
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 
 def record(workload: str, seconds: float = 1e-5) -> TuningRecord:

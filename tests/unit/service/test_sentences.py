@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.sentences import LIMIT, one_sentence
+from tilewright.service.sentences import LIMIT, one_sentence
 
 
 def test_a_sentence_is_one_printable_line() -> None:

@@ -13,19 +13,19 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.changes import SqliteChanges, open_changes
-from db.errors import StorageError, StorageKind
-from db.standing import Backing
-from db.storage import Storage
-from db.stores.record_ledger import StoredRecord
-from db.stores.tokens import Scope
-from service.api import served as api_served
-from service.api.freshness import Freshness
-from service.api.schemas.lookups import LookupView, RecordView
-from service.api.served import ServedRecords
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.changes import SqliteChanges, open_changes
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.standing import Backing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api import served as api_served
+from tilewright.service.api.freshness import Freshness
+from tilewright.service.api.schemas.lookups import LookupView, RecordView
+from tilewright.service.api.served import ServedRecords
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 TARGET = resolve_target("x86-64-v3").key
 KIND = (TARGET, 1, "fast")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from service.cli import run, serving
-from service.cli.serving import _TunerProcess
-from service.embedded import read_token
-from service.settings import Settings
+from tilewright.service.cli import run, serving
+from tilewright.service.cli.serving import _TunerProcess
+from tilewright.service.embedded import read_token
+from tilewright.service.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ class Child:
     """Stands for a process; `status` is None while it lives."""
 
     def __init__(self, command: list[str], status: int | None, told: queue.Queue[str]) -> None:
-        assert command[1:] == ["-m", "service.cli", "tuner", "--with-parent"]
+        assert command[1:] == ["-m", "tilewright.service.cli", "tuner", "--with-parent"]
         self.returncode, self._told = status, told
 
     def poll(self) -> int | None:
@@ -101,7 +101,7 @@ def test_a_tuner_that_dies_is_started_again_and_ends_with_the_service(
         told.put("started")
         return Child(command, next(statuses), told)
 
-    monkeypatch.setattr("service.cli.serving.subprocess.Popen", start)
+    monkeypatch.setattr("tilewright.service.cli.serving.subprocess.Popen", start)
     tuner = _TunerProcess()
     assert [told.get(timeout=60) for _ in range(2)] == ["started"] * 2
     tuner.stop()

@@ -23,21 +23,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from db.errors import StaleLeaseError
-from db.storage import Storage
-from service.jobs.hold import Hold
-from service.jobs.interrupts import Interrupted, JobCancelled
-from service.jobs.job_spec import JobBudget
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.shared_tasks import SharedTasks
-from service.settings import Settings
-from service.storage import open_storage
 from tests.databases import lay_database
 from tests.unit.service.leased import model_bytes
 from tests.unit.service.test_shared_tasks import done, record
-from tuner.events import Finished
-from tuner.tasks import Task
+from tilewright.db.errors import StaleLeaseError
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.hold import Hold
+from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.shared_tasks import SharedTasks
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner.events import Finished
+from tilewright.tuner.tasks import Task
 
 TASKS = tasks_of(plan_model(ModelRequest(model_bytes(), "x86-64-v3")))
 STOPPED = ("waits", "over")

@@ -11,28 +11,28 @@ from typing import Any
 
 import pytest
 
-from compiler.build import CODEGEN_VERSION
-from compiler.target import resolve_target
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.open_tasks import OpenTask
-from service.jobs import job_run, shared_tasks
-from service.jobs.hold import Hold
-from service.jobs.interrupts import Interrupted
-from service.jobs.job_spec import JobBudget
-from service.jobs.local_device import LocalDevice
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.shared_tasks import SharedTasks
-from service.jobs.tuner_process import TunerProcess
-from service.settings import Settings
 from tests.unit.service.leased import model_bytes
 from tests.unit.service.tuners import LocalWorker, running
 from tests.unit.service.workers import until
-from tuner.events import Finished
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Measurement, Phase, Status, Trial, TuningRecord
-from tuner.tasks import Task
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.target import resolve_target
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.open_tasks import OpenTask
+from tilewright.service.jobs import job_run, shared_tasks
+from tilewright.service.jobs.hold import Hold
+from tilewright.service.jobs.interrupts import Interrupted
+from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.shared_tasks import SharedTasks
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.tuner.events import Finished
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, TuningRecord
+from tilewright.tuner.tasks import Task
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from db.errors import StorageError
-from service.signing import is_public_key, is_signed, signing_key
+from tilewright.db.errors import StorageError
+from tilewright.service.signing import is_public_key, is_signed, signing_key
 
 
 def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from compiler.codegen.link import link_shared
 from deploy.static_worker import FLAGS, FOLDER, host_compiler
-from service.worker.heat import Heat
-from tuner.measure.statistics import Comparison, may_be_faster
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.service.worker.heat import Heat
+from tilewright.tuner.measure.statistics import Comparison, may_be_faster
 
 PARTS = (
     "text",

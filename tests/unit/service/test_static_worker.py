@@ -20,25 +20,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.link import link_shared
-from compiler.device import find_device
-from compiler.target import host_target
-from db.storage import Storage
-from db.stores.leases import RequestState
-from db.stores.tokens import Scope
-from db.stores.workers import Health
 from deploy.static_worker import build, host_compiler
-from service.jobs.device import DeviceError
-from service.jobs.leased_device import LeasedDevice
 from tests.unit.service.added_arrays import measure, submit
 from tests.unit.service.leased import K, N, compile_program, loadable
 from tests.unit.service.proxies import PAGE, Proxy
 from tests.unit.service.slow_service import SlowService, slow_service
 from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import Phase, Status
-from tuner.measure.model_runs import draw_inputs
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.device import find_device
+from tilewright.compiler.target import host_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.wire import PROTOCOL
 
 SEED = 5
 KERNELS = """

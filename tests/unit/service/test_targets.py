@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.device import DeviceFacts
-from compiler.errors import InvalidFactsError, UnknownTargetError
-from compiler.target import resolve_target
-from db.storage import Storage
-from service.jobs.targets import runnable_targets
+from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.errors import InvalidFactsError, UnknownTargetError
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.targets import runnable_targets
 
 BOARD = DeviceFacts(
     model="Raspberry Pi 5",

@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space, untuned_schedule
-from compiler.target import resolve_target
-from db.storage import Storage
-from service.api.errors import ApiProblem
-from service.api.planning import Planning
-from service.api.planning_child import Refusal, answer
-from service.api.schemas.jobs import OrderView, PredictionsView, PredictionView
-from service.client import Client, NotKnownError
-from service.dashboard.prediction_figures import HEIGHT, WIDTH, PredictionFigures
-from service.jobs import shown_code as shown
-from service.jobs.predicted import predicted
-from service.jobs.shown_code import shown_code
 from tests.unit.service.api_calls import problem
 from tests.unit.service.conftest import LiveServer
 from tests.unit.service.pages import HOSTILE, opened, sign_in
 from tests.unit.service.test_cost_models import product, seconds
 from tests.unit.service.test_notebook import markup, text_of
 from tests.unit.service.test_task_page import TARGET, task_of_job, trial
-from tuner.cost_model.dataset import samples_of
-from tuner.cost_model.trial_predictions import predict_trials
-from tuner.cost_model.xgboost import XGBoostModel
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.api.planning import Planning
+from tilewright.service.api.planning_child import Refusal, answer
+from tilewright.service.api.schemas.jobs import OrderView, PredictionsView, PredictionView
+from tilewright.service.client import Client, NotKnownError
+from tilewright.service.dashboard.prediction_figures import HEIGHT, WIDTH, PredictionFigures
+from tilewright.service.jobs import shown_code as shown
+from tilewright.service.jobs.predicted import predicted
+from tilewright.service.jobs.shown_code import shown_code
+from tilewright.tuner.cost_model.dataset import samples_of
+from tilewright.tuner.cost_model.trial_predictions import predict_trials
+from tilewright.tuner.cost_model.xgboost import XGBoostModel
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 WORKLOAD = product(24)
 POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, TARGET).points), 20)

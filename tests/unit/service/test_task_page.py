@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from compiler.workload import Workload
-from db.storage import Storage
-from db.stores.tasks import JobTask
-from service.dashboard.interaction_figures import MOST_STRENGTH, interactions
-from service.jobs.planning import ModelRequest, plan_model
 from tests.unit.service.api_calls import problem
 from tests.unit.service.pages import HOSTILE, opened, sign_in
 from tests.unit.service.tuners import model_bytes
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tasks import JobTask
+from tilewright.service.dashboard.interaction_figures import MOST_STRENGTH, interactions
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 TARGET = resolve_target("x86-64-v3")
 

@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 from rich.table import Table
 from rich.text import Text
 
-from db.storage import Storage
-from service.cli import run
-from service.cli.terminal import complain, console, say, say_json, visible
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.storage import Storage
+from tilewright.service.cli import run
+from tilewright.service.cli.terminal import complain, console, say, say_json, visible
+from tilewright.tuner.measure.wire import PROTOCOL
 
 HOSTILE = "w\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eevil"
 """Clears the screen, renames the window, turns red, overwrites the line, reads backwards."""

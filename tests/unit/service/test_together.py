@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from db.errors import StorageError
-from service.api.together import Together
+from tilewright.db.errors import StorageError
+from tilewright.service.api.together import Together
 
 
 class Calls:

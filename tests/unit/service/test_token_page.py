@@ -7,13 +7,13 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from compiler.target import resolve_target
-from db.storage import Storage
-from db.stores.tokens import Scope
-from service.api.schemas.jobs import TaskView
-from service.dashboard.job_figures import TaskLine
-from service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
+from tilewright.compiler.target import resolve_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.dashboard.job_figures import TaskLine
+from tilewright.service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from service.api.schemas.jobs import TaskView
-from service.cli.view import told_tasks
+from tilewright.service.api.schemas.jobs import TaskView
+from tilewright.service.cli.view import told_tasks
 
 
 def task(name: str, best: float | None) -> TaskView:

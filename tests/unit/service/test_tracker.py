@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import known_targets
-from db.stores.jobs import JobProgress
-from db.stores.tasks import JobTask, TaskStatus
-from service.jobs.tracker import Tracker
 from tests.unit.service.test_cost_models import product
-from tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
-from tuner.forecast import Forecast
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.statistics import Comparison
-from tuner.tasks import Task, make_task
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import known_targets
+from tilewright.db.stores.jobs import JobProgress
+from tilewright.db.stores.tasks import JobTask, TaskStatus
+from tilewright.service.jobs.tracker import Tracker
+from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
+from tilewright.tuner.forecast import Forecast
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.tasks import Task, make_task
 
 TARGET = known_targets()["x86-64-v3"]
 FORECAST = Forecast(0.02, 30.0, 50, 1e-3)

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from compiler.target import resolve_target
-from db.errors import StorageError, StorageKind
-from db.job_states import JobState
-from db.storage import Storage
-from db.stores.jobs import Job, JobStore
-from db.stores.leases import NewRequest, RequestState
-from service.cli.serving import _watch_parent
-from service.jobs import run_job, tuner_process
-from service.jobs.hold import Hold
-from service.jobs.job_run import JobReporter
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.remote_runner import RemoteRunner
-from service.jobs.tuner_process import TunerProcess
-from service.settings import Settings
 from tests.unit.service.tuners import loop, running, work_once
 from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
+from tilewright.compiler.target import resolve_target
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job, JobStore
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.service.cli.serving import _watch_parent
+from tilewright.service.jobs import run_job, tuner_process
+from tilewright.service.jobs.hold import Hold
+from tilewright.service.jobs.job_run import JobReporter
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
 
 
 def test_a_stopped_tuner_gives_its_jobs_back(
@@ -58,7 +58,7 @@ def test_a_tuner_ends_with_the_process_that_started_it(monkeypatch: pytest.Monke
         told.put("asked")
         return parents[-1]
 
-    monkeypatch.setattr("service.cli.serving.os.getppid", parent)
+    monkeypatch.setattr("tilewright.service.cli.serving.os.getppid", parent)
     _watch_parent(lambda: told.put("stopped"))
     assert [told.get(timeout=60) for _ in range(3)] == ["asked"] * 3
     parents.append(1)
@@ -196,7 +196,9 @@ def test_a_target_that_cannot_be_built_for_here_fails_the_job_and_not_the_tuner(
 ) -> None:
     other = storage.jobs.create(job.model_digest, "wasm32", options={"trials": 4, "seconds": None})
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    monkeypatch.setattr("compiler.c_library.toolchain.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "tilewright.compiler.c_library.toolchain.importlib.util.find_spec", lambda name: None
+    )
     assert work_once(tuner) and work_once(tuner)
     failed = storage.jobs.get(other.id)
     assert failed.state is JobState.FAILED

@@ -14,24 +14,24 @@ import pytest
 import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.build import CODEGEN_VERSION
-from compiler.schedule.schedule import Schedule
-from db.stores.retention import Retention
-from service.api.schemas.jobs import JobRequest
-from service.cli import run as run_cli
-from service.cli.common import STOP_GAIN, UserError, parse_share, parse_sizes
-from service.cli.remote import submit
-from service.cli.tuning import tune
-from service.jobs import tuning
-from service.jobs.job_spec import JobBudget, JobSpec
-from service.jobs.planning import ModelRequest
-from service.jobs.replaying import load_run
-from service.settings import Settings
-from service.storage import open_storage
-from tuner import task_scheduler
-from tuner.events import Finished
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.stores.retention import Retention
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.cli import run as run_cli
+from tilewright.service.cli.common import STOP_GAIN, UserError, parse_share, parse_sizes
+from tilewright.service.cli.remote import submit
+from tilewright.service.cli.tuning import tune
+from tilewright.service.jobs import tuning
+from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.planning import ModelRequest
+from tilewright.service.jobs.replaying import load_run
+from tilewright.service.settings import Settings
+from tilewright.service.storage import open_storage
+from tilewright.tuner import task_scheduler
+from tilewright.tuner.events import Finished
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
 OF_THE_MODEL = {
     *(
@@ -222,7 +222,7 @@ def test_a_run_is_repeated_from_the_database(
 def test_runs_that_cannot_be_repeated_say_why(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tuner.events import Started
+    from tilewright.tuner.events import Started
 
     storage = open_storage(settings)
     storage.runs.start(Started((), 0, TuneOptions(job_id="open")))
@@ -237,7 +237,7 @@ def test_a_run_whose_evidence_was_forgotten_by_age_says_so(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not that the code decides differently, which it does not."""
-    from tuner.events import Finished, Started, TaskInputs
+    from tilewright.tuner.events import Finished, Started, TaskInputs
 
     now = [1e6]
     storage = open_storage(settings, lambda: now[0])
@@ -262,8 +262,8 @@ def test_runs_of_releases_that_kept_less_are_refused(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the requests that a run took over it is half a run, which is none."""
-    from db.models import TuningRunRow
-    from tuner.events import Finished, Started
+    from tilewright.db.models import TuningRunRow
+    from tilewright.tuner.events import Finished, Started
 
     storage = open_storage(settings)
     for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.api.turns import TooManyError, Turns
+from tilewright.service.api.turns import TooManyError, Turns
 
 
 async def _work(turns: Turns, asker: str, order: list[str]) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compiler.codegen.link import linkers
-from service.cli import run as run_cli
-from service.jobs import run_job
-from service.settings import Settings
 from tests.unit.service.tuners import model_bytes
-from tuner.events import Ended, Finished, Started, TaskSnapshot
-from tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tilewright.compiler.codegen.link import linkers
+from tilewright.service.cli import run as run_cli
+from tilewright.service.jobs import run_job
+from tilewright.service.settings import Settings
+from tilewright.tuner.events import Ended, Finished, Started, TaskSnapshot
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

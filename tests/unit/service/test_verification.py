@@ -14,22 +14,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import artifacts, driver
-from compiler.codegen.link import linkers
-from compiler.errors import CompilerError, OutOfMemoryError
-from compiler.graph.ir import Graph
-from compiler.runtime.artifact import Artifact, read_artifact
-from compiler.runtime.executable import Executable
-from service.jobs.certificate import WrongProgramError, together
-from service.jobs.loadables import of_artifact
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.verification import (
+from tests.unit.service.devices import FakeDevice
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.runtime.artifact import Artifact, read_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.service.jobs.certificate import WrongProgramError, together
+from tilewright.service.jobs.loadables import of_artifact
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.verification import (
     Verifier,
     largest_model_error,
     verify_artifact,
 )
-from tests.unit.service.devices import FakeDevice
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""

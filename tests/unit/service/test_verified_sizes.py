@@ -12,17 +12,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler import artifacts, driver
-from compiler.codegen.link import linkers
-from compiler.errors import CompilerError
-from compiler.runtime.artifact import read_artifact
-from service.jobs import verified_sizes
-from service.jobs.loadables import of_artifact
-from service.jobs.local_device import LocalDevice
-from service.jobs.planning import ModelRequest, Planned, plan_sizes
-from service.jobs.shown_sizes import LONG_RUN, shown_sizes
-from service.jobs.verification import Verification, Verifier, at_each_size
-from service.jobs.verified_sizes import FEW, MOST, at_verified_sizes
+from tilewright.compiler import artifacts, driver
+from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.service.jobs import verified_sizes
+from tilewright.service.jobs.loadables import of_artifact
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.planning import ModelRequest, Planned, plan_sizes
+from tilewright.service.jobs.shown_sizes import LONG_RUN, shown_sizes
+from tilewright.service.jobs.verification import Verification, Verifier, at_each_size
+from tilewright.service.jobs.verified_sizes import FEW, MOST, at_verified_sizes
 
 WIDTH = 4
 

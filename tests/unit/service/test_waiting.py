@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from compiler.target import known_targets
-from db.storage import Storage
-from service.api.notifier import Notifier
-from service.api.routes.events import LAST_EVENT
-from tuner.measure.wire import PROTOCOL
+from tilewright.compiler.target import known_targets
+from tilewright.db.storage import Storage
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.routes.events import LAST_EVENT
+from tilewright.tuner.measure.wire import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request
 
-from db.errors import NotFoundError, StorageError
-from db.notices import queue_topic, worker_topic
-from db.stores.claims import Claim, Found
-from db.stores.leases import Lease
-from service.api.notifier import Notifier
-from service.api.waiting import MOST, WaitingRoom
+from tilewright.db.errors import NotFoundError, StorageError
+from tilewright.db.notices import queue_topic, worker_topic
+from tilewright.db.stores.claims import Claim, Found
+from tilewright.db.stores.leases import Lease
+from tilewright.service.api.notifier import Notifier
+from tilewright.service.api.waiting import MOST, WaitingRoom
 
 LONG = 600.0
 

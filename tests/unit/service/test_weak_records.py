@@ -12,19 +12,23 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
-from compiler.build import CODEGEN_VERSION
-from compiler.codegen.link import linkers
-from db.models import SweepRow
-from db.standing import Backing, Standing
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from db.stores.record_ledger import RecordLedger
-from db.stores.sweeps import TERM_SECONDS, SweepStore
-from service.jobs import weak_records
-from service.jobs.model_tasks import tasks_of
-from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.tuner_process import TunerProcess
-from service.jobs.weak_records import (
+from tests.measured import honest
+from tests.unit.service.test_confirmation import TARGET, model
+from tests.unit.service.tuners import running
+from tests.unit.service.workers import until
+from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.codegen.link import linkers
+from tilewright.db.models import SweepRow
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.sweeps import TERM_SECONDS, SweepStore
+from tilewright.service.jobs import weak_records
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.jobs.weak_records import (
     AGAIN,
     AGAIN_SECONDS,
     AT_A_TIME,
@@ -32,18 +36,14 @@ from service.jobs.weak_records import (
     TURN,
     WeakRecords,
 )
-from service.settings import Settings
-from tests.measured import honest
-from tests.unit.service.test_confirmation import TARGET, model
-from tests.unit.service.tuners import running
-from tests.unit.service.workers import until
-from tuner.cancel import CancelToken
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.dask_builder import BuilderError
-from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.references import ReferenceCache
-from tuner.measure.wire import MeasureRequest
-from tuner.tasks import Task
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.dask_builder import BuilderError
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.tasks import Task
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 

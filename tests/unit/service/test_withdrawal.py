@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from db.errors import NotFoundError
-from db.storage import Storage
-from db.stores.records import record_id
-from db.stores.verdicts import VerdictKind
-from service.jobs.withdrawal import withdraw_records
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.errors import NotFoundError
+from tilewright.db.storage import Storage
+from tilewright.db.stores.records import record_id
+from tilewright.db.stores.verdicts import VerdictKind
+from tilewright.service.jobs.withdrawal import withdraw_records
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from db.errors import StorageError, StorageKind
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from db.stores.workers import Health
-from service.api.pulse import Pulse
-from service.signing import SigningKey
-from service.worker import measuring
-from service.worker.http import Api, Distrusted, Refused, Unreachable
-from service.worker.options import WorkerOptions
-from service.worker.state import Spooled, StateFolder
 from tests.measured import honest
 from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import RunRequest, SpeedsWork
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.db.errors import StorageError, StorageKind
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.db.stores.workers import Health
+from tilewright.service.api.pulse import Pulse
+from tilewright.service.signing import SigningKey
+from tilewright.service.worker import measuring
+from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
+from tilewright.service.worker.options import WorkerOptions
+from tilewright.service.worker.state import Spooled, StateFolder
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

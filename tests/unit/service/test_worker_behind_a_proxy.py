@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from service.worker.claiming import MOST_DAMAGED
-from service.worker.http import Api, Refused, Unreachable
-from service.worker.options import WorkerOptions
-from service.worker.state import ASIDE_RESULTS, Spooled, StateFolder
 from tests.unit.service.proxies import PAGE, Answer, Proxy
 from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.service.worker.claiming import MOST_DAMAGED
+from tilewright.service.worker.http import Api, Refused, Unreachable
+from tilewright.service.worker.options import WorkerOptions
+from tilewright.service.worker.state import ASIDE_RESULTS, Spooled, StateFolder
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from service.worker.check import DeviceFinding, Grade, check_device, exit_status, report
-from service.worker.options import parse_arguments
-from service.worker.process import main
 from tests.unit.test_core_kinds import ORION, board
-from tuner.measure.speed import Speed
+from tilewright.service.worker.check import DeviceFinding, Grade, check_device, exit_status, report
+from tilewright.service.worker.options import parse_arguments
+from tilewright.service.worker.process import main
+from tilewright.tuner.measure.speed import Speed
 
 CPUS = "sys/devices/system/cpu"
 GIB = 1 << 20
@@ -167,7 +167,7 @@ def test_the_fastest_kind_is_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unless somebody wants the other one, by its name."""
-    for module in ("compiler.detection", "service.worker.options"):
+    for module in ("tilewright.compiler.detection", "tilewright.service.worker.options"):
         monkeypatch.setattr(f"{module}.available_cores", lambda: set(range(8)))
     for given, cores in (
         ([], (4, 5, 6, 7)),
@@ -187,7 +187,7 @@ def test_cores_that_only_the_host_may_use_are_not_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A container may show the cores of its host, or number its own anew."""
-    for module in ("compiler.detection", "service.worker.options"):
+    for module in ("tilewright.compiler.detection", "tilewright.service.worker.options"):
         monkeypatch.setattr(f"{module}.available_cores", lambda: {20, 21})
     assert parse_arguments(["--check"], {}, machine).cores == ()
     with pytest.raises(SystemExit):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from service.worker.options import WorkerOptions, parse_arguments
-from service.worker.process import main
-from service.worker.secrecy import hide_secrets
-from tuner.measure import linux
+from tilewright.service.worker.options import WorkerOptions, parse_arguments
+from tilewright.service.worker.process import main
+from tilewright.service.worker.secrecy import hide_secrets
+from tilewright.tuner.measure import linux
 
 COMMON = ("--server", "http://x", "--token", "t")
 
@@ -44,7 +44,7 @@ def test_wrong_usage_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2, 5})
+    monkeypatch.setattr("tilewright.service.worker.options.available_cores", lambda: {0, 1, 2, 5})
     with pytest.raises(SystemExit) as ended:
         parse_arguments(arguments, {})
     assert ended.value.code == 2
@@ -80,7 +80,7 @@ WHOLE = {
 
 def test_every_option_says_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the command line, in the environment, or not at all."""
-    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2})
+    monkeypatch.setattr("tilewright.service.worker.options.available_cores", lambda: {0, 1, 2})
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     given = WorkerOptions(
@@ -138,7 +138,7 @@ def test_secrets_are_hidden_where_a_system_can(
 ) -> None:
     asked: list[str] = []
     log: list[str] = []
-    monkeypatch.setattr("service.worker.secrecy.sys.platform", system)
+    monkeypatch.setattr("tilewright.service.worker.secrecy.sys.platform", system)
     monkeypatch.setattr(linux, "hide", lambda: asked.append("memory"))
     monkeypatch.setattr(linux, "hide_argument", lambda token: asked.append(token) or hidden(token))
     if isinstance(said, type):
@@ -153,7 +153,14 @@ def test_secrets_are_hidden_where_a_system_can(
 @pytest.mark.parametrize("form", [["--token", "s3cret"], ["--token=s3cret"]])
 def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: Path) -> None:
     """Any user of the machine may read the command lines of all."""
-    command = [sys.executable, "-m", "service.worker", "--server", "http://127.0.0.1:9", *form]
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.service.worker",
+        "--server",
+        "http://127.0.0.1:9",
+        *form,
+    ]
     command += ["--spool", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -176,10 +183,10 @@ def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
 def test_the_service_packages_command_passes_the_options_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from service.cli import run
+    from tilewright.service.cli import run
 
     given: list[list[str]] = []
-    monkeypatch.setattr("service.worker.process.main", lambda a: given.append(a) or 0)
+    monkeypatch.setattr("tilewright.service.worker.process.main", lambda a: given.append(a) or 0)
     options = ["--cores", "0", "--sandbox-users", "5000-5001", "--sandbox-mib", "2048"]
     assert run(["worker", *COMMON, *options]) == 0
     found = parse_arguments(given[0], {})

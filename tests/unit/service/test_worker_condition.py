@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from db.storage import Storage
-from service.api.schemas.workers import HeartbeatRequest, WorkerCondition
-from service.cli import run
-from service.wording import condition_text
-from service.worker.condition import device_condition
 from tests.unit.service.workers import Running, until
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.storage import Storage
+from tilewright.service.api.schemas.workers import HeartbeatRequest, WorkerCondition
+from tilewright.service.cli import run
+from tilewright.service.wording import condition_text
+from tilewright.service.worker.condition import device_condition
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -74,7 +74,7 @@ def test_a_worker_reports_its_condition(
     storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"temperature_celsius": 61.0, "load": 1.5, "clock_ratio": 0.5, "governor": "schedutil"}
-    monkeypatch.setattr("service.worker.reporting.device_condition", lambda: said)
+    monkeypatch.setattr("tilewright.service.worker.reporting.device_condition", lambda: said)
     start()
     until(lambda: any(worker.condition for worker in storage.workers.list()))
     assert [worker.condition for worker in storage.workers.list()] == [said]

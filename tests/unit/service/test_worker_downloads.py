@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.worker.cache import BlobCache, partial_file
-from service.worker.http import CHUNK_BYTES, Api, Refused, Unreachable
+from tilewright.service.worker.cache import BlobCache, partial_file
+from tilewright.service.worker.http import CHUNK_BYTES, Api, Refused, Unreachable
 
 DATA = np.random.default_rng(0).bytes(3 * CHUNK_BYTES)
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from db.storage import Storage
-from db.stores.leases import RequestState
-from service.worker.cache import BlobCache
-from service.worker.http import Api, Unreachable
-from service.worker.options import WorkerOptions, default_spool
-from service.worker.process import main
-from service.worker.state import Spooled, StateFolder
 from tests.unit.service.workers import REFERENCE, FakeSandbox, Running, queue, state, until
-from tuner.measure.wire import digest_bytes
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.service.worker.cache import BlobCache
+from tilewright.service.worker.http import Api, Unreachable
+from tilewright.service.worker.options import WorkerOptions, default_spool
+from tilewright.service.worker.process import main
+from tilewright.service.worker.state import Spooled, StateFolder
+from tilewright.tuner.measure.wire import digest_bytes
 
 
 def test_a_full_disk_does_not_lose_a_result(

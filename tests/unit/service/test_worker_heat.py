@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from db.storage import Storage
-from db.stores.leases import RequestState
-from service.worker.heat import LONGEST_WAIT_SECONDS, CoolingDown, Heat
 from tests.unit.service.workers import Running, queue, state, until
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.service.worker.heat import LONGEST_WAIT_SECONDS, CoolingDown, Heat
 
 CPU = "sys/devices/system/cpu/cpu0"
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
@@ -137,7 +137,7 @@ def test_a_worker_waits_before_it_measures(
     storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons = ["hot", ""]
-    monkeypatch.setattr("service.worker.heat.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.service.worker.heat.LOOK_SECONDS", 0.0)
     monkeypatch.setattr(Heat, "reason", lambda self: reasons.pop(0) if reasons else "")
     queue(storage, "a")
     running = start()

@@ -10,18 +10,18 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from rich.console import Console
 
-from db.engine import writing
-from db.storage import Storage
-from db.stores.leases import RequestState
-from db.stores.tokens import Scope
-from db.stores.workers import Health, WorkerStore
-from service.api import pulse
-from service.api.schemas.workers import WorkerView
-from service.cli.view import worker_table
 from tests.unit.db.test_records import GOOD, trial
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.lease_calls import TARGET, claim, fail, queue, registered, report
-from tuner.measure.wire import PROTOCOL
+from tilewright.db.engine import writing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import Health, WorkerStore
+from tilewright.service.api import pulse
+from tilewright.service.api.schemas.workers import WorkerView
+from tilewright.service.cli.view import worker_table
+from tilewright.tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture

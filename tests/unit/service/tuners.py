@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.target import Target
-from service.jobs.device import Checked
-from service.jobs.leased_device import LeasedDevice
-from service.jobs.local_device import LocalDevice
-from service.jobs.remote_runner import RemoteRunner
-from service.jobs.tuner_process import TunerProcess
-from tuner.events import Ended, Finished, Started, TaskSnapshot
-from tuner.measure.model_runs import Race
+from tilewright.compiler.target import Target
+from tilewright.service.jobs.device import Checked
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.remote_runner import RemoteRunner
+from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.tuner.events import Ended, Finished, Started, TaskSnapshot
+from tilewright.tuner.measure.model_runs import Race
 
 
 def model_bytes() -> bytes:

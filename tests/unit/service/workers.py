@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.target import known_targets
-from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
-from service.worker.http import Distrusted, Refused
-from service.worker.options import WorkerOptions
-from service.worker.process import Worker
 from tests.measured import SPEEDS, honest
-from tuner.measure.confinement import ON, Confinement, Guards, SandboxGuard
-from tuner.measure.measurement import Measurement, RecordKey, Status
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import RunRequest
-from tuner.measure.speed import SpeedWatch
-from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
+from tilewright.compiler.target import known_targets
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState
+from tilewright.service.worker.http import Distrusted, Refused
+from tilewright.service.worker.options import WorkerOptions
+from tilewright.service.worker.process import Worker
+from tilewright.tuner.measure.confinement import ON, Confinement, Guards, SandboxGuard
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.measure.speed import SpeedWatch
+from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
 TARGET = known_targets()["x86-64-v3"].key
 LIBRARY, REFERENCE = b"a shared object", b"an expected output"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.build import build_kernel
-from compiler.schedule.select import schedule_space
-from compiler.target import known_targets, resolve_target
 from tests.unit.schedule.problems import conv, matmul, unary
+from tilewright.compiler.build import build_kernel
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.target import known_targets, resolve_target
 
 
 @pytest.mark.parametrize("name", sorted(known_targets()))

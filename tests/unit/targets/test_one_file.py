@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import known_targets
-from compiler.targets import CoreModel, families, family_of
+from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets import CoreModel, families, family_of
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("compiler", "tuner", "db", "service")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ScheduleError
+from tilewright.compiler.errors import ScheduleError
 
 
 def pretend(

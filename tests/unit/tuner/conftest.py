@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Combiner, Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.layout import Factor, Layout
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
-from compiler.target import resolve_target
 from tests.unit.tuner.fakes import FakeQueue, FakeTask, World
-from tuner.analysis.features import FeatureExtractor, target_facts
-from tuner.cost_model import CostModel, make_cost_model, xgboost
-from tuner.search import SearchContext
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
+from tilewright.tuner.cost_model import CostModel, make_cost_model, xgboost
+from tilewright.tuner.search import SearchContext
 
 M, N, K = 96, 192, 64
 LANES = 16

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import Target, resolve_target
-from compiler.timings import Timings
-from tuner.cancel import CancelToken
-from tuner.events import Event, Finished
-from tuner.loop import tune
-from tuner.measure.builder import Built
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.timings import Timings
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event, Finished
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import Built
+from tilewright.tuner.measure.measurement import (
     CERTIFICATE_CHECKS,
     Measurement,
     Phase,
@@ -22,14 +22,20 @@ from tuner.measure.measurement import (
     Status,
     TuningRecord,
 )
-from tuner.measure.oracle import ExpectedOutput
-from tuner.measure.points import ITSELF, SizePoint
-from tuner.measure.references import NoReference
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult, digest_bytes
-from tuner.options import TuneOptions
-from tuner.store import MemoryStore
-from tuner.tasks import Task
+from tilewright.tuner.measure.oracle import ExpectedOutput
+from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.measure.references import NoReference
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import (
+    LEAST_SECONDS,
+    Candidate,
+    MeasureRequest,
+    MeasureResult,
+    digest_bytes,
+)
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import MemoryStore
+from tilewright.tuner.tasks import Task
 
 
 @dataclass(frozen=True)

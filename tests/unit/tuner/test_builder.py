@@ -17,11 +17,11 @@ import pytest
 from pebble import ProcessFuture, ProcessPool
 from pebble.pool.process import WorkerManager
 
-from compiler.schedule.schedule import Schedule
-from compiler.timings import StageTime, Timings
 from tests.unit.tuner.compilers import pretend
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import RecordKey, Status
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.timings import StageTime, Timings
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import RecordKey, Status
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ import os, signal, sys, time
 from pathlib import Path
 from tests.unit.tuner.compilers import patient
 from tests.unit.tuner.test_builder import FakeTask, Text, _schedules
-from tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.builder import ProcessBuilder
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tuner.test_sandbox import EXPECTED, _measure, _request, _save
-from tuner.measure.call_filter import ARCHITECTURES, filter_program
-from tuner.measure.confinement import ON, PLAIN, Confinement, SandboxGuard
-from tuner.measure.guards import put_on
-from tuner.measure.measurement import Measurement, Status
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.sandbox_child import Budget, Death, SandboxChild, Talked
-from tuner.measure.wire import digest_bytes
+from tilewright.tuner.measure.call_filter import ARCHITECTURES, filter_program
+from tilewright.tuner.measure.confinement import ON, PLAIN, Confinement, SandboxGuard
+from tilewright.tuner.measure.guards import put_on
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.sandbox_child import Budget, Death, SandboxChild, Talked
+from tilewright.tuner.measure.wire import digest_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guards are Linux's")
 
@@ -289,7 +289,7 @@ def test_a_big_file_is_not_written_where_there_is_no_filter(
     """As under an emulator: limits are the guard that every system has."""
 
     def work() -> None:
-        monkeypatch.setattr("tuner.measure.guards.filter_program", lambda *_: b"")
+        monkeypatch.setattr("tilewright.tuner.measure.guards.filter_program", lambda *_: b"")
         found = put_on(Confinement(memory_bytes=2 * GIBIBYTE))
         assert found[SandboxGuard.LIMITS] == ON and found[SandboxGuard.CALLS] != ON
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -307,7 +307,7 @@ def test_a_machine_without_these_guards_says_so_and_goes_on(
 
     def work() -> None:
         for name in ("unshare", "filter_calls", "no_new_privileges", "landlock_version"):
-            monkeypatch.setattr(f"tuner.measure.linux.{name}", refuse)
+            monkeypatch.setattr(f"tilewright.tuner.measure.linux.{name}", refuse)
         found = put_on(Confinement(folder="/tmp"))
         assert found[SandboxGuard.LIMITS] == ON
         for guard in (
@@ -329,7 +329,7 @@ def test_a_filter_is_a_program_that_the_kernel_can_take(machine: str) -> None:
     if machine == platform.machine():
 
         def other_architecture() -> None:
-            from tuner.measure import linux
+            from tilewright.tuner.measure import linux
 
             linux.no_new_privileges()
             others = [name for name in ARCHITECTURES if name != machine]
@@ -341,7 +341,7 @@ def test_a_filter_is_a_program_that_the_kernel_can_take(machine: str) -> None:
 
 def test_a_process_hides_from_others_of_its_user() -> None:
     def work() -> None:
-        from tuner.measure import linux
+        from tilewright.tuner.measure import linux
 
         linux.hide()
         assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0  # PR_GET_DUMPABLE

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.analysis.features import COLUMNS
-from tuner.cost_model import Sample, cost_models, make_cost_model
-from tuner.cost_model.protocol import normalised_throughput
+from tilewright.tuner.analysis.features import COLUMNS
+from tilewright.tuner.cost_model import Sample, cost_models, make_cost_model
+from tilewright.tuner.cost_model.protocol import normalised_throughput
 
 
 def _samples(gemm: Any, step: int = 3, task: str = "gemm", scale: float = 1.0) -> list[Sample]:
@@ -87,7 +87,7 @@ def test_another_feature_version_is_refused(gemm: Any, monkeypatch: pytest.Monke
     model = make_cost_model("xgboost", 0)
     model.train(_samples(gemm))
     data = model.save()
-    monkeypatch.setattr("tuner.cost_model.xgboost.FEATURE_VERSION", 999)
+    monkeypatch.setattr("tilewright.tuner.cost_model.xgboost.FEATURE_VERSION", 999)
     with pytest.raises(ValueError, match="feature version"):
         make_cost_model("xgboost", 0).load(data)
 

@@ -14,15 +14,15 @@ import pytest
 from pebble import ProcessExpired
 
 from benchmarks.dask_cluster import PATIENCE_SECONDS, Cluster, until
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.compilers import patient, pretend
 from tests.unit.tuner.test_builder import FakeTask, Text
-from tuner.measure import dask_build
-from tuner.measure.build_child import BuildChild
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.dask_builder import BuilderError, DaskBuilder, dask_address, is_dask
-from tuner.measure.measurement import Status
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.measure import dask_build
+from tilewright.tuner.measure.build_child import BuildChild
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.dask_builder import BuilderError, DaskBuilder, dask_address, is_dask
+from tilewright.tuner.measure.measurement import Status
 
 distributed = pytest.importorskip("distributed")
 
@@ -122,7 +122,9 @@ def test_another_version_is_refused_before_the_first_build(
 ) -> None:
     cluster.scheduler()
     cluster.worker()
-    monkeypatch.setattr("tuner.measure.dask_builder.versions_here", dask_build.versions_here)
+    monkeypatch.setattr(
+        "tilewright.tuner.measure.dask_builder.versions_here", dask_build.versions_here
+    )
     builder = DaskBuilder(cluster.address, 20.0, pretend, local=here())
     builder._versions = {**builder._versions, "code generation": "another"}
     try:
@@ -139,7 +141,7 @@ def test_another_version_is_refused_before_the_first_build(
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.measure.dask_builder.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("tilewright.tuner.measure.dask_builder.CONNECT_SECONDS", 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

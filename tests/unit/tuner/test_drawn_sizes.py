@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.errors import InvalidArgumentError
-from compiler.intervals import pieces
-from compiler.ranges import parse_range
-from compiler.sizes import check_values, open_size
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner import drawn_sizes
-from tuner.analysis.features import COLUMNS
-from tuner.cost_model import make_cost_model
-from tuner.cost_model.dataset import samples_of
-from tuner.drawn_sizes import draw_sizes, points_at, points_of, points_within
-from tuner.floor import least_seconds
-from tuner.measure.measurement import (
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.intervals import pieces
+from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.sizes import check_values, open_size
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner import drawn_sizes
+from tilewright.tuner.analysis.features import COLUMNS
+from tilewright.tuner.cost_model import make_cost_model
+from tilewright.tuner.cost_model.dataset import samples_of
+from tilewright.tuner.drawn_sizes import draw_sizes, points_at, points_of, points_within
+from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.measure.measurement import (
     Measurement,
     SizeWeights,
     Status,
@@ -29,11 +29,11 @@ from tuner.measure.measurement import (
     Trial,
     TuningRecord,
 )
-from tuner.measure.points import SizePoint
-from tuner.measure.reference_cost import ReferenceLimit, affordable
-from tuner.options import TuneOptions
-from tuner.task_state import TaskState
-from tuner.tasks import Task, make_task
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.task_state import TaskState
+from tilewright.tuner.tasks import Task, make_task
 
 
 def product(rows: str = "1..512") -> Workload:

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Combiner, Role, Space, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
-from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.select import lower_schedule, schedule_space
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.unit.schedule.problems import byte_matmul, conv, matmul, unary
-from tuner.analysis.compute_costs import compute_costs, placed_computes
-from tuner.analysis.estimate import PARTS, estimate_nest, traffic
-from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
-from tuner.analysis.loop_counts import OUTSIDE
-from tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
-from tuner.analysis.register_tile import cases
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Space, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.select import lower_schedule, schedule_space
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.analysis.compute_costs import compute_costs, placed_computes
+from tilewright.tuner.analysis.estimate import PARTS, estimate_nest, traffic
+from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
+from tilewright.tuner.analysis.loop_counts import OUTSIDE
+from tilewright.tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
+from tilewright.tuner.analysis.register_tile import cases
 
 V4 = resolve_target("x86-64-v4")
 ZEN = describe(TargetFacts(512, 32, V4.core, (32 << 10, 1 << 20, 32 << 20)))

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.graph.ir import Graph
-from compiler.target import resolve_target
-from compiler.workload import Workload, make_workload
 from tests.graphs import Maker
 from tests.unit.tuner.fakes import Killed, World
-from tuner.events import Recorded
-from tuner.measure.measurement import Measurement, Phase, Status, TuningRecord
-from tuner.recording import inputs_from_json, inputs_to_json
-from tuner.tasks import make_task
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload, make_workload
+from tilewright.tuner.events import Recorded
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, TuningRecord
+from tilewright.tuner.recording import inputs_from_json, inputs_to_json
+from tilewright.tuner.tasks import make_task
 
 
 @pytest.fixture

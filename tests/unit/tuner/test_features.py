@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.loops.expr import Accumulator, Load, Role, Tensor
-from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import lower_schedule
-from compiler.target import resolve_target
 from tests.unit.schedule.problems import PROBLEMS
-from tuner.analysis.accesses import KINDS, OperationKind, access
-from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
-from tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes
-from tuner.analysis.features import (
+from tilewright.compiler.loops.expr import Accumulator, Load, Role, Tensor
+from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.analysis.accesses import KINDS, OperationKind, access
+from tilewright.tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
+from tilewright.tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes
+from tilewright.tuner.analysis.features import (
     BUFFER_COLUMNS,
     BUFFERS,
     COLUMNS,
@@ -158,7 +158,7 @@ def test_a_row_is_computed_once(gemm: Any) -> None:
         calls.append(schedule)
         return gemm.nest(schedule)
 
-    from tuner.analysis.features import FeatureExtractor
+    from tilewright.tuner.analysis.features import FeatureExtractor
 
     extractor = FeatureExtractor(lower, gemm.space.default(), FACTS)  # type: ignore[arg-type]
     for _ in range(3):

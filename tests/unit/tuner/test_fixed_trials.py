@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import FakeReferences, FakeTask, World
-from tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted, default_of
-from tuner.measure.measurement import Phase, Status, Trial
-from tuner.measure.wire import MeasureResult
-from tuner.options import TuneOptions
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted, default_of
+from tilewright.tuner.measure.measurement import Phase, Status, Trial
+from tilewright.tuner.measure.wire import MeasureResult
+from tilewright.tuner.options import TuneOptions
 
 pytestmark = pytest.mark.filterwarnings("error")
 

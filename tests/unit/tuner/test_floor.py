@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.costs import bytes_written, flops
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.floor import least_seconds
-from tuner.measure.wire import LEAST_SECONDS
+from tilewright.compiler.costs import bytes_written, flops
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 FASTEST_CORE_FLOPS, FASTEST_CORE_BYTES = 4e11, 8e11
 """Two 512-bit multiply-adds and two 64-byte stores a cycle, at 6 GHz."""

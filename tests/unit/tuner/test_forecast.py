@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from tuner.forecast import (
+from tilewright.tuner.forecast import (
     UNKNOWN_SCALE,
     Curve,
     Forecast,

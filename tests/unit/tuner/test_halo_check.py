@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.layout import blocked, strides
-from compiler.runtime.kernel import BufferRole, BufferSpec
-from compiler.runtime.packing import pack
-from tuner.measure.batch_session import _halo_is_zero
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import blocked, strides
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.runtime.packing import pack
+from tilewright.tuner.measure.batch_session import _halo_is_zero
 
 SHAPE, HALO, LAYOUT = (1, 24, 3, 3), ((0, 0), (0, 0), (1, 1), (1, 1)), blocked(4, 1, 16)
 SPEC = BufferSpec(

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python, parse_python
-from tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.interpreter import (
+    THIS_PYTHON,
+    InterpreterError,
+    check_python,
+    parse_python,
+)
+from tilewright.tuner.measure.sandbox import Sandbox
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def test_the_child_is_run_by_the_command(tmp_path: Path) -> None:
         sandbox.probe()
     finally:
         sandbox.close()
-    assert seen.read_text().split()[-2:] == ["-m", "tuner.measure.sandbox_main"]
+    assert seen.read_text().split()[-2:] == ["-m", "tilewright.tuner.measure.sandbox_main"]
     assert sandbox.speed.status() is not None
 
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from tuner.measure.job_queue import MOST_TOGETHER, JobQueue
-from tuner.measure.measurement import RecordKey
-from tuner.measure.run_wire import ProfileWork, Request, RunRequest
-from tuner.measure.wire import Candidate, MeasureRequest
+from tilewright.tuner.measure.job_queue import MOST_TOGETHER, JobQueue
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.run_wire import ProfileWork, Request, RunRequest
+from tilewright.tuner.measure.wire import Candidate, MeasureRequest
 
 
 def _request(

@@ -11,10 +11,10 @@ import pytest
 
 from tests.unit.tuner.test_builder import FakeTask, _schedules, pretend
 from tests.unit.tuner.test_sandbox import _measure, _result, library
-from tuner.measure import builder as builder_module
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Status
-from tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure import builder as builder_module
+from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.measure.sandbox import Sandbox
 
 __all__ = ["library"]
 

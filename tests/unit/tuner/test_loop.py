@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import ScheduleSpace
-from compiler.timings import Timings
 from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, FakeTicket, World
-from tuner.analysis.features import FeatureExtractor
-from tuner.events import Progress, Recorded, Started
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace
+from tilewright.compiler.timings import Timings
+from tilewright.tuner.analysis.features import FeatureExtractor
+from tilewright.tuner.events import Progress, Recorded, Started
+from tilewright.tuner.measure.measurement import (
     Phase,
 )
-from tuner.measure.wire import Candidate
-from tuner.options import TuningError
+from tilewright.tuner.measure.wire import Candidate
+from tilewright.tuner.options import TuningError
 
 pytestmark = pytest.mark.filterwarnings("error")
 

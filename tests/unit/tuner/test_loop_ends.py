@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import ScheduleSpace, SubSpace
 from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, World
-from tuner.events import Ended, Event, Progress
-from tuner.limits import LOST_BATCHES
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
+from tilewright.tuner.events import Ended, Event, Progress
+from tilewright.tuner.limits import LOST_BATCHES
+from tilewright.tuner.measure.measurement import (
     Phase,
     Status,
 )
-from tuner.measure.wire import MeasureRequest
-from tuner.pipeline import AHEAD
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.pipeline import AHEAD
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import CompilerError
-from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import Clock, FakeBuilder, World
-from tuner import pipeline
-from tuner.events import Ended
-from tuner.loop import LAST_SECONDS, LAST_SHARE
-from tuner.measure.measurement import (
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner import pipeline
+from tilewright.tuner.events import Ended
+from tilewright.tuner.loop import LAST_SECONDS, LAST_SHARE
+from tilewright.tuner.measure.measurement import (
     Phase,
     Status,
 )
-from tuner.measure.references import ENDED, NoReference
-from tuner.task_scheduler import MOST_FAILURES
+from tilewright.tuner.measure.references import ENDED, NoReference
+from tilewright.tuner.task_scheduler import MOST_FAILURES
 
 pytestmark = pytest.mark.filterwarnings("error")
 

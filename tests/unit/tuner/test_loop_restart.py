@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from tests.unit.tuner.fakes import Killed, World
-from tuner.events import Recorded, Started
-from tuner.measure.measurement import (
+from tilewright.tuner.events import Recorded, Started
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     Status,
     TuningRecord,
 )
-from tuner.measure.wire import MeasureRequest
-from tuner.store import MemoryStore
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("error")
 

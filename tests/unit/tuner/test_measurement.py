@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.schedule.schedule import Schedule
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -19,9 +19,9 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.measure.speed import Speed
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import (
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import (
     PROTOCOL,
     Candidate,
     Case,

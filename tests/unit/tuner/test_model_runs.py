@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.errors import OutOfMemoryError
-from compiler.runtime.packing import to_bfloat16
-from compiler.runtime.program import Port
-from tuner.measure import model_runs
-from tuner.measure.model_runs import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import OutOfMemoryError
+from tilewright.compiler.runtime.packing import to_bfloat16
+from tilewright.compiler.runtime.program import Port
+from tilewright.tuner.measure import model_runs
+from tilewright.tuner.measure.model_runs import (
     Run,
     compare_runs,
     draw_inputs,
@@ -23,7 +23,7 @@ from tuner.measure.model_runs import (
     output_error,
     race,
 )
-from tuner.measure.statistics import Outcome
+from tilewright.tuner.measure.statistics import Outcome
 
 
 def spin(rounds: int) -> Run:

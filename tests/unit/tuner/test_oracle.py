@@ -7,13 +7,13 @@ import io
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.runtime.verify import compare, tolerance_for
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.measure import oracle
-from tuner.measure.oracle import DRAWS, input_specs, make_reference
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.verify import compare, tolerance_for
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.measure import oracle
+from tilewright.tuner.measure.oracle import DRAWS, input_specs, make_reference
 
 
 def _product(m: int = 4) -> Workload:

@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from tuner.cost_model.pairs import FAILURE, NOISE, PARTNERS, AllPairs
+from tilewright.tuner.cost_model.pairs import FAILURE, NOISE, PARTNERS, AllPairs
 
 TASKS = ["a"] * 5 + ["b"] * 3
 THROUGHPUTS = np.array([1.0, 0.9, 0.97, 0.5, 0.0, 0.4, 1.0, 0.0])

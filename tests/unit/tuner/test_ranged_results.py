@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.loops.layout import ROW_MAJOR
-from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
-from compiler.sizes import Dimension, open_size
-from tuner.cost_model.protocol import point_samples
-from tuner.measure.batch_session import BatchSession
-from tuner.measure.measurement import Measurement, RecordKey, Status, TimesAt
-from tuner.measure.plausible import ImplausibleError, check_measured, most_result_bytes
-from tuner.measure.points import SizePoint
-from tuner.measure.wire import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.runtime.bench import BoundKernel
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.tuner.cost_model.protocol import point_samples
+from tilewright.tuner.measure.batch_session import BatchSession
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TimesAt
+from tilewright.tuner.measure.plausible import ImplausibleError, check_measured, most_result_bytes
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.wire import (
     Candidate,
     Case,
     InputSpec,

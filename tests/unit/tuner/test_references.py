@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph
-from compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
-from compiler.timings import Timings
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.cancel import CancelToken
-from tuner.measure.measurement import Phase, Status
-from tuner.measure.oracle import ExpectedOutput, make_reference
-from tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
-from tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
+from tilewright.compiler.timings import Timings
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.measure.oracle import ExpectedOutput, make_reference
+from tilewright.tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
+from tilewright.tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
 
 SECONDS_MOST = 10.0
 """In which a reference that would take minutes has to be gone, on a machine that is busy."""
@@ -58,7 +58,7 @@ def _children() -> set[int]:
             asked = folder.joinpath("cmdline").read_text()
         except OSError:
             continue
-        if int(parent) == os.getpid() and "compiler.process.bounded" in asked:
+        if int(parent) == os.getpid() and "tilewright.compiler.process.bounded" in asked:
             found.add(int(folder.name))
     return found
 

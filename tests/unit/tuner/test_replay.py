@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from compiler.device import find_device
-from compiler.schedule.schedule import Schedule
 from tests.examples import examples
 from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
-from tuner.events import Event, Finished, Progress, Started
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.wire import MeasureRequest
-from tuner.options import TuneOptions, TuningError
-from tuner.recording import (
+from tilewright.compiler.device import find_device
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.events import Event, Finished, Progress, Started
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.recording import (
     RecordedRun,
     ReplayError,
     inputs_from_json,
@@ -26,8 +26,8 @@ from tuner.recording import (
     options_from_json,
     options_to_json,
 )
-from tuner.replay import TableAnswers, replay, restricted, tune_from
-from tuner.store import MemoryStore
+from tilewright.tuner.replay import TableAnswers, replay, restricted, tune_from
+from tilewright.tuner.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.runtime.kernel import BufferRole
-from tuner.measure.kernel_buffers import Buffers
-from tuner.measure.measurement import RecordKey
-from tuner.measure.race import BoundCase, CandidateRace, Races, Ready
-from tuner.measure.wire import Candidate, Case, MeasureRequest, RepeatSettings
+from tilewright.compiler.runtime.kernel import BufferRole
+from tilewright.tuner.measure.kernel_buffers import Buffers
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.race import BoundCase, CandidateRace, Races, Ready
+from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, RepeatSettings
 
 SECONDS = 1e-3
 """What a kernel takes: longer than clocks are coarse."""

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import driver
-from compiler.program_builder import CompiledProgram, ProgramBuilder
-from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferSpace, Copy, KernelCall, Program
-from compiler.runtime.weight_ranges import weight_ranges
-from compiler.target import host_target
 from tests.unit.service.leased import compile_program, model_bytes
-from tuner.measure import run_packing
-from tuner.measure.model_runs import draw_inputs
-from tuner.measure.run_packing import pack_program, pack_weights
-from tuner.measure.run_wire import Part
+from tilewright.compiler import driver
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.runtime.packing import aligned_empty
+from tilewright.compiler.runtime.program import BufferSpace, Copy, KernelCall, Program
+from tilewright.compiler.runtime.weight_ranges import weight_ranges
+from tilewright.compiler.target import host_target
+from tilewright.tuner.measure import run_packing
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.run_packing import pack_program, pack_weights
+from tilewright.tuner.measure.run_wire import Part
 
 
 @pytest.fixture(scope="module")

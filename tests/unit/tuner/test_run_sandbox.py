@@ -13,16 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.roofline import probe_library, vector_bytes
-from compiler.target import host_target
-from service.jobs.device import Loadable
 from tests.unit.service.leased import broken, compile_program, loadable
-from tuner.measure.model_runs import draw_inputs
-from tuner.measure.run_packing import Blobs, make_request, pack_program
-from tuner.measure.run_result import RunStatus
-from tuner.measure.run_wire import CheckWork, ProfileWork, RaceWork, RunRequest, SpeedsWork, Work
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.wire import array_to_bytes, digest_bytes
+from tilewright.compiler.roofline import probe_library, vector_bytes
+from tilewright.compiler.target import host_target
+from tilewright.service.jobs.device import Loadable
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.run_packing import Blobs, make_request, pack_program
+from tilewright.tuner.measure.run_result import RunStatus
+from tilewright.tuner.measure.run_wire import (
+    CheckWork,
+    ProfileWork,
+    RaceWork,
+    RunRequest,
+    SpeedsWork,
+    Work,
+)
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 
 @pytest.fixture(scope="module")

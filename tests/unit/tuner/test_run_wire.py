@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.runtime.speeds import Level, Speeds
-from tuner.measure.measurement import RecordKey
-from tuner.measure.model_runs import Race
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import (
+from tilewright.compiler.runtime.speeds import Level, Speeds
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import (
     CheckWork,
     Part,
     ProfileWork,
@@ -27,8 +27,14 @@ from tuner.measure.run_wire import (
     is_run,
     read_request,
 )
-from tuner.measure.statistics import Comparison
-from tuner.measure.wire import PROTOCOL, Case, MeasureRequest, ProtocolError, array_to_bytes
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import (
+    PROTOCOL,
+    Case,
+    MeasureRequest,
+    ProtocolError,
+    array_to_bytes,
+)
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 PROGRAM = ProgramParts(A, B, 0, (Part(C, 0, 64, 100), Part(C, 100, 256, 28)))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
-from tuner.measure.sandbox import Sandbox
-from tuner.measure.speed import Speed, SpeedWatch
-from tuner.measure.statistics import Outcome
-from tuner.measure.wire import (
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.speed import Speed, SpeedWatch
+from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.measure.wire import (
     Candidate,
     Case,
     Distribution,
@@ -435,7 +435,7 @@ def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> No
 def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
     library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.measure import batch_session
+    from tilewright.tuner.measure import batch_session
 
     monkeypatch.setattr(batch_session, "MEMORY_LIMIT_BYTES", 3 * 4 * SIZE - 1)
     for data in (library, EXPECTED):

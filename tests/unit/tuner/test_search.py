@@ -14,15 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
-from tuner.cost_model import Sample, make_cost_model
-from tuner.search import Observed, SearchContext, SearchStrategy, make_strategy, strategies
-from tuner.search.bayesian import LEVEL_SHARE, OTHER_ALGORITHM, _beside_rules
-from tuner.search.kriging import NOISE, Kriging, Opinion
-from tuner.search.memory import Memory
-from tuner.search.moves import cross, is_ordered, mutate
-from tuner.search.ranking import Ranking
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from tilewright.tuner.cost_model import Sample, make_cost_model
+from tilewright.tuner.search import (
+    Observed,
+    SearchContext,
+    SearchStrategy,
+    make_strategy,
+    strategies,
+)
+from tilewright.tuner.search.bayesian import LEVEL_SHARE, OTHER_ALGORITHM, _beside_rules
+from tilewright.tuner.search.kriging import NOISE, Kriging, Opinion
+from tilewright.tuner.search.memory import Memory
+from tilewright.tuner.search.moves import cross, is_ordered, mutate
+from tilewright.tuner.search.ranking import Ranking
 
 
 def _documented() -> Callable[[Any], SearchStrategy]:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
-from db.engine import open_engine
-from db.stores.records import SqlRecordStore
 from tests.databases import lay_database
 from tests.unit.tuner.fakes import FakeQueue, World
-from tuner.measure.measurement import Phase, Status
-from tuner.pipeline import AHEAD
-from tuner.task_state import MAX_RETRIES
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.db.engine import open_engine
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.pipeline import AHEAD
+from tilewright.tuner.task_state import MAX_RETRIES
 
 pytestmark = pytest.mark.filterwarnings("error")
 

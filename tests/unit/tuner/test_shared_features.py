@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.schedule.schedule import Schedule
-from compiler.target import resolve_target
 from tests.differential.workloads import FAMILIES
 from tests.unit.schedule.problems import matmul
-from tuner.analysis.compute_costs import compute_costs
-from tuner.analysis.features import COLUMNS, FeatureExtractor, target_facts
-from tuner.tasks import Task, make_task
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.target import resolve_target
+from tilewright.tuner.analysis.compute_costs import compute_costs
+from tilewright.tuner.analysis.features import COLUMNS, FeatureExtractor, target_facts
+from tilewright.tuner.tasks import Task, make_task
 
 TARGET = resolve_target("x86-64-v4")
 
-SHARED = ("compiler.loops.", "compiler.schedule.", "tuner.")
+SHARED = ("tilewright.compiler.loops.", "tilewright.compiler.schedule.", "tuner.")
 """Modules that remember something of expressions, nests and schedules."""
 
 CANDIDATES = 6

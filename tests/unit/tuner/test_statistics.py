@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.speed import THROTTLED_SECONDS, SpeedWatch
-from tuner.measure.statistics import (
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.measure.speed import THROTTLED_SECONDS, SpeedWatch
+from tilewright.tuner.measure.statistics import (
     CONFIDENCE,
     Comparison,
     Outcome,
@@ -18,7 +18,7 @@ from tuner.measure.statistics import (
     racing,
     undisturbed,
 )
-from tuner.measure.verdict import winner_of
+from tilewright.tuner.measure.verdict import winner_of
 
 ROUNDS = 2000
 # Of 2000 rounds the share that is covered has a deviation of sqrt(0.95 * 0.05 / 2000) = 0.005.
@@ -133,7 +133,7 @@ def test_the_fastest_is_hardly_ever_dropped() -> None:
 
 
 def _trial(name: str, seconds: float, ratio: float | None = None, checks: int = 3) -> Trial:
-    from compiler.schedule.schedule import Schedule
+    from tilewright.compiler.schedule.schedule import Schedule
 
     comparison = None if ratio is None else Comparison("first", (ratio,) * 8)
     measured = Measurement(

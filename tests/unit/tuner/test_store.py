@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
-from tuner.measure.measurement import (
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -14,7 +14,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.store import MemoryStore, RecordStore
+from tilewright.tuner.store import MemoryStore, RecordStore
 
 KEY = RecordKey("w", "t")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tuner.task_scheduler import MOST_FAILURES, Profile, TaskProgress, TaskScheduler
+from tilewright.tuner.task_scheduler import MOST_FAILURES, Profile, TaskProgress, TaskScheduler
 
 
 @dataclass(eq=False)

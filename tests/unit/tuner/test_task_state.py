@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import World
-from tuner.cost_model import make_cost_model
-from tuner.measure.measurement import Measurement, Phase, Status, Trial
-from tuner.measure.speed import Speed
-from tuner.options import TuneOptions
-from tuner.task_state import TaskState
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.tuner.cost_model import make_cost_model
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.task_state import TaskState
 
 STEADY = Speed(1.0, 1.0)
 DISTURBED = Speed(2.0, 1.0, arithmetic_ratio=2.0)

@@ -8,18 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.device import DeviceFacts
-from tuner.analysis.features import COLUMNS
-from tuner.cost_model import make_cost_model, xgboost
-from tuner.cost_model.dataset import samples_of, task_name
-from tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
-from tuner.cost_model.protocol import Sample
-from tuner.cost_model.training import judge, split, train_base_model
-from tuner.cost_model.xgboost import LOCAL_ROUNDS, MOST_ROUNDS, ROUNDS, Objective, XGBoostModel
-from tuner.loop import tune
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.options import TuneOptions, TuningError
-from tuner.store import MemoryStore
+from tilewright.compiler.device import DeviceFacts
+from tilewright.tuner.analysis.features import COLUMNS
+from tilewright.tuner.cost_model import make_cost_model, xgboost
+from tilewright.tuner.cost_model.dataset import samples_of, task_name
+from tilewright.tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
+from tilewright.tuner.cost_model.protocol import Sample
+from tilewright.tuner.cost_model.training import judge, split, train_base_model
+from tilewright.tuner.cost_model.xgboost import (
+    LOCAL_ROUNDS,
+    MOST_ROUNDS,
+    ROUNDS,
+    Objective,
+    XGBoostModel,
+)
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.store import MemoryStore
 
 TARGET = "a-target"
 
@@ -204,12 +210,12 @@ def test_a_sample_has_the_caches_of_the_device_that_measured(host_product: Any) 
 
 @pytest.fixture
 def host_product() -> Any:
-    from compiler.dtypes import DType
-    from compiler.graph.ir import Graph, Node
-    from compiler.graph.types import TensorType
-    from compiler.schedule.select import schedule_space
-    from compiler.target import resolve_target
-    from compiler.workload import Boundary, make_workload
+    from tilewright.compiler.dtypes import DType
+    from tilewright.compiler.graph.ir import Graph, Node
+    from tilewright.compiler.graph.types import TensorType
+    from tilewright.compiler.schedule.select import schedule_space
+    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.workload import Boundary, make_workload
 
     a, b, y = (TensorType(DType.FLOAT32, shape) for shape in ((8, 16), (16, 32), (8, 32)))
     node = Node("m", "matmul", ("a", "b"), ("y",))

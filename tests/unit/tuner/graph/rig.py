@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.graph.ir import Graph
-from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import untuned_schedules
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
-from tuner.graph.planner import operations
-from tuner.graph.times import KernelTimes
-from tuner.measure.measurement import (
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import untuned_schedules
+from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.graph.planner import operations
+from tilewright.tuner.graph.times import KernelTimes
+from tilewright.tuner.measure.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -22,7 +22,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.store import MemoryStore
+from tilewright.tuner.store import MemoryStore
 
 TARGET = resolve_target("x86-64-v4")
 VERSION = "v1"

@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from compiler.choices import RULE, GraphChoice, LayoutNames
-from compiler.dtypes import DType
-from compiler.passes.layouts import Assignment
-from compiler.passes.pipeline import optimise
-from compiler.plan import GraphPlan
-from compiler.target import resolve_target
-from compiler.workload import Workload
 from tests.graphs import Maker
 from tests.unit.tuner.graph.rig import Rig, branches, layers
-from tuner.graph.alternatives import alternatives
-from tuner.graph.planner import Planner, difference
-from tuner.graph.search import Compare, Decision, Race, search_graph
-from tuner.measure.statistics import Comparison
+from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.passes.layouts import Assignment
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.target import resolve_target
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.graph.alternatives import alternatives
+from tilewright.tuner.graph.planner import Planner, difference
+from tilewright.tuner.graph.search import Compare, Decision, Race, search_graph
+from tilewright.tuner.measure.statistics import Comparison
 
 CONV: dict[str, tuple[int, ...] | int] = {
     "strides": (1, 1),

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.choices import RULE
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from compiler.passes.layout_options import ESTIMATES
-from compiler.passes.layouts import Assignment
-from compiler.placement import Placement
-from compiler.workload import Workload
 from tests.unit.tuner.graph.rig import Rig, branches, layers
-from tuner.graph.planner import Planner, operations
-from tuner.graph.times import MeasuredCosts, kind_of, relayout, without_halos
+from tilewright.compiler.choices import RULE
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.passes.layout_options import ESTIMATES
+from tilewright.compiler.passes.layouts import Assignment
+from tilewright.compiler.placement import Placement
+from tilewright.compiler.workload import Workload
+from tilewright.tuner.graph.planner import Planner, operations
+from tilewright.tuner.graph.times import MeasuredCosts, kind_of, relayout, without_halos
 
 
 def products(rig: Rig) -> list[Workload]:

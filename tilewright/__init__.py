@@ -1,0 +1,97 @@
+"""Tilewright: faster, verified inference for ONNX models, tuned and proved on the device.
+
+    import tilewright
+
+    model = tilewright.compile_model("model.onnx")
+    (scores,) = model.run({"image": image})
+
+A name is imported when it is first used: a device that runs artifacts has numpy and nothing else.
+The folders `compiler`, `tuner`, `db` and `service` beside this file are links to those at the top
+of the repository; a wheel holds them as folders.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.compiler.compiling import compile_model
+    from tilewright.compiler.errors import (
+        ArtifactError,
+        CompilerError,
+        InvalidArgumentError,
+        InvalidInputError,
+        InvalidModelError,
+        OutOfMemoryError,
+        ScheduleError,
+        UnknownTargetError,
+        UnsupportedOperatorError,
+    )
+    from tilewright.compiler.ort.session import InferenceSession
+    from tilewright.compiler.runtime.artifact import load_artifact
+    from tilewright.compiler.runtime.pool import bind_workers
+    from tilewright.compiler.torch.backend import tilewright as torch_backend
+    from tilewright.service.client import AsyncClient, Client
+
+    __version__: str
+
+__all__ = [
+    "ArtifactError",
+    "AsyncClient",
+    "Client",
+    "CompilerError",
+    "InferenceSession",
+    "InvalidArgumentError",
+    "InvalidInputError",
+    "InvalidModelError",
+    "OutOfMemoryError",
+    "ScheduleError",
+    "UnknownTargetError",
+    "UnsupportedOperatorError",
+    "__version__",
+    "bind_workers",
+    "compile_model",
+    "load_artifact",
+    "torch_backend",
+]
+
+# Where a name is, and the extra that has what its module imports.
+_PLACES = {
+    "AsyncClient": ("service.client", "service"),
+    "Client": ("service.client", "service"),
+    "InferenceSession": ("compiler.ort.session", "compiler"),
+    "bind_workers": ("compiler.runtime.pool", ""),
+    "compile_model": ("compiler.compiling", "compiler"),
+    "load_artifact": ("compiler.runtime.artifact", ""),
+    "torch_backend": ("compiler.torch.backend", "torch"),
+}
+_OTHER_NAMES = {"torch_backend": "tilewright"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from tilewright.compiler.package import package_version
+
+        value: Any = package_version()
+    elif name in __all__:
+        module, extra = _PLACES.get(name, ("compiler.errors", ""))
+        try:
+            found = import_module(f"tilewright.{module}")
+        except ModuleNotFoundError as error:
+            if not extra or (error.name or "").startswith("tilewright."):
+                raise
+            raise ModuleNotFoundError(
+                f"tilewright.{name} needs the package '{error.name}': "
+                f"pip install 'tilewright[{extra}]' has it",
+                name=error.name,
+            ) from error
+        value = getattr(found, _OTHER_NAMES.get(name, name))
+    else:
+        raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
