@@ -179,6 +179,10 @@ class Clean:
     def __init__(self, folder: Path, python: str) -> None:
         _run([python, "-m", "venv", str(folder)])
         self._bin = folder / "bin"
+        self._here = folder / "here"
+        for name in ("compiler", "tuner", "db", "service"):
+            (self._here / name).mkdir(parents=True)
+            (self._here / name / "__init__.py").write_text("raise ImportError")
 
     def install(self, what: str) -> None:
         """Install a file, perhaps with extras. Raises ReleaseError."""
@@ -186,8 +190,11 @@ class Clean:
         _run([str(self._bin / "python"), "-m", "pip", "install", *quiet, what])
 
     def run(self, *command: str) -> None:
-        """Run a program of the environment, far from the sources. Raises ReleaseError."""
-        _run([str(self._bin / command[0]), *command[1:]], self._bin)
+        """Run a program of the environment, far from the sources. Raises ReleaseError.
+
+        It starts among packages of a user's own, with the names of this repository's folders.
+        """
+        _run([str(self._bin / command[0]), *command[1:]], self._here)
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> None:

@@ -14,12 +14,22 @@ from pathlib import Path
 from tilewright.service.client import Client, ClientError
 
 
+def own_folders(folder: Path) -> Path:
+    """A folder in which a user has packages named like the four folders of this repository."""
+    for name in ("compiler", "tuner", "db", "service"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise ImportError('a package of the user')")
+    return folder
+
+
 @contextmanager
 def served(folder: Path, database_url: str = "") -> Iterator[Client]:
     """`tilewright serve` with its own tuner, and one worker; a client of the owner.
 
-    Both processes end with 0, or the test fails with what they logged.
+    Both processes end with 0, or the test fails with what they logged. They start in a folder
+    with packages of a user's own, none of which they may import.
     """
+    here = own_folders(folder / "here")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,7 +45,8 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
 
     def start(*arguments: str) -> None:
         command = [python, "-m", *arguments]
-        running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        process = subprocess.Popen(command, env=environment, cwd=here, stdout=log, stderr=log)
+        running.append(process)
 
     try:
         start("tilewright.service.cli", "serve", "--port", str(port))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewright.service.api.schemas.jobs import JobView
+    from tilewright.service.api.schemas.models import ModelView
     from tilewright.service.client import Client, Job
 
 
@@ -108,7 +111,7 @@ def submit(
     _check_free(output)
     out = console(as_json)
     with connect(server, token) as client:
-        uploaded = client.upload(model)
+        uploaded = upload_model(client, model)
         job = client.submit(
             JobRequest(
                 model=uploaded.digest,
@@ -342,6 +345,37 @@ def _worker_id(client: Client, wanted: str) -> str:
     return found[0].id
 
 
+def upload_model(client: Client, path: Path) -> ModelView:
+    """Upload a model as one file: tensors that lie in files beside it are written into it.
+
+    Raises:
+        UserError: if these files cannot be read, or the whole is larger than a message may be.
+    """
+    if find_spec("onnx") is None:
+        return client.upload(path)
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from tilewright.compiler.frontend.tensors import external_files
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+        if not external_files(model):
+            return client.upload(path)
+    except DecodeError:
+        return client.upload(path)  # the service says what is wrong with it
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / path.name
+        try:
+            onnx.load_external_data_for_model(model, str(path.parent))
+            whole.write_bytes(model.SerializeToString())
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise UserError(
+                f"'{path}' and the files of its tensors make no one file: {error}"
+            ) from error
+        return client.upload(whole)
+
+
 def lookup(
     what: Annotated[str, typer.Argument(metavar="MODEL|KEY", help="ONNX file or workload key")],
     server: ServerOption = None,
@@ -370,7 +404,8 @@ def lookup(
         if is_key:
             wanted: dict[str, object] = {"workloads": [what]}
         else:
-            wanted = {"model": client.upload(existing_file(path)).digest, "dims": parse_ranges(dim)}
+            uploaded = upload_model(client, existing_file(path))
+            wanted = {"model": uploaded.digest, "dims": parse_ranges(dim)}
         found = client.lookup(
             LookupRequest.model_validate(
                 {

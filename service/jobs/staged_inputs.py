@@ -8,6 +8,7 @@ import numpy as np
 
 from tilewright.compiler.errors import CompilerError, InvalidInputError
 from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.ranges import default_range
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.service.jobs.given_inputs import GivenInputs
@@ -33,7 +34,9 @@ def staged_inputs(
         InvalidArgumentError: as `hinted_sizes` does.
         InvalidInputError: if the model fails for what was drawn, naming the inputs to give.
     """
-    for sizes in hinted_sizes(executable.ports, [*executable.ranges.values()], shares, ranges):
+    # a dimension of which nobody gave a range may have any size
+    open_ranges = [executable.ranges.get(n) or default_range(n) for n in executable.open]
+    for sizes in hinted_sizes(executable.ports, open_ranges, shares, ranges):
         texts = executable.texts_at(sizes)
         drawn = given.draw(executable.inputs_at(sizes))
         inputs = {**drawn, **{name: np.full(shape, "") for name, shape in texts.items()}}

@@ -172,6 +172,16 @@ def test_drawn_inputs_that_a_model_refuses_are_named(
         list(staged_inputs(made, NONE_GIVEN))
 
 
+def test_a_dimension_without_a_range_has_a_hint() -> None:
+    proto = chosen_rows()
+    for port in proto.graph.input:
+        port.type.tensor_type.shape.dim[0].dim_param = "rows"
+    made = compile_model(proto)
+    assert isinstance(made, StagedExecutable) and made.open == ("rows",)
+    ((sizes, inputs),) = staged_inputs(made, NONE_GIVEN)
+    assert sizes["rows"] == len(inputs["x"]) == len(inputs["mark"]) > 1
+
+
 def test_sizes_that_nobody_foresaw_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="no program serves what the data"):
         plan_programs(ModelRequest(computed_shapes().SerializeToString()), {})

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.unit.service.api_calls import onnx_bytes
@@ -219,3 +220,18 @@ def test_a_model_nobody_tuned_is_looked_up(
     assert "0 of 1" in capsys.readouterr().out
     assert run_cli(["lookup", str(tmp_path / "none.onnx")]) == 1
     assert "none.onnx" in capsys.readouterr().err
+
+
+def test_a_model_with_tensors_in_files_beside_it_is_uploaded_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.load_from_string(onnx_bytes())
+    path = tmp_path / "model.onnx"
+    data = {"location": "weights.bin", "size_threshold": 0, "convert_attribute": True}
+    onnx.save_model(model, path, save_as_external_data=True, **data)
+    assert (tmp_path / "weights.bin").stat().st_size > 0
+    assert run_cli(["lookup", str(path)]) == 0
+    assert "known for target" in capsys.readouterr().out
+    (tmp_path / "weights.bin").unlink()
+    assert run_cli(["lookup", str(path)]) == 1
+    assert "weights.bin" in capsys.readouterr().err
