@@ -128,15 +128,16 @@ def _processor_seconds() -> float:
 
 def included() -> list[str]:
     """The files whose lines are recorded. As `source`, all of them would be looked at each time."""
-    return [str(Path(name).resolve() / "*") for name in PACKAGES if Path(name).exists()]
+    return [str(Path("tilewright", name).absolute() / "*") for name in PACKAGES]
 
 
 def lines_by_context(data: coverage.CoverageData) -> dict[str, dict[str, set[int]]]:
     """The lines that ran, by context and by path from the root."""
-    root = Path.cwd()
+    root = Path.cwd().resolve()
     found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for file in data.measured_files():
-        path = Path(file).relative_to(root).as_posix()
+        # modules are imported through the links in tilewright/
+        path = Path(file).resolve().relative_to(root).as_posix()
         for line, contexts in data.contexts_by_lineno(file).items():
             for context in contexts:
                 found[context][path].add(line)

@@ -291,7 +291,9 @@ def _end_descendants() -> None:
 
 
 def _imported(file: str) -> bool:
-    return any(getattr(module, "__file__", None) == file for module in list(sys.modules.values()))
+    resolved = str(Path(file).resolve())  # modules are imported through the links in tilewright/
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return any(file and str(Path(file).resolve()) == resolved for file in files)
 
 
 def _options() -> tuple[str, ...]:

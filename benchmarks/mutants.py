@@ -163,7 +163,10 @@ def copied() -> Iterator[Path]:
     names += [p.relative_to(ROOT) for p in (ROOT / "compiler" / "runtime").glob("*.so")]
     with tempfile.TemporaryDirectory(prefix="tilewright-mutants-") as folder:
         for name in names:
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_symlink():
+                (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+                (Path(folder) / name).symlink_to((ROOT / name).readlink())
+            elif (ROOT / name).is_file():
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, Path(folder) / name)
         yield Path(folder)

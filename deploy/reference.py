@@ -387,7 +387,7 @@ def python() -> str:
     from tilewright.service.jobs.known_model import KnownModel
 
     blocks = ["## tilewright", prose(tilewright.__doc__)]
-    blocks += _members(tilewright, ("compile_model", "load_artifact", "bind_workers"))
+    blocks += _members(tilewright, ("compile_model", "load_artifact", "tune", "bind_workers"))
     blocks += _class("Executable", Executable)
     blocks += _class("Session", Session)
     blocks += ["### Errors", _errors(tilewright)]

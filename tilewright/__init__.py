@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.pool import bind_workers
     from tilewright.compiler.torch.backend import tilewright as torch_backend
     from tilewright.service.client import AsyncClient, Client
+    from tilewright.service.local_tuning import tune
 
     __version__: str
 
@@ -54,6 +55,7 @@ __all__ = [
     "compile_model",
     "load_artifact",
     "torch_backend",
+    "tune",
 ]
 
 # Where a name is, and the extra that has what its module imports.
@@ -65,6 +67,7 @@ _PLACES = {
     "compile_model": ("compiler.compiling", "compiler"),
     "load_artifact": ("compiler.runtime.artifact", ""),
     "torch_backend": ("compiler.torch.backend", "torch"),
+    "tune": ("service.local_tuning", "all"),
 }
 _OTHER_NAMES = {"torch_backend": "tilewright"}
 

@@ -354,21 +354,21 @@ def upload_model(client: Client, path: Path) -> ModelView:
     if find_spec("onnx") is None:
         return client.upload(path)
     import onnx
-    from google.protobuf.message import DecodeError
 
+    from tilewright.compiler.errors import InvalidModelError
+    from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.frontend.tensors import external_files
 
     try:
-        model = onnx.load(path, load_external_data=False)
-        if not external_files(model):
-            return client.upload(path)
-    except DecodeError:
-        return client.upload(path)  # the service says what is wrong with it
+        apart = external_files(read_model(path).proto)
+    except InvalidModelError:
+        apart = ()  # the service says what is wrong with it
+    if not apart:
+        return client.upload(path)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / path.name
         try:
-            onnx.load_external_data_for_model(model, str(path.parent))
-            whole.write_bytes(model.SerializeToString())
+            whole.write_bytes(onnx.load(path).SerializeToString())
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise UserError(
                 f"'{path}' and the files of its tensors make no one file: {error}"

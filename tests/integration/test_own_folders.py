@@ -31,14 +31,21 @@ def ran(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_model_is_tuned_and_run_there(tmp_path: Path) -> None:
+TUNE = """
+import numpy as np, tilewright
+tuned = tilewright.tune("../model.onnx", "../artifact", trials=2)
+inputs = {"x": np.ones((3, 4), np.float32)}
+(found,), (expected,) = tuned.run(inputs), tilewright.compile_model("../model.onnx").run(inputs)
+assert np.allclose(found, expected, rtol=1e-5)
+"""
+
+
+def test_a_model_is_tuned_compiled_and_run_there(tmp_path: Path) -> None:
     here = own_folders(tmp_path / "here")
     (tmp_path / "model.onnx").write_bytes(onnx_bytes())
-    cli = ("-m", "tilewright.service.cli")
-    arguments = ("tune", "../model.onnx", "--trials", "2", "-o", "../artifact")
-    assert "artifact" in ran(here, *cli, *arguments)
-    load = "import tilewright; print(tilewright.load_artifact('../artifact').output_names)"
-    assert "(" in ran(here, "-c", load)
+    ran(here, "-c", TUNE)
+    arguments = ("compile", "../model.onnx", "-o", "../compiled")
+    assert "1 of 4 workloads known" in ran(here, "-m", "tilewright.service.cli", *arguments)
 
 
 def test_the_backend_of_torch_is_found_there(tmp_path: Path) -> None:

@@ -127,6 +127,6 @@ def test_sources_are_of_the_stated_version(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_fails_in_a_new_environment_is_told(tmp_path: Path) -> None:
     clean = object.__new__(Clean)
-    clean._bin = Path(sys.executable).parent
+    clean._bin, clean._here = Path(sys.executable).parent, tmp_path
     with pytest.raises(ReleaseError, match=r"(?s)ended with 1.*no such thing"):
         clean.run("python", "-c", "raise SystemExit('no such thing')")

@@ -42,7 +42,9 @@ def test_a_moment_is_reached_when_its_work_is_done() -> None:
 
 def test_children_of_jobs_are_told_from_others(tmp_path: Path) -> None:
     code = "import time; time.sleep(60)"
-    ours = subprocess.Popen([sys.executable, "-c", f"# compiler.process.bounded\n{code}"])
+    ours = subprocess.Popen(
+        [sys.executable, "-c", f"# tilewright.compiler.process.bounded\n{code}"]
+    )
     other = subprocess.Popen([sys.executable, "-c", code])
     try:
         seen = waited(lambda: children_of_jobs(os.getpid()) == [ours.pid], 10.0)

@@ -104,6 +104,10 @@ def project(tmp_path: Path) -> Path:
         path = tmp_path / "project" / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
+    package = tmp_path / "project" / "tilewright"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "compiler").symlink_to("../compiler")
     return tmp_path / "project"
 
 

@@ -97,7 +97,8 @@ def test_the_command_has_the_options(tmp_path: Path) -> None:
 
 
 def test_the_tuning_process_is_settled_as_the_command_is() -> None:
-    child = "import gc, service.cli; service.cli.run = lambda _: gc.get_threshold()[0] - YOUNG"
+    child = "import gc; from tilewright.service import cli; "
+    child += "cli.run = lambda _: gc.get_threshold()[0] - YOUNG"
     child = f"from tilewright.compiler.process import YOUNG_OBJECTS as YOUNG; {child}"
     child += "; import sys; from tilewright.service.tuning_child import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", child, str(os.getpid()), "folder", "tune", "m.onnx"]

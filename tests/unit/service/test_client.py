@@ -267,7 +267,7 @@ def test_typescript_is_made_of_the_description() -> None:
 
 def test_the_client_imports_no_compiler_and_no_database() -> None:
     heavy = ("llvmlite", "onnx", "sqlalchemy", "uvicorn", "rich")
-    code = f"import sys, service.client; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, tilewright.service.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -230,7 +230,9 @@ def test_a_body_is_taken_up_to_its_limits(kind: type[RequestBody]) -> None:
 
 
 def test_every_body_is_here() -> None:
-    ours = {k for k in RequestBody.__subclasses__() if k.__module__.startswith("service.")}
+    ours = {
+        k for k in RequestBody.__subclasses__() if k.__module__.startswith("tilewright.service.")
+    }
     assert ours == set(BODIES)
 
 

@@ -78,7 +78,7 @@ class Child:
     """Stands for a process; `status` is None while it lives."""
 
     def __init__(self, command: list[str], status: int | None, told: queue.Queue[str]) -> None:
-        assert command[1:] == ["-m", "tilewright.service.cli", "tuner", "--with-parent"]
+        assert command[1:] == ["-P", "-m", "tilewright.service.cli", "tuner", "--with-parent"]
         self.returncode, self._told = status, told
 
     def poll(self) -> int | None:
