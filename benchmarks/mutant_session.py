@@ -127,7 +127,7 @@ class Warm:
         pairs: list[list[Pair]] = []
         if request.path:
             path = Path(request.path)
-            file = str(path.resolve())
+            file = as_imported(path)
             differing = differing_functions(path.read_text(), request.text, file)
             if _imported(file):
                 if differing is None or not all(map(self._functions.has, differing)):
@@ -185,6 +185,11 @@ def fresh(request: Request) -> Reply:
     return mutated(request, work)
 
 
+def as_imported(path: Path) -> str:
+    """A source file as Python names it: modules are imported through the links in tilewright/."""
+    return str(Path("tilewright", path).absolute())
+
+
 def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
     """Work in a fork while the request's file is the mutant, and put it back."""
     if not request.path:
@@ -192,7 +197,7 @@ def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> R
     path = Path(request.path)
     original = path.read_bytes()
     # Compiled code is judged by size and whole seconds: a mutant's must be neither read nor kept.
-    Path(cache_from_source(str(path.resolve()))).unlink(missing_ok=True)
+    Path(cache_from_source(as_imported(path))).unlink(missing_ok=True)
     try:
         path.write_text(request.text)
         return _forked(request, work)
@@ -291,9 +296,7 @@ def _end_descendants() -> None:
 
 
 def _imported(file: str) -> bool:
-    resolved = str(Path(file).resolve())  # modules are imported through the links in tilewright/
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return any(file and str(Path(file).resolve()) == resolved for file in files)
+    return any(getattr(module, "__file__", None) == file for module in list(sys.modules.values()))
 
 
 def _options() -> tuple[str, ...]:

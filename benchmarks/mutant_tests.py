@@ -157,7 +157,8 @@ class Recordings:
         files = {
             file
             for file in self._files
-            if file.endswith(".py") and f"from {name} import" in (self._root / file).read_text()
+            if file.endswith(".py")
+            and f"from tilewright.{name} import" in (self._root / file).read_text()
         }
         return self._of_file(*files)
 
