@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -35,7 +35,8 @@ from tilewright.service.cli import (
     top,
     tuning,
 )
-from tilewright.service.cli.terminal import complain
+from tilewright.service.cli.single import refuse_repeats
+from tilewright.service.cli.terminal import complain, say
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -45,6 +46,7 @@ app = typer.Typer(
     help="A search-based auto-tuning compiler service for ONNX models.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 GROUPS = (
     doctor,
@@ -69,6 +71,27 @@ GROUPS = (
 )
 for group in GROUPS:
     group.add_to(app)
+refuse_repeats(app)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from tilewright.compiler.package import package_version
+
+        say(f"tilewright {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_each_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-v", callback=_tell_version, is_eager=True, help="Print the version"
+        ),
+    ] = False,
+) -> None:
+    """The options of the program itself, without a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -32,7 +32,7 @@ def devices(
 ) -> None:
     """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`).
 
-    Example: tilewright devices --server http://server:8000
+    Example: tilewright devices --server http://server:8080
     """
     from tilewright.compiler.detection import named_device
     from tilewright.compiler.errors import UnknownTargetError

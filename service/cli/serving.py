@@ -266,7 +266,7 @@ def worker(
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
 
-    Example: tilewright worker --server http://server:8000 --token-file token
+    Example: tilewright worker --server http://server:8080 --token-file token
     """
     from tilewright.service.worker.process import main
 

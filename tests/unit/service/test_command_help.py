@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ import click
 import pytest
 import typer.main
 
-from tilewright.service.cli import app
+from tilewright.compiler.package import package_version
+from tilewright.service.cli import app, run
+from tilewright.service.settings import Settings
 
 WITHOUT_JSON = {"serve", "tuner", "worker", "records export"}
 """They stay, or write lines of JSON anyway."""
@@ -54,3 +57,41 @@ def test_it_has_an_example_that_it_takes(words: str) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_it_has_json(words: str) -> None:
     assert ("--json" in options(COMMANDS[words])) == (words not in WITHOUT_JSON)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_its_example_has_the_port_that_a_service_has(words: str) -> None:
+    default = Settings.model_fields["port"].default
+    assert set(re.findall(r"https?://[^/ ]+:(\d+)", COMMANDS[words].help or "")) <= {f"{default}"}
+
+
+@pytest.mark.parametrize("given", [["-v"], ["--version"], ["--version", "tune"]])
+def test_the_program_tells_its_version(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(given) == 0
+    assert capsys.readouterr().out == f"tilewright {package_version()}\n"
+
+
+@pytest.mark.parametrize("given", [["-h"], ["tune", "-h"], ["workers", "-h"]])
+def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(given) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: tilewright {given[0].strip('-h')}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["tune", "m", "--target", "host", "--target", "board"],
+        ["workers", "drain", "w", "--token", "s", "--token=s"],
+    ],
+)
+def test_an_option_with_one_value_is_not_given_twice(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(given) == 2
+    assert capsys.readouterr().err.endswith(" is given 2 times, and takes one value\n")
+
+
+def test_a_command_keeps_its_own_v() -> None:
+    assert "-v" in {option for each in COMMANDS["tune"].params for option in each.opts}
