@@ -8,6 +8,7 @@ device.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -326,8 +327,10 @@ def resolve_target(name: str) -> Target:
     elif base in (known := known_targets()):
         target = known[base]
     else:
+        near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise UnknownTargetError(
-            f"unknown target '{base}', known are host, {', '.join(sorted(known))}"
+            f"unknown target '{base}': {hint}`tilewright targets` lists all {len(known)}"
         )
     if not colon:
         return target

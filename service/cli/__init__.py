@@ -32,6 +32,7 @@ from tilewright.service.cli import (
     remote,
     replaying,
     serving,
+    targets,
     top,
     tuning,
 )
@@ -56,6 +57,7 @@ GROUPS = (
     profiling,
     plans,
     operators,
+    targets,
     tuning,
     replaying,
     quantizing,

@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
 TargetOption = Annotated[
-    str, typer.Option("--target", help="'host', a target's name, or NAME:BITS for its vectors")
+    str, typer.Option("--target", help="'host', a name of `tilewright targets`, or NAME:BITS")
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")

@@ -263,8 +263,16 @@ def worker(
     cores: Annotated[
         str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what is wrong with this device, and end")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings of --check as JSON")
+    ] = False,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
+
+    With --check, say what is wrong with this device and what to type; that needs no service.
 
     Example: tilewright worker --server http://server:8080 --token-file token
     """
@@ -272,7 +280,8 @@ def worker(
 
     settings = load_settings()
     arguments = ["--server", server or settings.server]
-    if token_file is None and token is None:
+    arguments += ["--check"] * check + ["--json"] * as_json
+    if token_file is None and token is None and not check:
         from tilewright.service.embedded import client_token
 
         token = client_token(settings)

@@ -16,8 +16,9 @@ class SingleValues(TyperCommand):
         """Parse the arguments. Raises UsageError."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
-            single = isinstance(option, TyperOption) and not option.multiple
-            if single and count > 1 and not option.is_flag and not ctx.resilient_parsing:
+            if not isinstance(option, TyperOption) or option.multiple or option.is_flag:
+                continue
+            if count > 1 and not ctx.resilient_parsing:
                 ctx.fail(f"{option.opts[0]} is given {count} times, and takes one value")
         return super().parse_args(ctx, args)
 

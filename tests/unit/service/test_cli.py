@@ -22,6 +22,7 @@ from tests.unit.service.command_line import data_folder, expected, inputs, model
 from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.choices import GraphChoice
 from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.target import host_target, known_targets
 from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service import cli
 from tilewright.service.api.schemas.jobs import TaskView
@@ -33,6 +34,8 @@ from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.units import milliseconds
+from tilewright.service.worker import process
+from tilewright.service.worker.check import DeviceFinding, Grade
 from tilewright.tuner.graph.search import Decision, Tried
 
 __all__ = ["data_folder", "inputs", "model"]  # fixtures
@@ -506,6 +509,37 @@ def test_a_user_without_a_name_or_number_is_unknown(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(getpass, "getuser", getuser)
     monkeypatch.delattr(os, "getuid")
     assert _who_runs_this() == f"unknown@{platform.node()}"
+
+
+def test_targets_are_listed_with_the_one_that_this_machine_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("targets", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    by_name = {one["name"]: one for one in told["targets"]}
+    assert by_name.keys() == known_targets().keys()
+    assert told["host"]["name"] == host_target().name
+    here = told["host"]["described"]
+    assert by_name[here]["runs_here"] and not by_name["wasm32"]["runs_here"]
+    assert by_name[here]["key"] == known_targets()[here].key
+    assert run("targets") == 0
+    text = capsys.readouterr().out
+    (marked,) = [line for line in text.splitlines() if line.rstrip().endswith("this machine")]
+    assert marked.split()[0] == here
+    assert f"host: {host_target().name}; {told['host']['reason']}\n" in text
+
+
+def test_a_worker_is_checked_under_both_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `tilewright-worker --check`: without a service or a token."""
+    finding = DeviceFinding("clock", Grade.POOR, "slow", "type this")
+    monkeypatch.setattr(process, "check_device", lambda *_: [finding])
+    assert run("worker", "--check", "--json") == 3
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "clock"
+    with pytest.raises(SystemExit):
+        run("worker", "--json")
+    assert "--json goes with --check" in capsys.readouterr().err
 
 
 def test_compile_keeps_to_the_weight_limit(

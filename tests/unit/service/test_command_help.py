@@ -14,7 +14,7 @@ from tilewright.compiler.package import package_version
 from tilewright.service.cli import app, run
 from tilewright.service.settings import Settings
 
-WITHOUT_JSON = {"serve", "tuner", "worker", "records export"}
+WITHOUT_JSON = {"serve", "tuner", "records export"}
 """They stay, or write lines of JSON anyway."""
 
 

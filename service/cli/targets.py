@@ -1,0 +1,81 @@
+"""`tilewright targets`: what code can be generated for, and which targets this machine runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tilewright.service.cli.common import JsonOption
+from tilewright.service.cli.terminal import console, say_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from rich.table import Table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(targets)
+
+
+def targets(as_json: JsonOption = False) -> None:
+    """List the targets that --target names, and say which one this machine is ('host').
+
+    Example: tilewright targets --json
+    """
+    from tilewright.compiler.detection import best_target, can_run, named_device
+    from tilewright.compiler.errors import UnknownTargetError
+    from tilewright.compiler.target import host_target, known_targets
+
+    facts = named_device()
+    listed = [
+        {
+            "name": target.name,
+            "arch": target.arch,
+            "cpu": target.cpu,
+            "vector_bits": target.vector_bits,
+            "vector_registers": target.vector_registers,
+            "runs_here": can_run(target, facts),
+            "key": target.key,
+        }
+        for target in known_targets().values()
+    ]
+    try:
+        host = host_target().name
+        described, reason = best_target(facts)
+        here = {"name": host, "described": described.name, "reason": reason}
+    except UnknownTargetError as error:
+        here = {"name": "", "described": "", "reason": str(error)}
+    if as_json:
+        say_json({"host": here, "targets": listed})
+        return
+    out = console()
+    out.print(_table(listed, here["described"]))
+    out.print()
+    for line in (
+        f"host: {here['name'] or 'no target'}; {here['reason']}",
+        "NAME:BITS is a target with narrower vectors, such as host:128; for `submit` and `lookup`, "
+        "the name of a worker is the best target that it runs",
+    ):
+        out.print(line, soft_wrap=True, markup=False)
+
+
+def _table(listed: Sequence[dict[str, Any]], here: str) -> Table:
+    """One row per target; the one that describes this machine is marked."""
+    from tilewright.service.cli.view import make_table
+
+    table = make_table("<target", "<architecture", "<CPU", "vector bits", "registers", "<here")
+    for one in listed:
+        runs = "this machine" if one["name"] == here else "runs" if one["runs_here"] else ""
+        table.add_row(
+            one["name"],
+            one["arch"],
+            one["cpu"],
+            str(one["vector_bits"]),
+            str(one["vector_registers"]),
+            runs,
+        )
+    return table
