@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,22 +24,21 @@ from tilewright.service.cli.common import (
     parse_dims,
     parse_ranges,
 )
+from tilewright.service.cli.feeds import Feed, feeds_of
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
 from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
 from tilewright.service.cli.on_device import OnOption, device_for
-from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.units import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table
 
-    from tilewright.compiler.hinted_ranges import Shares
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.runtime.stages import StagedExecutable
-    from tilewright.service.jobs.given_inputs import GivenInputs
 
 
 class Peer(StrEnum):
@@ -84,7 +83,6 @@ def bench(
     """
     from tilewright.compiler.errors import InvalidInputError
     from tilewright.compiler.hinted_ranges import hinted_shares
-    from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.service.jobs.drawn_choices import with_inputs
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.stage_planning import plan_first_program
@@ -108,15 +106,9 @@ def bench(
         raise UserError(f"'{model}' is an artifact: --onnx says which model the samples are for")
     dims = {name: [size] for name, size in ranges.items()}
     given = given_inputs(source or model, samples, value, dims)
-    shares = hinted_shares(dims)
     sampled = {} if model.is_dir() else sampled_hints(model, given, dims)
     with opened(model, threads, numerics, precision, {**sampled, **ranges}) as (executable, known):
-        if given.samples:
-            feeds = [Feed(_shapes_text(each), each) for each in given.of_each_size()]
-        else:
-            feeds = _feeds(executable, shares, ranges, given)
-        if not feeds and isinstance(executable, SizedExecutable):
-            feeds = _feeds_at_hints(executable, model, ranges, given)
+        feeds = feeds_of(executable, model, hinted_shares(dims), ranges, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         try:
             turns = _Turns(threads, rounds or 5, seconds or 0.5)
@@ -134,80 +126,6 @@ def bench(
         if error is not None:
             out.print(f"largest error, relative to the largest output: {error:.1e}")
         tell_served(known)
-
-
-def _feeds_at_hints(
-    executable: SizedExecutable,
-    model: Path,
-    ranges: Mapping[str, int | str],
-    given: GivenInputs,
-) -> list[Feed]:
-    """Seeded inputs at the hints of a model of which no program serves a range."""
-    from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.service.jobs.planning import ModelRequest, plan_sizes
-
-    dims = {name: (size,) for name, size in ranges.items()}
-    found = []
-    for planned in plan_sizes(ModelRequest(model), dims):
-        for note in planned.notes:
-            complain(note)
-        at = planned.request.dims or {}
-        sizes = {name: at[name] for name in executable.open}
-        inputs = given.draw(executable.executable(sizes).inputs)
-        found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
-    return found
-
-
-def _feeds(
-    executable: Executable | SizedExecutable | StagedExecutable,
-    shares: Shares,
-    ranges: Collection[str],
-    given: GivenInputs,
-) -> list[Feed]:
-    """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
-    artifact has programs of their own for. None if no program serves a range."""
-    from tilewright.compiler.runtime.executable import Executable
-    from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
-    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
-
-    if isinstance(executable, Executable):
-        stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
-        return [Feed("", given.draw(executable.inputs))]
-    if not isinstance(executable, SizedExecutable):
-        complain(f"warning: {DRAWN}")
-        return [
-            Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)
-            for sizes, inputs in staged_inputs(executable, given, shares, ranges)
-        ]
-    ranged = executable.ranged
-    found = []
-    if ranged is None and executable.served:
-        stated_sizes((), shares)
-    if ranged is not None:
-        for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, ranges):
-            inputs = given.draw(ranged.program.at(sizes).inputs)
-            found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
-    return found + [
-        Feed(sizes_text(sizes), given.draw(executable.executable(dict(sizes)).inputs))
-        for sizes in executable.served or ()
-    ]
-
-
-def _shapes_text(arrays: Mapping[str, Any]) -> str:
-    """`ids 1x12, mask 1x12`."""
-    return ", ".join(
-        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in arrays.items()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Inputs by name, and the sizes that they have as text; "" where all are fixed."""
-
-    sizes: str
-    arrays: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from tilewright.service.cli.common import (
     parse_ranges,
     parse_sizes,
 )
-from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -318,27 +318,36 @@ def _written_for_c(
 
 def run(
     model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
-    inputs: Annotated[Path, typer.Option("--inputs", help="Input arrays by name (.npz)")],
-    outputs: Annotated[Path, typer.Option("--outputs", help="Where to write the outputs (.npz)")],
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", help="Input arrays by name (.npz); random ones if not given"),
+    ] = None,
+    outputs: Annotated[
+        Path | None, typer.Option("--outputs", help="Where to write the outputs (.npz)")
+    ] = None,
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     precision: PrecisionOption = Precision.FLOAT32,
     dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a model, or an artifact, on arrays from a file.
+    """Run a model, or an artifact, on arrays from a file; without a file, on random ones.
 
     Example: tilewright run artifact --inputs in.npz --outputs out.npz
     """
     from tilewright.service.arrays import save_arrays
 
-    _check_place(outputs)  # now, and not when the results are there
-    arrays = _load_arrays(inputs)
-    with opened(model, threads, numerics, precision, parse_ranges(dim)) as (executable, known):
+    if outputs is not None:
+        _check_place(outputs)  # now, and not when the results are there
+    given = None if inputs is None else _load_arrays(inputs)
+    ranges = parse_ranges(dim)
+    with opened(model, threads, numerics, precision, ranges) as (executable, known):
+        arrays = given if given is not None else _random_arrays(executable, model, ranges)
         names = executable.output_names
         found = zip(names, executable.run(arrays), strict=True)
         results = dict(pair for name, array in found for pair in _storable(name, array, names))
-    save_arrays(outputs, results.items())
+    if outputs is not None:
+        save_arrays(outputs, results.items())
     if as_json:
         shapes = {n: {"type": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
         say_json({"outputs": shapes, "served": known_facts(known)})
@@ -347,6 +356,23 @@ def run(
     for name, array in results.items():
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
     tell_served(known)
+
+
+def _random_arrays(
+    executable: Executable | SizedExecutable | StagedExecutable,
+    model: Path,
+    ranges: Mapping[str, int | str],
+) -> Mapping[str, Any]:
+    """Random inputs of the first size that `bench` would time; standard error says so."""
+    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.service.cli.feeds import feeds_of
+    from tilewright.service.jobs.given_inputs import NONE_GIVEN
+
+    shares = hinted_shares({name: [size] for name, size in ranges.items()})
+    feed = feeds_of(executable, model, shares, ranges, NONE_GIVEN)[0]
+    at = f" at {feed.sizes}" if feed.sizes else ""
+    complain(f"the inputs are random{at}: --inputs FILE.npz gives real ones")
+    return feed.arrays
 
 
 def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str, Any]]:

@@ -362,6 +362,24 @@ def test_run_takes_a_range(
     assert "dimension 0 ('batch') is 2, expected 4..8" in capsys.readouterr().err
 
 
+def test_run_without_inputs_says_that_they_are_random(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, again = tmp_path / "a.npz", tmp_path / "b.npz"
+    assert run("run", model, "--dim", "batch=1..8@3", "--outputs", out) == 0
+    told = capsys.readouterr()
+    said = "the inputs are random at batch=3: --inputs FILE.npz gives real ones\n"
+    assert told.err == said and "y: float32 (3, 4)\n" in told.out
+    assert run("compile", model, "--dim", "batch=3", "-o", tmp_path / "artifact") == 0
+    assert run("run", tmp_path / "artifact", "--outputs", again) == 0
+    # the same inputs, but two programs, which add up four products in other orders
+    np.testing.assert_allclose(np.load(out)["y"], np.load(again)["y"], rtol=1e-5)
+    assert np.load(out)["y"].any(), "the inputs are not zeros, and the same each time"
+    assert "the inputs are random: --inputs" in capsys.readouterr().err
+    assert run("run", tmp_path / "artifact", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["outputs"]["y"]["shape"] == [3, 4]
+
+
 def test_a_token_is_made_with_its_scopes(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,117 @@
+"""Inputs that a command runs a model on: samples, or random arrays of each size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilewright.service.cli.terminal import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from tilewright.compiler.hinted_ranges import Shares
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.service.jobs.given_inputs import GivenInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Inputs by name, and the sizes that they have as text; "" if all are fixed."""
+
+    sizes: str
+    arrays: Mapping[str, Any]
+
+
+def feeds_of(
+    executable: Executable | SizedExecutable | StagedExecutable,
+    model: Path,
+    shares: Shares,
+    ranges: Mapping[str, int | str],
+    given: GivenInputs,
+) -> list[Feed]:
+    """The samples, one of each size; or random inputs with a fixed seed, of each size that `shares`
+    and `ranges` state, that the model hints, or that an artifact has a program for.
+
+    Args:
+        executable: what `model`, an ONNX file or an artifact, was loaded or compiled to.
+        shares, ranges: of --dim.
+        given: samples, and the values that fill random inputs.
+    """
+    from tilewright.compiler.runtime.sized import SizedExecutable
+
+    if given.samples:
+        return [Feed(_shapes_text(each), each) for each in given.of_each_size()]
+    feeds = _feeds(executable, shares, ranges, given)
+    if not feeds and isinstance(executable, SizedExecutable):
+        return _feeds_at_hints(executable, model, ranges, given)
+    return feeds
+
+
+def _feeds_at_hints(
+    executable: SizedExecutable,
+    model: Path,
+    ranges: Mapping[str, int | str],
+    given: GivenInputs,
+) -> list[Feed]:
+    """Seeded inputs at the hints of a model of which no program serves a range."""
+    from tilewright.compiler.runtime.ports import sizes_text
+    from tilewright.service.jobs.planning import ModelRequest, plan_sizes
+
+    dims = {name: (size,) for name, size in ranges.items()}
+    found = []
+    for planned in plan_sizes(ModelRequest(model), dims):
+        for note in planned.notes:
+            complain(note)
+        at = planned.request.dims or {}
+        sizes = {name: at[name] for name in executable.open}
+        inputs = given.draw(executable.executable(sizes).inputs)
+        found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
+    return found
+
+
+def _feeds(
+    executable: Executable | SizedExecutable | StagedExecutable,
+    shares: Shares,
+    ranges: Collection[str],
+    given: GivenInputs,
+) -> list[Feed]:
+    """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
+    artifact has programs of their own for. None if no program serves a range."""
+    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.ports import sizes_text
+    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
+    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
+
+    if isinstance(executable, Executable):
+        stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
+        return [Feed("", given.draw(executable.inputs))]
+    if not isinstance(executable, SizedExecutable):
+        complain(f"warning: {DRAWN}")
+        return [
+            Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)
+            for sizes, inputs in staged_inputs(executable, given, shares, ranges)
+        ]
+    ranged = executable.ranged
+    found = []
+    if ranged is None and executable.served:
+        stated_sizes((), shares)
+    if ranged is not None:
+        for sizes in hinted_sizes(executable.ports, ranged.dimensions, shares, ranges):
+            inputs = given.draw(ranged.program.at(sizes).inputs)
+            found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
+    return found + [
+        Feed(sizes_text(sizes), given.draw(executable.executable(dict(sizes)).inputs))
+        for sizes in executable.served or ()
+    ]
+
+
+def _shapes_text(arrays: Mapping[str, Any]) -> str:
+    """`ids 1x12, mask 1x12`."""
+    return ", ".join(
+        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in arrays.items()
+    )
