@@ -121,7 +121,7 @@ class Chaos:
         ports = {"web": free_port(), "web-slow": free_port()}
         proxy = FaultyProxy(free_port(), list(ports.values()), Faults(), plan.seed)
         self.proxy = stack.enter_context(proxy)
-        serve = ["tilewright.service.cli", "serve", "--no-tuner", "--port"]
+        serve = ["tilewright.service.cli", "serve", "--no-tuner", "--no-worker", "--port"]
         commands = {
             "web": ["-m", *serve, str(ports["web"])],
             "web-slow": [

@@ -165,6 +165,7 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
         "--port",
         str(port),
         "--no-tuner",
+        "--no-worker",
     ]
     environment = {**place.environment(), **BYTECODE, "PYTHONPATH": str(REPOSITORY)}
     with (folder / "serve.log").open("w") as log:

@@ -54,7 +54,15 @@ class ObservedService:
         token.touch(mode=0o600)
         token.write_text(self.storage.tokens.create(WORKER, [Scope.MEASURE])[0])
         commands = {
-            WEB: ["-m", "tilewright.service.cli", "serve", "--no-tuner", "--port", str(port)],
+            WEB: [
+                "-m",
+                "tilewright.service.cli",
+                "serve",
+                "--no-tuner",
+                "--no-worker",
+                "--port",
+                str(port),
+            ],
             TUNER: ["-m", "tilewright.service.cli", "tuner"],
             WORKER: [
                 *("-m", "tilewright.service.worker", "--server", url, "--name", WORKER),

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "-m",
                 "tilewright.service.cli",
                 "serve",
+                "--no-worker",
                 "--port",
                 url.split(":")[-1],
             ]

@@ -217,7 +217,9 @@ def _write_model(name: str, folder: Path, console: Console) -> Path:
 
 def _start_service(url: str, processes: Processes) -> None:
     host, port = url.removeprefix("http://").split(":")
-    processes.start("serve", tilewright("serve", "--no-tuner", "--host", host, "--port", port))
+    processes.start(
+        "serve", tilewright("serve", "--no-tuner", "--no-worker", "--host", host, "--port", port)
+    )
 
 
 def _start_tuning(url: str, folder: Path, processes: Processes) -> None:

@@ -24,10 +24,10 @@ def own_folders(folder: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, database_url: str = "") -> Iterator[Client]:
-    """`tilewright serve` with its own tuner, and one worker; a client of the owner.
+    """`tilewright serve` with its own tuner and worker; a client of the owner.
 
-    Both processes end with 0, or the test fails with what they logged. They start in a folder
-    with packages of a user's own, none of which they may import.
+    It ends with 0, or the test fails with what was logged. It starts in a folder with packages
+    of a user's own, none of which it may import.
     """
     here = own_folders(folder / "here")
     with socket.socket() as probe:
@@ -40,41 +40,28 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
         "TILEWRIGHT_DATABASE_URL": database_url,
         "TILEWRIGHT_BUILDERS": "1",
     }
-    python, running = sys.executable, []
     log = (folder / "log").open("wb")
-
-    def start(*arguments: str) -> None:
-        command = [python, "-m", *arguments]
-        process = subprocess.Popen(command, env=environment, cwd=here, stdout=log, stderr=log)
-        running.append(process)
-
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tilewright.service.cli", "serve", "--port", str(port)],
+        env=environment,
+        cwd=here,
+        stdout=log,
+        stderr=log,
+    )
     try:
-        start("tilewright.service.cli", "serve", "--port", str(port))
         ends = time.monotonic() + 60
         while True:
             try:
                 Client(url, "").health()
                 break
             except ClientError:
-                assert running[0].poll() is None, (folder / "log").read_text()
+                assert process.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < ends
                 time.sleep(0.05)
-        token_file = str(data / "token")
-        spool = str(folder / "spool")
-        start(
-            "tilewright.service.worker",
-            "--server",
-            url,
-            "--token-file",
-            token_file,
-            "--spool",
-            spool,
-        )
         with Client(url, (data / "token").read_text().strip()) as client:
             yield client
     finally:
-        for process in reversed(running):
-            process.terminate()
-        codes = [process.wait(30) for process in reversed(running)]
+        process.terminate()
+        status = process.wait(30)
         log.close()
-    assert codes == [0, 0], (folder / "log").read_text()
+    assert status == 0, (folder / "log").read_text()

@@ -40,6 +40,9 @@ def serve(
     no_tuner: Annotated[
         bool, typer.Option("--no-tuner", help="Start no tuner process of its own")
     ] = False,
+    no_worker: Annotated[
+        bool, typer.Option("--no-worker", help="Start no worker of its own on this machine")
+    ] = False,
     tls_certificate: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="PEM", help="Speak TLS with this")
     ] = None,
@@ -50,7 +53,9 @@ def serve(
         bool, typer.Option("--insecure", help="Listen to others without TLS: tokens pass in clear")
     ] = False,
 ) -> None:
-    """Serve the REST interface, with a tuner process beside it.
+    """Serve the REST interface, with a tuner process and a worker for this machine next to it.
+
+    With --tls-cert no worker is started: it could not check the certificate by a loopback address.
 
     Example: tilewright serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
@@ -80,9 +85,16 @@ def serve(
     port = sockets[0].getsockname()[1]
     storage = open_storage(settings)
     owner_token(settings, storage)
-    tuner_process = None if no_tuner else _start_tuner()
     url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
     complain(f"serving {url}/v1, the owner's token is in {settings.token_file}")
+    children = [] if no_tuner else [Supervised("tuner", [])]
+    if settings.tls_certificate is not None and not no_worker:
+        complain(
+            "no worker is started here, as a loopback address does not match the certificate: "
+            f"start one with `tilewright worker --server https://NAME:{port}`"
+        )
+    elif not no_worker:
+        children.append(Supervised("worker", _local_worker(settings, port)))
     app = create_app(settings, storage)
 
     class Server(uvicorn.Server):
@@ -96,13 +108,15 @@ def serve(
         server.should_exit = True
 
     # uvicorn raises the signal that ended it once more when it is down: without a handler the
-    # process would be gone before the tuner is stopped
+    # process would be gone before its children are stopped
     _on_signals(stop)
     try:
         server.run(sockets)
     finally:
-        if tuner_process is not None:
-            tuner_process.stop()
+        for child in children:
+            child.ask_to_end()
+        for child in children:
+            child.wait()
         storage.close()
     if not server.started:
         raise UserError(f"the service at {url} did not start; its log says why")
@@ -144,43 +158,81 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _TunerProcess:
-    """A tuner that is started again when it dies, until `stop`."""
+def _local_worker(settings: Settings, port: int) -> list[str]:
+    """Arguments of `tilewright worker` for the service that listens on this port, without TLS.
 
-    def __init__(self) -> None:
+    The worker's spool lies in the data folder, so that no other worker of this user shares it.
+    """
+    import ipaddress
+
+    host = settings.host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        if address.is_unspecified:
+            address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+        host = str(address) if address.version == 4 else f"[{address}]"
+    spool = settings.data_folder.absolute() / "worker"
+    return [
+        *("--server", f"http://{host}:{port}"),
+        *("--token-file", str(settings.token_file.absolute())),
+        *("--spool", str(spool)),
+    ]
+
+
+class Supervised:
+    """A command of this program in a child process, restarted when it dies.
+
+    Args:
+        command: `tuner` or `worker`.
+        arguments: its options.
+    """
+
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        self._command = command
+        self._arguments = arguments
         self._stopping = threading.Event()
         self._process = self._start()
-        self._thread = threading.Thread(target=self._watch, name="tuner-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=f"{command}-watch", daemon=True)
         self._thread.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # --with-parent: a tuner whose service was killed must not live on beside the next one
-        return subprocess.Popen([*run_module("service.cli"), "tuner", "--with-parent"])
+        # --with-parent: a child whose service was killed must not live on next to a new one
+        return subprocess.Popen(
+            [*run_module("service.cli"), self._command, "--with-parent", *self._arguments]
+        )
 
     def _watch(self) -> None:
         pause = 1.0
         while not self._stopping.wait(0.2):
             if self._process.poll() is not None:
-                complain(f"the tuner ended ({self._process.returncode})")
+                complain(f"the {self._command} ended ({self._process.returncode})")
                 if self._stopping.wait(pause):
                     return
                 pause = min(2 * pause, 30.0)
                 self._process = self._start()
 
-    def stop(self) -> None:
+    def ask_to_end(self) -> None:
+        """Stop restarting it, and terminate it."""
         self._stopping.set()
         self._thread.join()
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+
+    def wait(self) -> None:
+        """Return when it has ended; it is killed after STOP_SECONDS."""
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-def _start_tuner() -> _TunerProcess:
-    return _TunerProcess()
+WithParentOption = Annotated[
+    bool, typer.Option("--with-parent", hidden=True, help="End when the parent process ends")
+]
 
 
 def tuner(
@@ -190,9 +242,7 @@ def tuner(
             "--builders", help="Processes that compile, or a Dask scheduler: dask://HOST:PORT"
         ),
     ] = None,
-    with_parent: Annotated[
-        bool, typer.Option("--with-parent", hidden=True, help="End when the parent process ends")
-    ] = False,
+    with_parent: WithParentOption = False,
 ) -> None:
     """Take jobs from the database and tune; workers do the measuring.
 
@@ -269,6 +319,7 @@ def worker(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings of --check as JSON")
     ] = False,
+    with_parent: WithParentOption = False,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
 
@@ -295,6 +346,8 @@ def worker(
             arguments += [option, str(value)]
     for value in target or ():
         arguments += ["--target", value]
+    if with_parent:
+        _watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     if status := main(arguments):
         raise typer.Exit(status)
 

@@ -75,7 +75,15 @@ class KilledFleet(Fleet):
         self.url = f"http://127.0.0.1:{port}"
         self.settings = Settings(data_folder=folder / "data")
         commands = {
-            "web": ["-m", "tilewright.service.cli", "serve", "--no-tuner", "--port", str(port)],
+            "web": [
+                "-m",
+                "tilewright.service.cli",
+                "serve",
+                "--no-tuner",
+                "--no-worker",
+                "--port",
+                str(port),
+            ],
             "tuner": ["-m", "tilewright.service.cli", "tuner"],
             "worker": [
                 *("-m", "tilewright.service.worker", "--server", self.url),

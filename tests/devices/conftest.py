@@ -52,7 +52,16 @@ class Service:
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._start(
-            "serve", [sys.executable, "-m", "tilewright.service.cli", "serve", "--port", str(port)]
+            "serve",
+            [
+                sys.executable,
+                "-m",
+                "tilewright.service.cli",
+                "serve",
+                "--no-worker",
+                "--port",
+                str(port),
+            ],
         )
         self._until(self._answers, "serve")
 

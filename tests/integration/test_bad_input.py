@@ -303,7 +303,7 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
     assert f"token file '{file}' holds no token" in tilewright("jobs").sentence()
     file.unlink()
     file.mkdir()
-    served = tilewright("serve", "--port", "0", "--no-tuner").sentence()
+    served = tilewright("serve", "--port", "0", "--no-tuner", "--no-worker").sentence()
     assert f"token file '{file}' cannot be read: Is a directory" in served
 
 

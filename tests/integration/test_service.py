@@ -74,7 +74,7 @@ def model_and_parameters(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def service(tmp_path: Path, database_url: str) -> Iterator[Client]:
-    """`tilewright serve` with its own tuner, and one worker."""
+    """`tilewright serve` with its own tuner and worker."""
     with served(tmp_path, database_url) as client:
         yield client
 

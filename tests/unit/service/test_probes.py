@@ -236,7 +236,7 @@ def test_tokens_do_not_pass_a_network_in_clear_unless_somebody_says_so(
         port = str(other.getsockname()[1])
 
         def said(*options: str) -> str:
-            assert run_cli(["serve", "--no-tuner", "--port", port, *options]) == 1
+            assert run_cli(["serve", "--no-tuner", "--no-worker", "--port", port, *options]) == 1
             return capsys.readouterr().err
 
         refused = said("--host", "0.0.0.0")

@@ -1,17 +1,17 @@
-"""`tilewright serve`: where it listens, what it says, and the tuner beside it."""
+"""`tilewright serve`: where it listens, what it says, and its tuner and worker."""
 
 from __future__ import annotations
 
 import queue
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
 from tilewright.service.cli import run, serving
-from tilewright.service.cli.serving import _TunerProcess
+from tilewright.service.cli.serving import Supervised, _local_worker
 from tilewright.service.embedded import read_token
 from tilewright.service.settings import Settings
 
@@ -25,24 +25,29 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-class Tuner:
-    """Stands for the tuner process."""
+class Stub:
+    """Stands for a supervised process; `running` are the commands of those that did not end."""
 
-    started: int
+    running: ClassVar[dict[str, list[str]]] = {}
 
-    def __init__(self) -> None:
-        Tuner.started += 1
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        self._command = command
+        Stub.running[command] = arguments
 
-    def stop(self) -> None:
-        Tuner.started -= 1
+    def ask_to_end(self) -> None:
+        assert self._command in Stub.running
+
+    def wait(self) -> None:
+        del Stub.running[self._command]
 
 
-@pytest.mark.parametrize("starts", [True, False])
-@pytest.mark.parametrize("alone", [True, False])
-def test_it_serves_where_it_is_told_with_a_tuner_beside_it(
+@pytest.mark.parametrize(
+    ("without", "starts"), [((), True), (("tuner",), False), (("worker",), True)]
+)
+def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     settings: Settings,
     starts: bool,
-    alone: bool,
+    without: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -50,21 +55,27 @@ def test_it_serves_where_it_is_told_with_a_tuner_beside_it(
 
     def serve(server: Any, sockets: Any) -> None:
         server.started = starts
-        served.append((*sockets[0].getsockname(), Tuner.started, server.config.app))
+        served.append((*sockets[0].getsockname(), dict(Stub.running), server.config.app))
         # what `run` of a server ends by
         signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)  # type: ignore[operator,misc]
         while not server.should_exit:
             pass
 
-    Tuner.started = 0
-    monkeypatch.setattr(serving, "_TunerProcess", Tuner)
+    monkeypatch.setattr(serving, "Supervised", Stub)
     monkeypatch.setattr(uvicorn.Server, "run", serve)
     monkeypatch.setenv("TILEWRIGHT_PORT", "1")
-    options = ["--host", "127.0.0.1", "--port", "0", *["--no-tuner"] * alone]
+    options = ["--host", "127.0.0.1", "--port", "0", *(f"--no-{name}" for name in without)]
     assert run(["serve", *options]) == (0 if starts else 1)
-    ((host, port, tuners, app),) = served
+    ((host, port, children, app),) = served
     assert host == "127.0.0.1" and port > 1
-    assert (tuners, Tuner.started) == (0 if alone else 1, 0), "it ends with the service"
+    assert children.keys() == {"tuner", "worker"} - {*without}
+    assert Stub.running == {}, "they end with the service"
+    if "worker" in children:
+        assert children["worker"] == [
+            *("--server", f"http://127.0.0.1:{port}"),
+            *("--token-file", str(settings.token_file)),
+            *("--spool", str(settings.data_folder / "worker")),
+        ]
     assert app.state.settings.port == 0 and app.state.settings.data_folder == settings.data_folder
     told = capsys.readouterr().err.splitlines()
     url = f"http://127.0.0.1:{port}"
@@ -74,11 +85,26 @@ def test_it_serves_where_it_is_told_with_a_tuner_beside_it(
     assert told[1:] == [] if starts else [sentence]
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8080"),
+        ("::", "http://[::1]:8080"),
+        ("10.0.0.7", "http://10.0.0.7:8080"),
+        ("localhost", "http://localhost:8080"),
+    ],
+)
+def test_the_local_worker_finds_the_service_by_an_address_it_listens_on(
+    settings: Settings, host: str, url: str
+) -> None:
+    assert _local_worker(settings.model_copy(update={"host": host}), 8080)[1] == url
+
+
 class Child:
     """Stands for a process; `status` is None while it lives."""
 
     def __init__(self, command: list[str], status: int | None, told: queue.Queue[str]) -> None:
-        assert command[1:] == ["-P", "-m", "tilewright.service.cli", "tuner", "--with-parent"]
+        assert command[-4:] == ["tilewright.service.cli", "worker", "--with-parent", "--name=x"]
         self.returncode, self._told = status, told
 
     def poll(self) -> int | None:
@@ -91,7 +117,7 @@ class Child:
         self._told.put(f"waited {seconds:g}")
 
 
-def test_a_tuner_that_dies_is_started_again_and_ends_with_the_service(
+def test_a_child_that_dies_is_started_again_and_ends_with_the_service(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: queue.Queue[str] = queue.Queue()
@@ -102,9 +128,10 @@ def test_a_tuner_that_dies_is_started_again_and_ends_with_the_service(
         return Child(command, next(statuses), told)
 
     monkeypatch.setattr("tilewright.service.cli.serving.subprocess.Popen", start)
-    tuner = _TunerProcess()
+    child = Supervised("worker", ["--name=x"])
     assert [told.get(timeout=60) for _ in range(2)] == ["started"] * 2
-    tuner.stop()
+    child.ask_to_end()
+    child.wait()
     assert [told.get(timeout=60) for _ in range(2)] == ["terminated", "waited 10"]
-    assert capsys.readouterr().err == "the tuner ended (3)\n"
+    assert capsys.readouterr().err == "the worker ended (3)\n"
     assert told.empty(), "the one that lived was started once"
