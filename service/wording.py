@@ -114,6 +114,7 @@ def ending_text(
         Ended.TARGET: "the target is met",
         Ended.SPACES: "there is nothing left to try",
         Ended.DEVICE: "the device was lost",
+        Ended.ABSENT: "nothing was measured, as no worker came",
         Ended.CANCELLED: "cancelled",
     }[Ended(ended)]
     if forecast is not None:

@@ -30,6 +30,8 @@ class Ended(StrEnum):
     """Every task has no candidates left, is at the bound of the machine, or always fails."""
     DEVICE = "device"
     """The device was lost again and again."""
+    ABSENT = "absent"
+    """No device came that runs the target."""
     CANCELLED = "cancelled"
 
 

@@ -106,6 +106,9 @@ class Device(Protocol):
     def runs(self, target: Target) -> bool:
         """Whether code for this target runs there."""
 
+    def absence(self, target: Target) -> str:
+        """Why code for this target does not run there: a sentence without its full stop."""
+
     def speeds(self, target: Target) -> Speeds:
         """Its roofline, measured with code for this target. It takes about a second.
 

@@ -34,7 +34,7 @@ from tilewright.service.jobs.shared_tasks import SharedTasks
 from tilewright.service.jobs.tracker import Tracker
 from tilewright.service.jobs.tuning import store_artifact
 from tilewright.service.jobs.waiting import Workforce
-from tilewright.tuner.events import Event, Finished, Recorded
+from tilewright.tuner.events import Ended, Event, Finished, Recorded
 
 log = structlog.get_logger("tilewright.tuner")
 
@@ -162,6 +162,8 @@ class JobRun:
                 raise
             hold.check()
             digest = store_artifact(folder, storage)
+        if alone:
+            outcome = replace(outcome, finished=replace(outcome.finished, ended=Ended.ABSENT))
         nothing = untuned(outcome, spec.budget, storage, job.id)
         note = "" if nothing is None else nothing.note
         if alone and nothing is not None:

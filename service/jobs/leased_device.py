@@ -218,6 +218,9 @@ class LeasedDevice:
     def runs(self, target: Target) -> bool:
         return bool(self._queue.known(target))
 
+    def absence(self, target: Target) -> str:
+        return f"no worker runs target '{target.name}'"
+
     def speeds(self, target: Target) -> Speeds:
         known = self._speeds.get(target.key)
         if known is not None:

@@ -88,6 +88,9 @@ class LocalDevice:
     def runs(self, target: Target) -> bool:
         return runs_here(target)
 
+    def absence(self, target: Target) -> str:
+        return f"{self.name} does not run target '{target.name}'"
+
     def speeds(self, target: Target) -> Speeds:
         if target.key not in self._speeds:
             self._speeds[target.key] = measure_speeds(target, self._facts)

@@ -207,8 +207,7 @@ def _verdict(
             return replace(Verdict.from_json(known.verdict), backing=known.backing)
         return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
     if not device.runs(target):
-        reason = f"{device.name} does not run target '{target.name}'"
-        return Verdict(Served.TUNED, "not_run", reason=reason)
+        return Verdict(Served.TUNED, "not_run", reason=device.absence(target))
     programs = _Programs(planned, schedules, kernels, limit)
     if known is not None:
         verdict = Verdict.from_json(known.verdict)

@@ -162,7 +162,9 @@ class JobOutcome:
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
             "plan": self.served[0].decision,
             "plans": [{"sizes": dict(p.sizes), "plan": p.decision} for p in self.served],
-            "device": {
+            "device": None
+            if finished.ended is Ended.ABSENT
+            else {
                 "name": self.device.name,
                 "facts": None if facts is None else facts.to_json(),
             },

@@ -204,9 +204,7 @@ def verify_program(
         CompilerError: if a loop of the model does not end.
     """
     if not device.runs(planned.target):
-        return Verification(
-            None, not_run=f"{device.name} does not run target '{planned.target.name}'"
-        )
+        return Verification(None, not_run=device.absence(planned.target))
     loadable = made(planned)
     found: Verification | None = None
     for attempt in range(ATTEMPTS):

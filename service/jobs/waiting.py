@@ -45,7 +45,7 @@ class Workforce:
         if len(others) > MOST_NAMED:
             names.append(f"{len(others) - MOST_NAMED} more")
         known = f"workers for other targets: {', '.join(names)}" if names else "no other is alive"
-        start = f"no worker for target '{target}' is alive; start one on its device with {command}"
+        start = f"no worker runs target '{target}'; start one on its device with {command}"
         return "; ".join([start, *parts, known])
 
     def _absence(self, worker_id: str) -> str:

@@ -64,6 +64,9 @@ class FakeDevice:
     def runs(self, target: Target) -> bool:
         return self.runnable
 
+    def absence(self, target: Target) -> str:
+        return f"{self.name} does not run target '{target.name}'"
+
     def speeds(self, target: Target) -> Speeds:
         self._fail()
         return SPEEDS

@@ -26,6 +26,7 @@ from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.jobs.remote_runner import RemoteRunner
 from tilewright.service.jobs.run_queue import JobCancelled
 from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.wording import result_lines
 from tilewright.tuner.events import Finished, Started, TaskSnapshot
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.measure.wire import Case, MeasureRequest
@@ -133,6 +134,11 @@ def test_a_job_that_waited_in_vain_ends_with_its_defaults(
     assert found.reason == "no worker came in time: nobody is there"
     assert found.artifact_digest in storage.blobs
     assert storage.records.count_trials(vain.id)[Status.OK] == 0
+    assert found.result is not None
+    lines = result_lines(found.result)
+    assert "nothing was measured, as no worker came" in lines
+    assert f"not verified: no worker runs target '{target.name}'" in lines
+    assert not any("device:" in line or "trials are spent" in line for line in lines)
 
 
 def test_a_job_whose_every_trial_failed_succeeds_with_its_defaults(

@@ -268,7 +268,7 @@ def test_a_job_without_a_worker_is_told_what_would_help(
     job = submit(client, target="cortex-a72")
     assert job["state"] == "waiting_for_worker"
     assert job["reason"] == (
-        "no worker for target 'cortex-a72' is alive; start one on its device with "
+        "no worker runs target 'cortex-a72'; start one on its device with "
         "`tilewright worker --server URL --target cortex-a72`; "
         "workers for other targets: 'laptop' (x86-64-v3)"
     )

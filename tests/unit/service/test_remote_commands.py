@@ -91,7 +91,7 @@ def test_every_option_of_submit_reaches_the_job(
     (job,) = storage.jobs.list()
     out = capsys.readouterr().out
     assert job.id in out
-    assert "waiting for worker: no worker for target 'x86-64-v3' is alive" in out
+    assert "waiting for worker: no worker runs target 'x86-64-v3'; start one" in out
     assert (job.priority, job.wait_seconds) == (-3, 60.0)
     assert (job.target, job.threads, job.numerics) == ("x86-64-v3", 2, "strict")
     assert job.options == {
@@ -176,7 +176,7 @@ def test_a_job_that_tuned_nothing_does_not_end_well(
     arguments = ["submit", str(path), "--dim", "batch=2", "--target", "cortex-a72"]
     assert run_cli([*arguments, "-o", str(folder)]) == 1
     said = capsys.readouterr()
-    assert "waiting for worker: no worker for target 'cortex-a72' is alive; start one" in said.out
+    assert "waiting for worker: no worker runs target 'cortex-a72'; start one" in said.out
     assert "is incomplete: no\\x1b worker" in said.err
     assert (folder / "manifest.json").exists()
     (job,) = storage.jobs.list()

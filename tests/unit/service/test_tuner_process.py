@@ -171,7 +171,7 @@ def test_a_job_without_a_worker_keeps_no_other_one_waiting(
         until(lambda: storage.jobs.get(job.id).state is JobState.SUCCEEDED)
         until(lambda: storage.jobs.get(waiting.id).state is JobState.WAITING)
         found = storage.jobs.get(waiting.id)
-        assert "no worker for target 'x86-64-v2' is alive" in (found.reason or "")
+        assert "no worker runs target 'x86-64-v2'; start one" in (found.reason or "")
         storage.workers.register("pi", [pi.key], {})
         until(lambda: storage.jobs.get(waiting.id).state is JobState.SUCCEEDED)
 
