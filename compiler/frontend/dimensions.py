@@ -8,6 +8,7 @@ from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
 from tilewright.compiler.hinted_ranges import as_hinted
+from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ranges import SizeRange
 from tilewright.compiler.runtime.ports import Dims, OpenPorts
 from tilewright.compiler.sizes import Dimension, parse_size, substituted
@@ -49,7 +50,13 @@ def model_ports(graph: GraphProto) -> OpenPorts:
         info.name: tuple(-1 if isinstance(d, str) and d not in known else d for d in _dims(info))
         for info in graph.output
     }
-    return OpenPorts(inputs, outputs)
+    dtypes = {
+        info.name: ONNX_TYPES[number]
+        for info in (*graph.input, *graph.output)
+        if (number := info.type.tensor_type.elem_type) in ONNX_TYPES
+        and (info.name in inputs or info.name in outputs)
+    }
+    return OpenPorts(inputs, outputs, dtypes=dtypes)
 
 
 def dim_name(dim: TensorShapeProto.Dimension) -> str:

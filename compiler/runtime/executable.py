@@ -21,6 +21,7 @@ from tilewright.compiler.errors import (
 from tilewright.compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from tilewright.compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from tilewright.compiler.runtime.kernel import ALIGNMENT
+from tilewright.compiler.runtime.model import CompiledModel
 from tilewright.compiler.runtime.native import check_threads, native, native_address
 from tilewright.compiler.runtime.packing import Array, Bytes, bfloat16_type
 from tilewright.compiler.runtime.ports import open_dims
@@ -39,7 +40,7 @@ REFUSED = 4
 """The status of a run that met the program's first refusal, as in native/tilewright.h."""
 
 
-class Executable:
+class Executable(CompiledModel):
     """A compiled model.
 
     A program with open sizes runs with all sizes within the ranges of its dimensions; the inputs

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.kernel import ranges_from_json, ranges_to_json
 from tilewright.compiler.sizes import Dimension, dimensions, is_open
@@ -16,6 +17,23 @@ Dims = tuple[int | str, ...]
 
 Sizes = tuple[tuple[str, int], ...]
 """A size for each named dimension, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPort:
+    """An input or output of a model for more than one size.
+
+    Attributes:
+        name: its name in the model.
+        dtype: of its elements; None for texts, for a list, and in an artifact of an earlier
+            release.
+        shape: a number for each fixed dimension and a name for each open one; -1 where the sizes
+            decide in a way that has no name.
+    """
+
+    name: str
+    dtype: DType | None
+    shape: Dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +47,7 @@ class OpenPorts:
             that ignore what is padded, as transformers with a mask input do.
         ranges: of dimensions that a program expresses by others, so that it has none for them.
         hints: the sizes at which dimensions with a range were tuned, by name.
+        dtypes: of inputs and outputs, by name; texts and lists have none.
     """
 
     inputs: Mapping[str, Dims]
@@ -36,12 +55,17 @@ class OpenPorts:
     pad: bool = False
     ranges: tuple[Dimension, ...] = ()
     hints: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
 
     @property
     def open(self) -> tuple[str, ...]:
         """The names of the inputs' open dimensions, each once, in order."""
         names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
         return tuple(dict.fromkeys(names))
+
+    def described(self, ports: Mapping[str, Dims]) -> tuple[OpenPort, ...]:
+        """`inputs` or `outputs` as values, in order."""
+        return tuple(OpenPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> OpenPorts:
         """With some open dimensions given a size, by name or by input and position (`x[0]`)."""
@@ -78,7 +102,8 @@ class OpenPorts:
         )
         ranges = {"ranges": ranges_to_json(self.ranges)} if self.ranges else {}
         hints = {"hints": {n: list(sizes) for n, sizes in self.hints.items()}} if self.hints else {}
-        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges, **hints}
+        dtypes = {"dtypes": {n: d.value for n, d in self.dtypes.items()}} if self.dtypes else {}
+        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges, **hints, **dtypes}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> OpenPorts:
@@ -99,7 +124,9 @@ class OpenPorts:
             hints = {
                 str(name): tuple(map(int, sizes)) for name, sizes in data.get("hints", {}).items()
             }
-            return OpenPorts(inputs, outputs, bool(data["pad"]), tuple(ranges.values()), hints)
+            dtypes = {str(name): DType(text) for name, text in data.get("dtypes", {}).items()}
+            ranged = tuple(ranges.values())
+            return OpenPorts(inputs, outputs, bool(data["pad"]), ranged, hints, dtypes)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"malformed ports: {error!r}") from error
 
