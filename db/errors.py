@@ -42,6 +42,14 @@ class NotFoundError(DatabaseError):
         super().__init__(f"{what} '{key}' does not exist")
 
 
+class AmbiguousIdError(NotFoundError):
+    """Several ids begin like the one that was given."""
+
+    def __init__(self, what: str, key: str, found: str) -> None:
+        super().__init__(what, key)
+        self.args = (f"'{key}' is the beginning of several ids of a {what}: {found}",)
+
+
 class PositionError(DatabaseError):
     """A list was to go on behind a position that no row of it can have."""
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.errors import NotFoundError, StaleLeaseError
+from tilewright.db.errors import StaleLeaseError
 from tilewright.db.job_states import HELD_STATES, JobState, check_transition
 from tilewright.db.models import JobRow, OpenTaskRow
 from tilewright.db.stores.events import EventData, append_events
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.measure_queue import cancel_requests
 from tilewright.db.stores.statements import table_of
 
@@ -77,12 +78,10 @@ class JobClaim:
 
 
 def get_job(connection: sa.Connection, job_id: str, *, lock: bool = False) -> Job:
-    """Raises NotFoundError."""
-    query = sa.select(jobs_table).where(jobs_table.c.id == job_id)
-    row = connection.execute(query.with_for_update() if lock else query).first()
-    if row is None:
-        raise NotFoundError("job", job_id)
-    return job_of(row)
+    """The job with this id, or the only one whose id begins so. Raises NotFoundError."""
+    query = sa.select(jobs_table)
+    query = query.with_for_update() if lock else query
+    return job_of(row_of_id(connection, query, jobs_table.c.id, job_id, "job"))
 
 
 _PROGRESS_FIELDS = tuple(field.name for field in fields(JobProgress))

@@ -14,6 +14,7 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.models import ModelRow
 from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.statements import chunks, insert_new, table_of
 
@@ -62,7 +63,10 @@ class ModelStore:
             return _get(connection, digest)
 
     def get(self, digest: str) -> Model:
-        """Raises NotFoundError."""
+        """The model with this digest, or the only one whose digest begins so.
+
+        Raises NotFoundError.
+        """
         with reading(self._engine) as connection:
             return _get(connection, digest)
 
@@ -88,10 +92,7 @@ class ModelStore:
 
 
 def _get(connection: sa.Connection, digest: str) -> Model:
-    row = connection.execute(sa.select(_models).where(_models.c.digest == digest)).first()
-    if row is None:
-        raise NotFoundError("model", digest)
-    return _model(row)
+    return _model(row_of_id(connection, sa.select(_models), _models.c.digest, digest, "model"))
 
 
 def _model(row: sa.Row[Any]) -> Model:

@@ -21,6 +21,7 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.models import RecordRow, RecordUseRow, TrialRow, WorkloadShapeRow
 from tilewright.db.standing import Backing, Standing, Witness
 from tilewright.db.stores.adoption import Foreign, adopt
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.records import (
     KEY,
@@ -250,12 +251,10 @@ class RecordLedger:
             return sorted(connection.execute(query).scalars())
 
     def get(self, record_id: str) -> StoredRecord:
-        """Raises NotFoundError."""
+        """The record with this id, or the only one whose id begins so. Raises NotFoundError."""
         with reading(self._engine) as connection:
-            row = connection.execute(sa.select(_records).where(_records.c.id == record_id)).first()
-        if row is None:
-            raise NotFoundError("record", record_id)
-        return _stored(row)
+            query = sa.select(_records)
+            return _stored(row_of_id(connection, query, _records.c.id, record_id, "record"))
 
     def list(
         self,
@@ -388,9 +387,10 @@ def _to_withdraw(
             query = sa.select(_records).where(column.in_(some)).order_by(_records.c.serial)
             for row in connection.execute(query.with_for_update()):
                 found[row.id] = row
-    for name in record_ids:
-        if name not in found:
-            raise NotFoundError("record", name)
+    query = sa.select(_records).with_for_update()
+    for name in set(record_ids) - found.keys():
+        row = row_of_id(connection, query, _records.c.id, name, "record")
+        found[row.id] = row
     return list(found.values())
 
 

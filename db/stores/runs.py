@@ -12,6 +12,7 @@ from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
 from tilewright.db.models import TuningRunRow
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.statements import table_of, upsert
 from tilewright.tuner.events import Finished, Started, TaskInputs
 from tilewright.tuner.options import TuneOptions
@@ -109,10 +110,7 @@ class RunStore:
     def get(self, run_id: str) -> StoredRun:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:
-            row = connection.execute(sa.select(_runs).where(_runs.c.id == run_id)).first()
-        if row is None:
-            raise NotFoundError("run", run_id)
-        return _run(row)
+            return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))
 
     def list(self, limit: int = 100) -> Sequence[StoredRun]:
         """Runs, the newest first."""

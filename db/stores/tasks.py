@@ -13,6 +13,7 @@ from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
 from tilewright.db.models import TargetRow, TaskRow, WorkloadRow
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.jobs import JobClaim, check_claim
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
@@ -110,6 +111,16 @@ class TaskStore:
         with reading(self._engine) as connection:
             return _as_put.page(connection, query, _task, limit, after)
 
+    def get(self, job_id: str, workload_key: str) -> JobTask:
+        """The task of a job with this workload key, or the only one whose key begins so.
+
+        Raises NotFoundError.
+        """
+        query = sa.select(_tasks).where(_tasks.c.job_id == job_id)
+        with reading(self._engine) as connection:
+            row = row_of_id(connection, query, _tasks.c.workload_key, workload_key, "task")
+        return _task(row)
+
     def search(
         self,
         *,
@@ -160,10 +171,15 @@ class WorkloadStore:
 
     def workload(self, key: str) -> str:
         """The text. Raises NotFoundError."""
-        found = self.workloads([key])
-        if key not in found:
-            raise NotFoundError("workload", key)
-        return found[key]
+        return self.found_workload(key)[1]
+
+    def found_workload(self, key: str) -> tuple[str, str]:
+        """The key and the text of the workload with this key, or of the only one whose key begins
+        so. Raises NotFoundError."""
+        query = sa.select(_workloads.c.key, _workloads.c.text)
+        with reading(self._engine) as connection:
+            row = row_of_id(connection, query, _workloads.c.key, key, "workload")
+        return row.key, row.text
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
         """Key -> text of the keys that are known."""

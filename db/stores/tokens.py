@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
-from tilewright.db.errors import NotFoundError, StateError
+from tilewright.db.errors import StateError
 from tilewright.db.models import TokenRow
 from tilewright.db.notices import TOKENS, announce
+from tilewright.db.stores.ids import id_of
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.statements import chunks, table_of, upsert
 
@@ -150,6 +151,7 @@ class TokenStore:
         if lifetime_seconds is not None:
             values["expires_at"] = now + lifetime_seconds
         with writing(self._engine) as connection:
+            token_id = id_of(connection, _tokens.c.id, token_id, "token")
             row = connection.execute(
                 sa.update(_tokens)
                 .where(_tokens.c.id == token_id, _tokens.c.revoked_at.is_(None))
@@ -157,9 +159,6 @@ class TokenStore:
                 .returning(_tokens)
             ).first()
             if row is None:
-                known = sa.select(_tokens.c.id).where(_tokens.c.id == token_id)
-                if connection.execute(known).first() is None:
-                    raise NotFoundError("token", token_id)
                 raise StateError(f"token '{token_id}' was revoked: make a new one")
             announce(connection, [TOKENS])
         return secret, _token(row)
@@ -193,15 +192,14 @@ class TokenStore:
         """End a token; one that is revoked already keeps its time. Raises NotFoundError."""
         revoked_at = sa.func.coalesce(_tokens.c.revoked_at, self._clock())
         with writing(self._engine) as connection:
+            token_id = id_of(connection, _tokens.c.id, token_id, "token")
             row = connection.execute(
                 sa.update(_tokens)
                 .where(_tokens.c.id == token_id)
                 .values(revoked_at=revoked_at)
                 .returning(_tokens)
-            ).first()
+            ).one()
             announce(connection, [TOKENS])
-        if row is None:
-            raise NotFoundError("token", token_id)
         return _token(row)
 
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:

@@ -17,6 +17,7 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.models import WorkerRow
 from tilewright.db.notices import announce, worker_topic
 from tilewright.db.stores.blame import inherited, readmit
+from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.statements import chunks, table_of, upsert
 from tilewright.db.stores.worker_outcomes import forget_outcomes, outcomes_of
@@ -193,11 +194,8 @@ class WorkerStore:
     def get(self, worker_id: str) -> RegisteredWorker:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:
-            query = sa.select(*self._columns()).where(_workers.c.id == worker_id)
-            row = connection.execute(query).first()
-        if row is None:
-            raise NotFoundError("worker", worker_id)
-        return self._worker(row)
+            query = sa.select(*self._columns())
+            return self._worker(row_of_id(connection, query, _workers.c.id, worker_id, "worker"))
 
     def list(
         self, *, alive: bool = False, limit: int | None = None, after: Position | None = None

@@ -13,7 +13,6 @@ from tilewright.service.cli.common import (
     JsonOption,
     ServerOption,
     TokenOption,
-    UserError,
     connect,
     no_options_before,
 )
@@ -21,7 +20,6 @@ from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
     from tilewright.service.api.schemas.tokens import TokenView
-    from tilewright.service.client import Client
 
 
 MOST_LINK_MINUTES = 24 * 60.0
@@ -95,7 +93,7 @@ def rotate(
     """
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
-        made = client.rotate_token(_token_id(client, token_id), grace, lifetime)
+        made = client.rotate_token(token_id, grace, lifetime)
     complain(f"the secret before is taken for {grace:g} s yet")
     if as_json:
         say_json(made)
@@ -114,7 +112,7 @@ def revoke(
     Example: tilewright tokens revoke 5c2e
     """
     with connect(server, token) as client:
-        ended = client.revoke_token(_token_id(client, token_id))
+        ended = client.revoke_token(token_id)
     if as_json:
         say_json(ended)
         return
@@ -183,16 +181,6 @@ def audit(
             Text(json.dumps(entry.detail)),
         )
     console().print(table)
-
-
-def _token_id(client: Client, wanted: str) -> str:
-    """The token whose id starts so. Raises UserError unless there is one."""
-    found = [each.id for each in client.tokens() if each.id.startswith(wanted)]
-    if not found:
-        raise UserError(f"there is no token '{wanted}'")
-    if len(found) > 1:
-        raise UserError(f"'{wanted}' may be any of {len(found)} tokens: {', '.join(found)}")
-    return found[0]
 
 
 def _state(token: TokenView) -> str:

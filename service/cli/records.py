@@ -276,13 +276,26 @@ def _storage() -> Iterator[Storage]:
 
 def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
     from tilewright.service.cli.view import make_table
+    from tilewright.service.jobs.families import name_workloads
+    from tilewright.service.sentences import one_sentence
     from tilewright.service.units import microseconds
     from tilewright.service.wording import schedule_text
 
     names = storage.workloads.targets()
     workers = {worker.id: worker.name for worker in storage.workers.list()}
+    name_workloads(storage)
+    shapes = storage.shapes.names([one.record.key.workload_key for one in records])
     table = make_table(
-        "<id", "<state", "<workload", "<target", "threads", "us", "<worker", "<schedule", "<reason"
+        "<id",
+        "<state",
+        "<workload",
+        "<name",
+        "<target",
+        "threads",
+        "us",
+        "<worker",
+        "<schedule",
+        "<reason",
     )
     for one in records:
         record = one.record
@@ -291,6 +304,7 @@ def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
             # as much as it is worth: who alone said it could have made it up
             f"{one.state}, {one.backing}" if one.backing.weak else one.state.value,
             record.key.workload_key[:12],
+            one_sentence(shapes.get(record.key.workload_key, "-"), 40),
             names.get(record.key.target_key, record.key.target_key[:12]),
             str(record.key.threads),
             microseconds(record.run_seconds),

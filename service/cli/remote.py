@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from tilewright.service.client import Client, Job
 
 
+KEY_LENGTH = 64
+"""Characters of a workload key."""
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
@@ -210,7 +214,9 @@ def _check_free(output: Path | None) -> None:
 
 
 def jobs(
-    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job only")] = None,
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="One job: its id, or how that begins")
+    ] = None,
     server: ServerOption = None,
     token: TokenOption = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the job at once")] = False,
@@ -253,7 +259,7 @@ def jobs(
         job = client.job(job_id)
         if follow:
             job = _follow(client, job, out)
-        tasks = client.tasks(job_id)
+        tasks = client.tasks(job.id)
         if as_json:
             say_json({**job.model_dump(mode="json"), "tasks": tasks})
         else:
@@ -377,7 +383,7 @@ def upload_model(client: Client, path: Path) -> ModelView:
 
 
 def lookup(
-    what: Annotated[str, typer.Argument(metavar="MODEL|KEY", help="ONNX file or workload key")],
+    what: Annotated[str, typer.Argument(metavar="MODEL|KEY", help="ONNX file, or workload key")],
     server: ServerOption = None,
     token: TokenOption = None,
     target: TargetOption = "host",
@@ -399,9 +405,14 @@ def lookup(
     from tilewright.service.wording import schedule_text
 
     path = Path(what)
-    is_key = len(what) == 64 and not path.exists()
+    is_key = set(what) <= set("0123456789abcdef") and not path.exists()
     with connect(server, token) as client:
         if is_key:
+            if len(what) < KEY_LENGTH:
+                try:
+                    what = client.workload(what).key
+                except NotKnownError as error:
+                    raise UserError(f"'{what}' is no file here: {error}") from error
             wanted: dict[str, object] = {"workloads": [what]}
         else:
             uploaded = upload_model(client, existing_file(path))

@@ -96,9 +96,9 @@ def job_table(jobs: Sequence[JobView]) -> Table:
     for job in jobs:
         progress = job.progress
         table.add_row(
-            job.id,
+            job.id[:12],
             job.state.replace("_", " "),
-            job.model[:12],
+            Text(one_sentence(job.model_name or job.model[:12], 30)),
             Text(job.target),
             str(job.threads),
             f"{progress.tasks_done}/{progress.tasks_total}",

@@ -92,10 +92,10 @@ def _shown(
 ) -> dict[str, Any]:
     job = routes.get_job(job_id, storage, token)
     one = first_page(request, 1)[0]
-    found = resources.list_tasks(storage, token, one, job=job_id, workload=workload)
+    found = resources.list_tasks(storage, token, one, job=job.id, workload=workload)
     if not found:
         raise NotFoundError("task", workload)
-    trials = storage.trials.outlines(job_id, workload, MOST_TRIALS)
+    trials = storage.trials.outlines(job.id, found[0].workload_key, MOST_TRIALS)
     return {
         "job": job,
         "task": found[0],

@@ -53,17 +53,19 @@ def is_described(name: str) -> bool:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with an id or a name. If several have the name, it is the one that is alive, else
-    the one that was heard of last.
+    """The worker with an id or a name, or else the one whose id begins so. If several are meant, it
+    is the one that is alive, else the one that was heard of last.
 
     Raises:
         UnknownTargetError: if there is none, several are alive, or it runs no target.
     """
-    found = [w for w in storage.workers.list() if name in (w.id, w.name)]
+    everybody = storage.workers.list()
+    found = [w for w in everybody if name in (w.id, w.name)]
+    found = found or [w for w in everybody if name and w.id.startswith(name)]
     alive = [w for w in found if w.health in (Health.HEALTHY, Health.DRAINING)]
     if len(alive) > 1:
         ids = ", ".join(worker.id for worker in alive)
-        raise UnknownTargetError(f"several workers are called '{name}': say one of {ids}")
+        raise UnknownTargetError(f"'{name}' means several workers: say one of {ids}")
     worker = max(alive or found, key=lambda each: each.last_heartbeat, default=None)
     if worker is None:
         names = sorted({w.name for w in storage.workers.list(alive=True)})

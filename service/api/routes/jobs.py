@@ -119,15 +119,16 @@ def list_jobs(
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
     """A job, with its trials that failed, by kind."""
-    return shown_job(storage, storage.jobs.get(job_id), storage.records.count_trials(job_id))
+    job = storage.jobs.get(job_id)
+    return shown_job(storage, job, storage.records.count_trials(job.id))
 
 
 @router.get("/jobs/{job_id}/tasks")
 def list_job_tasks(job_id: str, storage: StorageDep, _: Reader, pages: PagesDep) -> list[TaskView]:
     """The tasks of a job: workload, count, default and best time, what was chosen."""
-    storage.jobs.get(job_id)
-    found = storage.tasks.list(job_id, limit=pages.limit, after=pages.after)
-    return [task_view(task, job_id) for task in pages.told(found)]
+    job = storage.jobs.get(job_id)
+    found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
+    return [task_view(task, job.id) for task in pages.told(found)]
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")
@@ -135,12 +136,9 @@ def get_nest(job_id: str, workload: str, storage: StorageDep, _: Reader) -> Nest
     """The loop nest of a task's best schedule, to be read; of the untuned one while none is
     chosen."""
     job = storage.jobs.get(job_id)
-    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
-    if not found:
-        raise NotFoundError("task", workload)
-    task = found[0][1]
+    task = storage.tasks.get(job.id, workload)
     target = target_of_key(job.target_key or "", storage)
-    text = storage.workloads.workload(workload)
+    text = storage.workloads.workload(task.workload_key)
     chosen = (task.facts or {}).get("schedule")
     schedule, nest = stored_nest(text, chosen, target, job.threads, job.numerics)
     return NestView(schedule=schedule.to_json(), text=nest)
@@ -151,8 +149,8 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
     """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
     with storage.together():
         job = _own_job(job_id, storage, token)
-        cancelled = storage.jobs.cancel(job_id)
-        audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
+        cancelled = storage.jobs.cancel(job.id)
+        audit(Action.JOB_CANCELLED, job.id, owner=job.owner, state=job.state.value)
     store_leftovers(storage)  # no tuner may be there to do it
     return shown_job(storage, cancelled)
 
@@ -162,8 +160,8 @@ def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitte
     """Stop a job at once until it is resumed; what it measured stays."""
     with storage.together():
         job = _own_job(job_id, storage, token)
-        paused = storage.jobs.pause(job_id)
-        audit(Action.JOB_PAUSED, job_id, owner=job.owner, state=job.state.value)
+        paused = storage.jobs.pause(job.id)
+        audit(Action.JOB_PAUSED, job.id, owner=job.owner, state=job.state.value)
     return shown_job(storage, paused)
 
 
@@ -172,10 +170,10 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
     """Let a paused job go on from what it measured."""
     with storage.together():
         job = _own_job(job_id, storage, token)
-        storage.jobs.resume(job_id)
-        audit(Action.JOB_RESUMED, job_id, owner=job.owner, state=job.state.value)
+        storage.jobs.resume(job.id)
+        audit(Action.JOB_RESUMED, job.id, owner=job.owner, state=job.state.value)
     match_jobs(storage)
-    return shown_job(storage, storage.jobs.get(job_id))
+    return shown_job(storage, storage.jobs.get(job.id))
 
 
 def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
@@ -193,7 +191,7 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
     """The job. Raises NotFoundError, or a 403 problem if it is another token's."""
     job = storage.jobs.get(job_id)
     if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
-        raise forbidden(f"job '{job_id}' is another token's")
+        raise forbidden(f"job '{job.id}' is another token's")
     return job
 
 
@@ -203,12 +201,12 @@ def get_artifact(job_id: str, request: Request, storage: StorageDep, _: Reader) 
     """The artifact folder as a tar file."""
     job = storage.jobs.get(job_id)
     if job.artifact_digest is None:
-        raise ApiProblem(409, "no-artifact", f"job '{job_id}' is {job.state} and has no artifact")
+        raise ApiProblem(409, "no-artifact", f"job '{job.id}' is {job.state} and has no artifact")
     return blob_response(
         request,
         storage,
         job.artifact_digest,
         media_type="application/x-tar",
-        filename=f"{job_id}.tar",
+        filename=f"{job.id}.tar",
         headers={"Digest": f"sha-256={job.artifact_digest}"},
     )

@@ -93,4 +93,4 @@ def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
 def get_model_content(digest: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The ONNX file."""
     model = storage.models.get(digest)
-    return blob_response(request, storage, digest, filename=model.name)
+    return blob_response(request, storage, model.digest, filename=model.name)

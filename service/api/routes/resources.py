@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from tilewright.db.errors import AmbiguousIdError, NotFoundError
+from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import TaskStatus
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.conditional import NOT_MODIFIED, tagged
@@ -13,6 +15,7 @@ from tilewright.service.api.deps import Reader, StorageDep
 from tilewright.service.api.errors import invalid
 from tilewright.service.api.gate import GatedRoute
 from tilewright.service.api.pages import PagesDep
+from tilewright.service.api.refusals import refuses
 from tilewright.service.api.resource_views import (
     device_view,
     target_view,
@@ -34,10 +37,24 @@ from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["resources"], route_class=GatedRoute)
 
-JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id")]
+JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id, or how it begins")]
+
+
+def whole_job_id(storage: Storage, job: str) -> str:
+    """The id that `job` begins; as it is for a run of `tilewright tune`, which is no job.
+
+    Raises AmbiguousIdError.
+    """
+    try:
+        return storage.jobs.get(job).id
+    except AmbiguousIdError:
+        raise
+    except NotFoundError:
+        return job
 
 
 @router.get("/tasks")
+@refuses(404)
 def list_tasks(
     storage: StorageDep,
     _: Reader,
@@ -48,12 +65,17 @@ def list_tasks(
 ) -> list[TaskView]:
     """Tasks of all jobs, job by job."""
     found = storage.tasks.search(
-        job_id=job, workload_key=workload, status=status, limit=pages.limit, after=pages.after
+        job_id=None if job is None else whole_job_id(storage, job),
+        workload_key=workload,
+        status=status,
+        limit=pages.limit,
+        after=pages.after,
     )
     return [task_view(task, job_id) for job_id, task in pages.told(found)]
 
 
 @router.get("/trials")
+@refuses(404)
 def list_trials(
     storage: StorageDep,
     _: Reader,
@@ -69,7 +91,7 @@ def list_trials(
     if job is None and workload is None:
         raise invalid("query: give 'job' or 'workload'")
     found = storage.trials.list(
-        job_id=job,
+        job_id=None if job is None else whole_job_id(storage, job),
         workload_key=workload,
         target_key=None if target is None else target_key_of(target, storage),
         status=status,
@@ -91,7 +113,8 @@ def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[Stor
 @router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
 def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The text that a workload key stands for."""
-    view = WorkloadView(key=key, text=storage.workloads.workload(key))
+    key, text = storage.workloads.found_workload(key)
+    view = WorkloadView(key=key, text=text)
     return tagged(request, view.model_dump_json().encode())
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
-from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job
 from tilewright.db.stores.tasks import JobTask
@@ -84,10 +83,7 @@ class TaskOfJob:
 def task_of_job(job_id: str, workload: str, storage: Storage) -> TaskOfJob:
     """Raises NotFoundError for the job or the task."""
     job = storage.jobs.get(job_id)
-    found = storage.tasks.search(job_id=job_id, workload_key=workload, limit=1)
-    if not found:
-        raise NotFoundError("task", workload)
-    return TaskOfJob(job, found[0][1])
+    return TaskOfJob(job, storage.tasks.get(job.id, workload))
 
 
 async def code_of(

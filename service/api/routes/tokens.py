@@ -65,13 +65,12 @@ def rotate_token(
 
     The owner's token in the service's data folder is written there, too.
     """
-    owners = is_owner_token(settings, storage, token_id)
     with storage.together():
         secret, token = storage.tokens.rotate(
             token_id, grace_seconds=body.grace_seconds, lifetime_seconds=body.lifetime_seconds
         )
         audit(Action.TOKEN_ROTATED, token.id, name=token.name, grace_seconds=body.grace_seconds)
-    if owners:
+    if is_owner_token(settings, storage, token.id):  # also by the secret before
         keep_owner_token(settings, secret)
     return NewTokenView(secret=secret, **token_view(token).model_dump())
 

@@ -131,6 +131,7 @@ def drain(
     A worker that is drained stays so when it is started again. An admin who uses a worker again
     also ends its quarantine.
     """
+    worker_id = storage.workers.get(worker_id).id
     own_worker(storage, worker_id, token)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
     with storage.together():
@@ -146,6 +147,7 @@ def drain(
 @router.delete("/workers/{worker_id}", status_code=204)
 def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
     """The worker says good-bye."""
+    worker_id = storage.workers.get(worker_id).id
     own_worker(storage, worker_id, token)
     storage.workers.leave(worker_id)
     match_jobs(storage)

@@ -24,7 +24,7 @@ from tilewright.service.api.schemas.records import (
     WithdrawRequest,
     WithdrawView,
 )
-from tilewright.service.api.schemas.resources import DeviceView, TrialView
+from tilewright.service.api.schemas.resources import DeviceView, TrialView, WorkloadView
 from tilewright.service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
@@ -292,6 +292,10 @@ class AsyncClient(AsyncConnection):
             "numerics": numerics,
         }
         return await self._view(RecordView, "GET", "/v1/schedules", params=params)
+
+    async def workload(self, key: str) -> WorkloadView:
+        """A workload by its key, or by how that begins."""
+        return await self._view(WorkloadView, "GET", f"/v1/workloads/{quoted(key)}")
 
     async def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"

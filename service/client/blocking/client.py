@@ -26,7 +26,7 @@ from tilewright.service.api.schemas.records import (
     WithdrawRequest,
     WithdrawView,
 )
-from tilewright.service.api.schemas.resources import DeviceView, TrialView
+from tilewright.service.api.schemas.resources import DeviceView, TrialView, WorkloadView
 from tilewright.service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
@@ -292,6 +292,10 @@ class Client(Connection):
             "numerics": numerics,
         }
         return self._view(RecordView, "GET", "/v1/schedules", params=params)
+
+    def workload(self, key: str) -> WorkloadView:
+        """A workload by its key, or by how that begins."""
+        return self._view(WorkloadView, "GET", f"/v1/workloads/{quoted(key)}")
 
     def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"

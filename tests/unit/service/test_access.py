@@ -234,7 +234,7 @@ def test_commands_for_tokens_and_the_audit_log(
     out = capsys.readouterr().out
     assert "token.revoked" in out and "token.rotated" not in out
     assert run_cli(["tokens", "revoke", "nobody"]) == 1
-    assert "there is no token 'nobody'" in capsys.readouterr().err
+    assert "token 'nobody' does not exist" in capsys.readouterr().err
 
 
 # ---- rate limits

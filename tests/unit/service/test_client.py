@@ -209,7 +209,6 @@ NO_METHOD = {
     "/v1/tasks": "of all jobs: tasks() of one",
     "/v1/targets": "described by a worker",
     "/v1/workloads": "of all models",
-    "/v1/workloads/{}": "a text that the compiler reads",
     "/v1/records/{}": "records() has all",
     "/v1/records:export": "lines, for `tilewright records import`",
     "/v1/signing-key": "`tilewright records key` prints it",

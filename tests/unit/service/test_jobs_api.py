@@ -367,3 +367,24 @@ def test_an_artifact_is_there_once_the_job_has_one(client: TestClient, storage: 
     assert answer.content == b"a tar file"
     assert client.get(path, headers={"Range": "bytes=2-4"}).content == b"tar"
     assert client.get(f"/v1/jobs/{job['id']}").json()["artifact"] == path
+
+
+def test_a_job_and_its_parts_are_found_by_how_their_ids_begin(
+    client: TestClient, storage: Storage
+) -> None:
+    job = submit(client)
+    short = f"/v1/jobs/{job['id'][:8]}"
+    assert client.get(short).json()["id"] == job["id"]
+    for part in ("/tasks", "/log", "/curve", "/graph"):
+        answer = client.get(short + part)
+        assert (
+            answer.status_code == 200
+            and answer.json() == client.get(f"/v1/jobs/{job['id']}{part}").json()
+        )
+    for query in ("/v1/tasks", "/v1/trials"):
+        assert client.get(query, params={"job": job["id"][:8]}).json() == []
+        assert client.get(query, params={"job": "nope"}).json() == []
+    assert client.post(f"{short}:cancel").json()["state"] == "cancelled"
+    assert storage.audit.list()[0].subject == job["id"], "the audit names the whole id"
+    storage.workloads.put_workloads({"ab" * 32: "a text"})
+    assert client.get("/v1/workloads/abab").json() == {"key": "ab" * 32, "text": "a text"}

@@ -1,0 +1,58 @@
+"""Rows by their ids, or by how an id begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from tilewright.db.errors import AmbiguousIdError, NotFoundError
+
+_MOST_NAMED = 5
+
+
+def row_of_id(
+    connection: sa.Connection, query: sa.Select[Any], column: sa.Column[str], given: str, what: str
+) -> sa.Row[Any]:
+    """The row whose id is `given`, or the only one whose id begins so.
+
+    Args:
+        connection: where to ask.
+        query: selects the column, among others; its conditions say which rows there are.
+        column: the ids.
+        given: an id, or the first characters of one.
+        what: the noun of messages: "job".
+
+    Raises:
+        NotFoundError: if no id begins so.
+        AmbiguousIdError: if several do; it names them.
+    """
+    row = connection.execute(query.where(column == given)).first()
+    if row is not None:
+        return row
+    # not LIKE, which takes capitals for small letters in SQLite and `_` for any character
+    begins = sa.func.substr(column, 1, len(given), type_=column.type) == given
+    found = [
+        row._mapping[column]
+        for row in connection.execute(
+            query.with_only_columns(column).where(begins).limit(_MOST_NAMED + 1)
+        )
+    ]
+    if not given or not found:
+        raise NotFoundError(what, given)
+    if len(found) > 1:
+        more = ", ..." if len(found) > _MOST_NAMED else ""
+        raise AmbiguousIdError(what, given, ", ".join(sorted(found)[:_MOST_NAMED]) + more)
+    return connection.execute(query.where(column == found[0])).one()
+
+
+def id_of(
+    connection: sa.Connection,
+    column: sa.Column[str],
+    given: str,
+    what: str,
+    *where: sa.ColumnElement[bool],
+) -> str:
+    """The whole id. Raises what `row_of_id` does."""
+    found: str = row_of_id(connection, sa.select(column).where(*where), column, given, what)[0]
+    return found
