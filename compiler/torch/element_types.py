@@ -28,8 +28,16 @@ ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
 }
 
 
+def part_type(dtype: Any) -> Any:
+    """The type of the parts of complex numbers; any other type itself."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as an array; bfloat16 as raw bits."""
+    """The tensor's memory as an array; bfloat16 as raw bits, complex numbers as pairs, which are
+    the last dimension."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.detach().view(torch.uint16)
     array: np.ndarray = tensor.numpy(force=True)

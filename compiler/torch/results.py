@@ -57,6 +57,8 @@ class OutputSpec:
             tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
         else:
             tensor = torch.from_numpy(array)
+        if self.dtype.is_complex and array.ndim == len(self.shape) + 1:
+            tensor = torch.view_as_complex(tensor)
         if tensor.dtype is not self.dtype or not self._fits(tensor):
             wanted = ["?" if size is None else size for size in self.shape]
             raise ResultMismatchError(

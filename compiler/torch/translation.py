@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sympy
@@ -27,7 +28,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.frontend.model_file import ReadModel
 from tilewright.compiler.ops.onnx_node import OnnxTensor
-from tilewright.compiler.torch.element_types import ELEMENT_TYPES, as_numpy
+from tilewright.compiler.torch.element_types import ELEMENT_TYPES, as_numpy, part_type
 from tilewright.compiler.torch.positions import are_within, narrowed, source_of
 from tilewright.compiler.torch.results import OutputSpec
 from tilewright.compiler.torch.symbolic import (
@@ -45,6 +46,13 @@ log = logging.getLogger("tilewright.torch")
 
 Rule: TypeAlias = Callable[..., Any]
 """A translator, the node and the node's arguments -> the name of the value, or a tuple of names."""
+
+
+class ComplexPair(NamedTuple):
+    """The names of both parts of complex values."""
+
+    real: str
+    imaginary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,15 @@ def rules() -> Mapping[Any, Rule]:
     found: dict[Any, Rule] = {}
     for each in iter_modules(package.__path__):
         found.update(import_module(f"{package.__name__}.{each.name}").RULES)
+    return found
+
+
+@cache
+def complex_rules() -> Mapping[Any, Rule]:
+    """Rules by operator, of those with a complex argument or result: values are `ComplexPair`s."""
+    found: Mapping[Any, Rule] = import_module(
+        "tilewright.compiler.torch.rules.complex"
+    ).COMPLEX_RULES
     return found
 
 
@@ -131,6 +148,8 @@ class Translator:
     """Arguments whose elements are positions, with their bounds."""
     _refused: dict[fx.Node, str] = field(default_factory=dict)
     """Nodes that no rule writes, and why."""
+    _taken: int | None = None
+    """The part of complex values that a rule asks for: 0 or 1."""
     _at: str = ""
     """The node whose rule runs: ONNX nodes have its name, and so errors of the compiler do."""
 
@@ -214,6 +233,25 @@ class Translator:
         self._types[name] = element_type
         return name
 
+    @contextmanager
+    def taking(self, part: int) -> Iterator[None]:
+        """Let `value` give one part of complex values, 0 or 1; of real ones the second is 0."""
+        self._taken = part
+        try:
+            yield
+        finally:
+            self._taken = None
+
+    def pair_of(self, name: str) -> ComplexPair:
+        """The parts of complex values, from a real value whose last dimension has both."""
+        parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
+        return ComplexPair(*parts)
+
+    def joined(self, pair: ComplexPair) -> str:
+        """Both parts of complex values as the last dimension of one value."""
+        last = self.constant([-1])
+        return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
+
     # what rules ask
 
     def value(self, given: Any, dtype: Any = None) -> str:
@@ -223,6 +261,11 @@ class Translator:
                 number = self.number(given)
                 return number if dtype in (None, torch.int64) else self.cast(number, dtype)
             found = self._values[given]
+            if self._taken is not None and isinstance(found, ComplexPair):
+                found = found[self._taken]
+            elif self._taken and (dtype or self.dtype(given)).is_floating_point:
+                zero = self.constant(0, dtype or self.dtype(given))
+                return self.op("Expand", zero, self.numbers(self.shape(given)))
             if not isinstance(found, str):
                 raise NotTranslatedError(f"several values of '{given.name}' as one")
             return found if dtype is None or dtype == self.dtype(given) else self.cast(found, dtype)
@@ -237,9 +280,9 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """Of a node's value, the first of several."""
+        """Of a node's value, the first of several; of complex numbers the type of their parts."""
         value = node.meta["val"]
-        return (value[0] if isinstance(value, tuple | list) else value).dtype
+        return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
@@ -321,7 +364,8 @@ class Translator:
                 if isinstance(value, torch.SymFloat):
                     self._refused[node] = "a number that is no whole one as an argument"
                 continue  # a plain number, which the nodes have too
-            if value.dtype not in ELEMENT_TYPES:
+            kind = ELEMENT_TYPES.get(part_type(value.dtype))
+            if kind is None:
                 self._refused[node] = f"an argument of {value.dtype}"
                 continue
             name = names.get(position, f"input_{len(taken)}")
@@ -333,8 +377,10 @@ class Translator:
                 if isinstance(size, sympy.Symbol):
                     self._symbols.setdefault(size, (name, dim))
                 dims.append(open_dims.setdefault(size, f"size_{len(open_dims)}"))
-            infos.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[value.dtype][0], dims))
-            self._values[node] = name
+            if value.dtype.is_complex:
+                dims.append(2)
+            infos.append(helper.make_tensor_value_info(name, kind[0], dims))
+            self._values[node] = self.pair_of(name) if value.dtype.is_complex else name
             taken.append(position)
         for position, node in numbers:
             symbol = expression(node)
@@ -350,7 +396,10 @@ class Translator:
 
     def _constant(self, node: fx.Node, given: Any) -> None:
         """Give a node a tensor's memory; the operators that read any other are refused."""
-        if isinstance(given, torch.Tensor) and given.dtype in ELEMENT_TYPES:
+        if isinstance(given, torch.Tensor) and given.is_complex():
+            real, imaginary = torch.view_as_real(given.detach().resolve_conj()).unbind(-1)
+            self._values[node] = ComplexPair(self.tensor(real), self.tensor(imaginary))
+        elif isinstance(given, torch.Tensor) and given.dtype in ELEMENT_TYPES:
             self._values[node] = self.tensor(given)
         else:
             kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
@@ -364,7 +413,8 @@ class Translator:
         rule, name = rules().get(node.target), operator_name(node.target)
         self._at = node.name
         try:
-            self._check_types(node)
+            if self._is_complex(node):
+                rule = complex_rules().get(node.target)
             if rule is None:
                 raise NotTranslatedError("it has no rule")
             return rule(self, node, *node.args, **node.kwargs)
@@ -377,18 +427,27 @@ class Translator:
             said = f"its rule failed: {type(error).__name__}: {error}"
             return self._refuse(node, f"{name}: {said}")
 
-    def _check_types(self, node: fx.Node) -> None:
-        """Raises NotTranslatedError for an argument or a result that ONNX has no type for, such as
-        a complex one."""
+    def _is_complex(self, node: fx.Node) -> bool:
+        """Whether an argument or the result is complex.
+
+        Raises:
+            NotTranslatedError: if ONNX has no type for one of them, or no rule takes such numbers.
+        """
         for each in node.all_input_nodes:
             if each.op != "call_function" and each in self._refused:
                 raise NotTranslatedError(self._refused[each])
+        found = False
         operands = [("an argument", each) for each in node.all_input_nodes]
         for role, each in (*operands, ("a result", node)):
             value = each.meta.get("val")
             for part in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(part, torch.Tensor) and part.dtype not in ELEMENT_TYPES:
+                if not isinstance(part, torch.Tensor):
+                    continue
+                known = part_type(part.dtype) in ELEMENT_TYPES
+                if not known or (part.is_complex() and node.target not in complex_rules()):
                     raise NotTranslatedError(f"{role} of {part.dtype}")
+                found = found or part.is_complex()
+        return found
 
     def _refuse(self, node: fx.Node, why: str) -> Any:
         """Note that no rule writes a node, and go on: names that stand for its values."""
@@ -427,10 +486,13 @@ class Translator:
                 continue
             value = each.meta["val"]
             if isinstance(value, torch.Tensor):
-                kind = ELEMENT_TYPES.get(value.dtype)
+                kind = ELEMENT_TYPES.get(part_type(value.dtype))
                 if kind is None:
                     raise NotTranslatedError(f"a result of {value.dtype}")
-                position = add(self.value(each), kind[0], value.ndim)
+                if value.is_complex():
+                    position = add(self.joined(self._values[each]), kind[0], value.ndim + 1)
+                else:
+                    position = add(self.value(each), kind[0], value.ndim)
                 specs.append(OutputSpec.of(position, value))
             elif isinstance(known := expression(each), int):
                 specs.append(OutputSpec(given=known))

@@ -362,6 +362,7 @@ RULES: dict[Any, Rule] = {
     aten.logical_not.default: lambda t, node, x: t.op("Not", t.value(x, torch.bool)),
     aten.round.default: _rounded,
     aten.rsqrt.default: _rsqrt,
+    aten._neg_view.default: _unary("Neg"),
     aten.gelu.default: _gelu,
     aten.silu.default: _silu,
     aten.hardsigmoid.default: _unary("HardSigmoid", alpha=1 / 6, beta=0.5),

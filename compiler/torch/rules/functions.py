@@ -74,9 +74,13 @@ def _copysign(t: Translator, node: fx.Node, x: Given, sign: Given) -> str:
 
 
 def _atan2(t: Translator, node: fx.Node, y: Given, x: Given) -> str:
-    """The angle of (x, y): that of the quotient, half a turn on where x is negative."""
     dtype = t.dtype(node)
-    first, second = t.value(y, dtype), t.value(x, dtype)
+    return angle_of(t, t.value(y, dtype), t.value(x, dtype), dtype)
+
+
+def angle_of(t: Translator, first: str, second: str, dtype: Any) -> str:
+    """The angle of (x, y), from y and x: that of the quotient, half a turn on where x is
+    negative."""
     endless = t.op("And", t.op("IsInf", first), t.op("IsInf", second))
     first = t.op("Where", endless, t.op("Sign", first), first)
     second = t.op("Where", endless, t.op("Sign", second), second)

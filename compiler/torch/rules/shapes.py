@@ -93,6 +93,9 @@ def _slice(
 
 def _select(t: Translator, node: fx.Node, x: fx.Node, dim: int, index: Any) -> str:
     axis = _axis(dim, len(t.shape(x)))
+    if x.target is aten.view_as_real.default and axis == len(t.shape(x)) - 1:
+        with t.taking(index % 2):
+            return t.value(x.args[0])
     return t.op("Gather", t.value(x), t.number(index), axis=axis)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -93,11 +94,11 @@ def test_an_operator_that_the_compiler_refuses_is_cut_out(
 
 def test_an_argument_that_nothing_compiled_reads_may_be_of_any_type(made: list[Any]) -> None:
     whole = torch.complex(X, X)
-    compiled = torch.compile(lambda x, z: (x.exp(), z.abs()), backend=tilewright)
+    compiled = torch.compile(lambda x, z: (x.exp(), z.sin()), backend=tilewright)
     with pytest.warns(
-        ModelWarning, match=r"compiled: aten\.abs\.default: an argument of .*complex"
+        ModelWarning, match=r"compiled: aten\.sin\.default: an argument of .*complex"
     ):
-        close(compiled(X, whole), (X.exp(), whole.abs()))
+        close(compiled(X, whole), (X.exp(), whole.sin()))
     assert len(made) == 1
 
 
@@ -245,14 +246,35 @@ def test_a_table_is_never_read_beyond(made: list[Any]) -> None:
     assert all(any(row.equal(one) for one in TABLE) for row in found)
 
 
-def test_complex_numbers_are_pytorchs(made: list[Any]) -> None:
+def test_complex_numbers_that_no_rule_takes_are_pytorchs(made: list[Any]) -> None:
     whole = torch.complex(X, X)
     for function, given, named in (
-        (lambda x: x * 2, whole, r"an argument of torch\.complex64"),
-        (lambda x: torch.fft.rfft(x).abs(), X, r"a result of torch\.complex64"),
-        (lambda x: x + 1j, X, r"torch\.complex64"),
+        (lambda x: x.sin(), whole, r"aten\.sin\.default: an argument of torch\.complex64"),
+        (lambda x: torch.fft.rfft(x), torch.ones(1, 514), r"aten\._fft_r2c\.default: along 514"),
+        (lambda x: x == x.mT, whole[:, :, :3], r"aten\.eq\.Tensor"),
     ):
         torch._dynamo.reset()
         with pytest.warns(ModelWarning, match=f"eager mode.*{named}"):
             same(function, given)
     assert not made
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_complex_numbers_cross_the_border(dynamic: bool, made: list[Any]) -> None:
+    """As arguments, also with the mark of a conjugate, as weights, and between pieces."""
+    model = nn.Module()
+    model.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def function(x: Any, z: Any) -> Any:
+        turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * model.turns
+        return turned, torch.view_as_real(turned + z).flatten(-2), turned.sin() * z
+
+    compiled = torch.compile(function, backend=tilewright, dynamic=dynamic)
+    for rows in (3, 5) if dynamic else (3,):
+        x, z = torch.randn(rows, 8), torch.randn(rows, 4, dtype=torch.complex64).conj()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "operators of a graph.*aten.sin", ModelWarning)
+            found, wanted = compiled(x, z), function(x, z)
+        close(found, wanted)
+        assert found[0].is_complex()
+    assert len(made) == 2
