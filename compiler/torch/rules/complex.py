@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.compiler.torch.rules.creation import filled
 from tilewright.compiler.torch.rules.elementwise import Given
 from tilewright.compiler.torch.rules.functions import angle_of
 from tilewright.compiler.torch.symbolic import NotTranslatedError
@@ -122,6 +123,15 @@ def _quotient(t: Translator, node: fx.Node, left: Any, right: Any) -> ComplexPai
     return ComplexPair(t.op("Div", real, size), t.op("Div", imaginary, size))
 
 
+def _sub_from(t: Translator, node: fx.Node, x: Any, other: Any, alpha: float = 1) -> ComplexPair:
+    found: ComplexPair = _sum("Sub")(t, node, other, x, alpha)
+    return found
+
+
+def _reciprocal(t: Translator, node: fx.Node, x: fx.Node) -> ComplexPair:
+    return _quotient(t, node, 1.0, x)
+
+
 def _pair(t: Translator, node: fx.Node, given: fx.Node) -> ComplexPair:
     first, second = _parts(t, node, given)
     assert second is not None
@@ -183,13 +193,15 @@ def _view_as_real(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _filled(value: float) -> Rule:
-    def rule(t: Translator, node: fx.Node, *_: Any, **__: Any) -> ComplexPair:
+    def rule(t: Translator, node: fx.Node, *_: Any, **__: Any) -> Any:
         return _full(t, node, None, value)
 
     return rule
 
 
-def _full(t: Translator, node: fx.Node, like: Any, value: Any, **_: Any) -> ComplexPair:
+def _full(t: Translator, node: fx.Node, like: Any, value: Any, **_: Any) -> Any:
+    if not _is_complex(node):  # in the shape of a complex tensor
+        return filled(t, node, value)
     if isinstance(value, fx.Node):
         raise NotTranslatedError("of a computed number")
     shape, number = t.numbers(t.shape(node)), complex(value)
@@ -197,9 +209,7 @@ def _full(t: Translator, node: fx.Node, like: Any, value: Any, **_: Any) -> Comp
     return ComplexPair(*(t.op("Expand", each, shape) for each in parts))
 
 
-def _new_full(
-    t: Translator, node: fx.Node, like: Any, size: Any, value: Any, **_: Any
-) -> ComplexPair:
+def _new_full(t: Translator, node: fx.Node, like: Any, size: Any, value: Any, **_: Any) -> Any:
     return _full(t, node, like, value)
 
 
@@ -344,13 +354,10 @@ _MOVING = (
     *(aten.flip.default, aten.roll.default, aten.index.Tensor, aten.index_select.default),
     *(aten.slice_scatter.default, aten.select_scatter.default, aten.where.self),
     *(aten.clone.default, aten.alias.default, aten.copy.default, aten._to_copy.default),
-    *(
-        aten.neg.default,
-        aten._neg_view.default,
-        aten.sum.dim_IntList,
-        aten.mean.default,
-        aten.mean.dim,
-    ),
+    *(aten.reflection_pad1d.default, aten.reflection_pad2d.default),
+    *(aten.replication_pad1d.default, aten.replication_pad2d.default),
+    *(aten.neg.default, aten._neg_view.default),
+    *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
 )
 
 COMPLEX_RULES: dict[Any, Rule] = {
@@ -360,6 +367,11 @@ COMPLEX_RULES: dict[Any, Rule] = {
     aten.mul.Tensor: _product("Mul"),
     aten.mm.default: _product("MatMul"),
     aten.bmm.default: _product("MatMul"),
+    aten.mv.default: _product("MatMul"),
+    aten.dot.default: _product("MatMul"),
+    aten.rsub.Tensor: _sub_from,
+    aten.rsub.Scalar: _sub_from,
+    aten.reciprocal.default: _reciprocal,
     aten.div.Tensor: _quotient,
     aten._conj.default: _conjugate,
     aten._conj_physical.default: _conjugate,
@@ -374,6 +386,10 @@ COMPLEX_RULES: dict[Any, Rule] = {
     aten.zeros.default: _filled(0),
     aten.zeros_like.default: _filled(0),
     aten.new_zeros.default: _filled(0),
+    # what is in an empty tensor may be anything
+    aten.empty.memory_format: _filled(0),
+    aten.empty_like.default: _filled(0),
+    aten.new_empty.default: _filled(0),
     aten.ones.default: _filled(1),
     aten.ones_like.default: _filled(1),
     aten.new_ones.default: _filled(1),

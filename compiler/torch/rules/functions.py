@@ -78,6 +78,15 @@ def _atan2(t: Translator, node: fx.Node, y: Given, x: Given) -> str:
     return angle_of(t, t.value(y, dtype), t.value(x, dtype), dtype)
 
 
+def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
+    """Half a turn below 0; NaN stays."""
+    dtype = t.dtype(node)
+    value = t.value(x, dtype)
+    zero, half = t.constant(0, dtype), t.constant(math.pi, dtype)
+    above = t.op("Where", t.op("IsNaN", value), value, zero)
+    return t.op("Where", t.op("Less", value, zero), half, above)
+
+
 def angle_of(t: Translator, first: str, second: str, dtype: Any) -> str:
     """The angle of (x, y), from y and x: that of the quotient, half a turn on where x is
     negative."""
@@ -134,6 +143,7 @@ RULES: dict[Any, Rule] = {
     aten.signbit.default: _signbit,
     aten.round.decimals: _rounded,
     aten.atan2.default: _atan2,
+    aten.angle.default: _angle,
     **dict.fromkeys(overloads("copysign"), _copysign),
     **dict.fromkeys(overloads("fmod"), _fmod),
     aten.fmax.default: _number_if_any("Max"),

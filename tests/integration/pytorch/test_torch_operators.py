@@ -57,6 +57,8 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         ENDLESS.abs(),
         torch.view_as_real(Z),
         Z.real + Z.conj().imag,
+        torch.rsub(Z, X, alpha=2) + Z.reciprocal(),
+        (ENDS.angle(), N.angle()),
         torch.view_as_complex(IMAGE.unflatten(-1, (4, 2))),
     ),
     "complex parts": lambda: (
@@ -67,6 +69,10 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         torch.zeros(2, 2, dtype=torch.complex64) + torch.full((2,), 1 - 1j),
         Z.to(torch.complex128).roll(1, 2).unbind(1),
         Z @ Z.mT.conj(),
+        (Z[0] @ Z[0, 1], Z[0, 0].dot(Z[0, 1]), Z.sum()),
+        (torch.full_like(Z, 2, dtype=torch.float32), torch.full_like(Z, 2j)),
+        torch.nn.functional.pad(Z, (1, 2), mode="reflect"),
+        torch.nn.functional.pad(Z, (1, 2), mode="circular"),
         torch.nn.functional.pad(Z, (1, 0, 0, 2), value=0.5),
     ),
     "transforms": lambda: (
