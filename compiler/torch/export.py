@@ -114,4 +114,5 @@ def exported(
         names,
         output_names,
         program.range_constraints,
+        is_exported=True,
     )

@@ -105,6 +105,8 @@ def translate(
     names: Mapping[int, str] | None = None,
     output_names: Sequence[str] | None = None,
     ranges: Mapping[Any, Any] | None = None,
+    *,
+    is_exported: bool = False,
 ) -> Translated:
     """Write a graph as a model.
 
@@ -115,11 +117,12 @@ def translate(
         names: of the other arguments, by position; numbered where it has none.
         output_names: of the tensors that the graph gives.
         ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
+        is_exported: whether the model runs without PyTorch, which cannot run what is refused then.
 
     Raises:
         NotTranslatedError: naming the operator that has no rule; `refused` has all of them.
     """
-    translator = Translator(constants, attributes)
+    translator = Translator(constants, attributes, is_exported)
     return translator.run(graph, names or {}, output_names, ranges or {})
 
 
@@ -129,6 +132,7 @@ class Translator:
 
     constants: Mapping[int, torch.Tensor]
     attributes: Callable[[str], torch.Tensor]
+    is_exported: bool = False
     opset: int = OPSET
     """Rules raise it for an operator that came later."""
     nodes: list[Any] = field(default_factory=list)

@@ -21,8 +21,12 @@ from tilewright.compiler.torch.translation import ComplexPair, Rule, Translator,
 
 aten = torch.ops.aten
 
-LONGEST = 512
-"""Elements along a dimension that is transformed: the work grows with the square."""
+LONGEST = 128
+"""Elements along a dimension that is transformed: the work grows with the square, and PyTorch
+transforms more elements quicker."""
+
+LONGEST_EXPORTED = 2048
+"""The same for a model that runs without PyTorch."""
 
 
 def _both(target: Any) -> Rule:
@@ -268,9 +272,10 @@ def _scale(normalization: int, count: int) -> float:
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
 
 
-def _known(sizes: Sequence[Any]) -> list[int]:
+def _known(t: Translator, sizes: Sequence[Any]) -> list[int]:
+    most = LONGEST_EXPORTED if t.is_exported else LONGEST
     for each in sizes:
-        if not isinstance(each, int) or not 0 < each <= LONGEST:
+        if not isinstance(each, int) or not 0 < each <= most:
             raise NotTranslatedError(f"along {each} elements")
     return list(sizes)
 
@@ -289,7 +294,7 @@ def _fft(
 ) -> ComplexPair:
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
-    sizes = _known([shape[axis] for axis in axes])
+    sizes = _known(t, [shape[axis] for axis in axes])
     parts: Sequence[str] = _pair(t, node, x)
     for axis, size in zip(axes, sizes, strict=True):
         parts = _complex_transform(t, node, parts, axis, rank, size, -1 if forward else 1)
@@ -308,7 +313,7 @@ def _real_fft(
     """The last of the dimensions has real elements, the others complex ones then."""
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
-    sizes = _known([shape[axis] for axis in axes])
+    sizes = _known(t, [shape[axis] for axis in axes])
     kept = sizes[-1] // 2 + 1 if onesided else sizes[-1]
     cosine, sine = _waves(sizes[-1], kept, sizes[-1])
     factor = _scale(scale, math.prod(sizes))
@@ -325,9 +330,9 @@ def _inverse_real_fft(
     """From the half of the coefficients that real elements have."""
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
-    sizes = _known([shape[axis] for axis in axes[:-1]])
-    (count,) = _known([t.shape(node)[axes[-1]]])
-    (half,) = _known([shape[axes[-1]]])
+    sizes = _known(t, [shape[axis] for axis in axes[:-1]])
+    (count,) = _known(t, [t.shape(node)[axes[-1]]])
+    (half,) = _known(t, [shape[axes[-1]]])
     parts: Sequence[str] = _pair(t, node, x)
     for axis, size in zip(axes[:-1], sizes, strict=True):
         parts = _complex_transform(t, node, parts, axis, rank, size, 1)

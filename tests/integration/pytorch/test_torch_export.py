@@ -59,3 +59,20 @@ def test_a_module_that_writes_is_not_exported(tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match="writes to 'seen'"):
         export(Counting(), (X,), tmp_path / "m.onnx")
+
+
+def test_transforms_and_encoder_layers_are_exported(tmp_path: Path) -> None:
+    """Longer transforms than those that PyTorch would run beside a compiled graph, too."""
+
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(torch.fft.rfft(x, 200).abs()[..., :16])
+
+    model, x = Spectrum().eval(), torch.randn(2, 5, 200)
+    path = export(model, (x,), tmp_path / "m.onnx")
+    found = compile_model(path, keep=False).run({"x": x.numpy()})[0]
+    close(torch.from_numpy(found), model(x))
