@@ -34,11 +34,14 @@ NATIVE = Path(__file__).parent / "native"
 _RUNTIME = Path(__file__).parents[1] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
-    size fill order_keys rows_equal select vector_bits permit_matrices
+    size fill order_keys rows_equal select vector_bits permit_matrices pin_random_keys
 """
 """What the sources of the runtime define. Each library has its own, so that several can be in one
 program."""
 
+
+RANDOM = "tw_native_random_key"
+"""The native function that draws, which needs the time and the process, or a page's seed."""
 
 INCLUDE = (f"-I{_RUNTIME}", f"-I{NATIVE}")
 
@@ -208,6 +211,9 @@ def compile_objects(
         sources += [
             _RUNTIME / f"{each}.c" for each in ("accumulation", "selection", "suppression", "order")
         ]
+    if RANDOM in natives:
+        sources.append(_RUNTIME / "random.c")
+        options.append(f"-Dtw_seed_random_keys={name}_seed")
     if register_bits:
         sources.append(_RUNTIME / "vectors.c")
     if compiled.target.tiles is not None:

@@ -146,6 +146,8 @@ export class Model {
     this.#memory = exports.memory;
     this.#base = base;
     this.#workers = workers;
+    // of a model that draws random numbers without a seed
+    exports[`${description.name}_seed`]?.(...crypto.getRandomValues(new Uint32Array(2)));
   }
 
   /** How many threads a run uses. */

@@ -12,6 +12,7 @@ from tilewright.compiler.c_library.header import Interface, Statement, range_of
 from tilewright.compiler.c_library.library import (
     INCLUDE,
     NATIVE,
+    RANDOM,
     compile_objects,
     describe,
     exported_names,
@@ -25,6 +26,7 @@ from tilewright.compiler.program_builder import CompiledProgram
 from tilewright.compiler.runtime.artifact_writer import check_destination
 from tilewright.compiler.runtime.ports import open_dims
 from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.program_encoding import encode
 
 FORMAT = "tilewright-wasm-module"
 _SCRIPT = Path(__file__).parent / "module.mjs"
@@ -88,6 +90,8 @@ def write_wasm_module(
         objects = compile_objects(compiled, interface, statement, staging, tools)
         objects.append(weight_object(name, staging, tools))
         exported = [*exported_names(interface, weights_inside=True), "__heap_base"]
+        if RANDOM in encode(compiled.program).natives:
+            exported.append(f"{name}_seed")
         pages = 0
         if threads > 1:
             objects.append(_thread_object(name, staging, tools))

@@ -184,7 +184,7 @@ def _is_function(
     Bodies that depend on types and attributes are not looked into.
     """
     if schema.has_context_dependent_function:
-        return schema.name not in RANDOM
+        return True
     if not schema.has_function:
         return False
     return all(
@@ -193,10 +193,6 @@ def _is_function(
         or (node.op_type in history and _is_function(history[node.op_type][-1], ruled, history))
         for node in schema.function_body.node
     )
-
-
-RANDOM = frozenset(["Bernoulli"])
-"""Operators whose bodies draw random numbers, for which there is no rule."""
 
 
 def _compiles(operator: Operator, schemas: Sequence[OpSchema], dtype: DType) -> bool:

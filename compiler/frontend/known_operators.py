@@ -6,7 +6,7 @@ compiling could have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from onnx import NodeProto
 from onnx.defs import SchemaError, get_schema
@@ -15,20 +15,8 @@ from tilewright.compiler import ops
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.frontend.old_opsets import domain_of
 from tilewright.compiler.frontend.sequences import SEQUENCES
-from tilewright.compiler.ops.registry import OnnxRule
 
 _BODIES = ("If", "Loop", "Scan")
-_SEED = "seed"
-
-
-def lacks(stated: Collection[str], rule: OnnxRule) -> str | None:
-    """Why a rule refuses a node whose attributes do not say enough; None if they do."""
-    missing = [key for key in rule.needs if key not in stated]
-    return _missing(missing[0]) if missing else None
-
-
-def _missing(key: str) -> str:
-    return f"no attribute '{key}': state one"
 
 
 def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
@@ -50,10 +38,8 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
 
 def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
     """Why nothing imports the node; None if something may."""
-    stated = {attribute.name for attribute in node.attribute}
-    rule = ops.onnx_rules().get((domain, node.op_type))
-    if rule is not None:
-        return lacks(stated, rule)
+    if (domain, node.op_type) in ops.onnx_rules():
+        return None
     if not domain and (node.op_type in _BODIES or node.op_type in SEQUENCES):
         return None
     try:
@@ -62,6 +48,4 @@ def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
         return "not implemented"
     if domain or not (schema.has_function or schema.has_context_dependent_function):
         return "not implemented"
-    if _SEED in schema.attributes and _SEED not in stated:  # the body draws with it
-        return _missing(_SEED)
     return None

@@ -13,7 +13,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.frontend.counted import carried
-from tilewright.compiler.frontend.known_operators import lacks
 from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
 from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from tilewright.compiler.frontend.schema_functions import schema_function
@@ -188,8 +187,6 @@ class NodeImporter:
             if found is None:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
             return found
-        if (lacking := lacks(node.attrs, rule)) is not None:
-            raise node.unsupported(lacking)
         try:
             node, labels = with_one_table(node)
             if any(v is not None and self._builder.trim(v) for v in node.inputs):

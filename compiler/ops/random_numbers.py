@@ -1,9 +1,10 @@
-"""Random numbers of a stated seed: the ones that ONNX Runtime's first run draws.
+"""Random numbers: of a stated seed the ones that ONNX Runtime's first run draws, without a seed
+others in each run (`compiler.ops.random_bits`).
 
-They are constants of the compiled model, and so each run gives the same. ONNX Runtime draws with
-the C++ library's default engine and distributions, whose algorithms are written down here: a
-multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and Marsaglia's polar method.
-Without a seed the numbers would have to differ from run to run.
+Those of a seed are constants of the compiled model, and so each run gives the same. ONNX Runtime
+draws with the C++ library's default engine and distributions, whose algorithms are written down
+here: a multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and Marsaglia's polar
+method.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
-from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.random_bits import RandomTensor
 from tilewright.compiler.ops.registry import OnnxRule
-from tilewright.compiler.ops.shapes import Shape
+from tilewright.compiler.ops.shapes import Shape, show
 from tilewright.compiler.sizes import OpenSizeError, is_open
 
 _MODULUS, _FACTOR = 2**31 - 1, 16807
@@ -67,44 +70,104 @@ class Engine:
         return np.concatenate(found or [np.zeros(0, dtype)])[:count]
 
 
-def _drawn(node: OnnxNode, shape: Shape, default: DType, normal: bool) -> str:
-    number = node.integer("dtype", 0)
-    dtype = ONNX_TYPES.get(number, default) if number else default
-    if (number and number not in ONNX_TYPES) or not dtype.is_float:
-        raise node.invalid(f"random numbers of the type {number or default}")
+def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
+    """Numbers of the node's distribution, those of its seed if it states one.
+
+    Raises:
+        InvalidModelError: if they are no floats, or constants of too many bytes.
+        OpenSizeError: if the number of those of a seed is known at run time only.
+    """
+    if not dtype.is_float:
+        raise node.invalid(f"random numbers of the type {dtype}")
+    first, second = (
+        (node.number("mean", 0.0), node.number("scale", 1.0))
+        if normal
+        else (node.number("low", 0.0), node.number("high", 1.0))
+    )
+    if "seed" not in node.attrs:
+        drawn = RandomTensor(node, shape)
+        values = drawn.normal(dtype) if normal else drawn.uniform(dtype)
+        kind = node.type(values).dtype
+        factor = node.scalar(second if normal else second - first, kind)
+        moved = node.emit("mul", [values, factor])
+        return cast_to(node, node.emit("add", [moved, node.scalar(first, kind)]), dtype)
     if any(is_open(extent) for extent in shape):
         raise OpenSizeError("how many random numbers are drawn")
     count = prod(shape)
     node.reserve(f"{count} random numbers", count * 8)
     engine = Engine(int(node.number("seed")))
-    kind = np.dtype("float64" if dtype is DType.FLOAT64 else "float32")
+    form = np.dtype("float64" if dtype is DType.FLOAT64 else "float32")
+    start, end = form.type(first), form.type(second)
     if normal:
-        values = engine.normal(count, kind) * kind.type(node.number("scale", 1.0))
-        values = values + kind.type(node.number("mean", 0.0))
+        found = engine.normal(count, form) * end + start
     else:
-        low, high = kind.type(node.number("low", 0.0)), kind.type(node.number("high", 1.0))
-        values = engine.fractions(count, kind) * (high - low) + low
-    return node.constant(to_memory(values.reshape(shape), dtype), dtype)
+        found = engine.fractions(count, form) * (end - start) + start
+    return node.constant(to_memory(found.reshape(shape), dtype), dtype)
+
+
+def _of_type(node: OnnxNode, default: DType) -> DType:
+    """What the attribute `dtype` says.
+
+    Raises:
+        InvalidModelError: if there is no such type.
+    """
+    number = node.integer("dtype", 0)
+    if number and number not in ONNX_TYPES:
+        raise node.invalid(f"random numbers of the type {number}")
+    return ONNX_TYPES[number] if number else default
 
 
 def _stated(node: OnnxNode, normal: bool) -> str:
-    return _drawn(node, node.ints("shape") or (), DType.FLOAT32, normal)
+    return _drawn(node, node.ints("shape") or (), _of_type(node, DType.FLOAT32), normal)
 
 
 def _like(node: OnnxNode, normal: bool) -> str:
     """Of the shape, and if none is stated of the type, of the operand."""
     kind = node.type(node.input(0))
-    return _drawn(node, kind.shape, kind.dtype, normal)
+    return _drawn(node, kind.shape, _of_type(node, kind.dtype), normal)
 
 
-def _rule(op_type: str, emit: Callable[..., str], normal: bool) -> OnnxRule:
-    limits = "a seed is stated; each run draws the same numbers"
-    return OnnxRule(op_type, partial(emit, normal=normal), limits=limits, needs=("seed",))
+def _bernoulli(node: OnnxNode) -> str:
+    """1 where a number from 0 to 1 is below the probability.
+
+    As the standard's text and its reference say: 1 has the stated probability. In the function body
+    of the schema, which ONNX Runtime runs, 0 has it.
+    """
+    x = node.input(0)
+    kind = node.type(x)
+    wide = DType.FLOAT64 if kind.dtype is DType.FLOAT64 else DType.FLOAT32
+    drawn = _drawn(node, kind.shape, wide, normal=False)
+    chosen = node.emit("less", [drawn, cast_to(node, x, wide)])
+    return cast_to(node, chosen, _of_type(node, kind.dtype))
+
+
+def _multinomial(node: OnnxNode) -> str:
+    """The number of cumulated probabilities, without the last, that a number from 0 to 1 is not
+    below."""
+    shape = node.shape(node.input(0))
+    if len(shape) != 2:
+        raise node.invalid(f"logarithms of probabilities {show(shape)}, not of rank 2")
+    batch, classes = shape
+    shares = node.call("Softmax", cast_to(node, node.input(0), DType.FLOAT32), axis=1)
+    sums = node.call("CumSum", shares, node.constant(np.array(1)))
+    ends = node.reshape(part(node, sums, 1, 0, classes - 1), (batch, 1, classes - 1))
+    samples = (batch, node.integer("sample_size", 1), 1)
+    drawn = _drawn(node, samples, DType.FLOAT32, normal=False)
+    passed = cast_to(node, node.emit("greater_or_equal", [drawn, ends]), DType.INT32)
+    found = node.emit("reduce_sum", [passed], axes=(2,), keepdims=0)
+    return cast_to(node, found, _of_type(node, DType.INT32))
+
+
+def _rule(op_type: str, emit: Callable[..., str], **given: bool) -> OnnxRule:
+    limits = "of a seed each run draws the same numbers"
+    return OnnxRule(op_type, partial(emit, **given), limits=limits)
 
 
 RULES = (
-    _rule("RandomNormal", _stated, True),
-    _rule("RandomNormalLike", _like, True),
-    _rule("RandomUniform", _stated, False),
-    _rule("RandomUniformLike", _like, False),
+    _rule("RandomNormal", _stated, normal=True),
+    _rule("RandomNormalLike", _like, normal=True),
+    _rule("RandomUniform", _stated, normal=False),
+    _rule("RandomUniformLike", _like, normal=False),
+    _rule("Bernoulli", _bernoulli),
+    _rule("Multinomial", _multinomial),
 )

@@ -131,7 +131,6 @@ class OnnxRule:
     `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
     each ONNX output. `limits` names, in a phrase, forms that ONNX has and the rule refuses. `types`
     are those of the first operand, of operators whose schema the onnx package does not have.
-    Nodes without the attributes that it `needs` are refused, though ONNX has them.
     """
 
     op_type: str
@@ -139,7 +138,6 @@ class OnnxRule:
     domain: str = ""
     limits: str = ""
     types: tuple[DType, ...] = FLOATS
-    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

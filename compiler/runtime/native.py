@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -96,6 +98,7 @@ def native() -> ctypes.CDLL:
         "tw_call": (None, (pointer, ctypes.c_int)),
         "tw_evict": (None, (pointer, integer)),
         "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),
+        "tw_pin_random_keys": (ctypes.c_int, (ctypes.c_int,)),
         "tw_reference": (None, (ctypes.c_int, pointer, integer, pointer)),
     }
     for name, (result, arguments) in signatures.items():
@@ -112,6 +115,17 @@ def native() -> ctypes.CDLL:
     if family is not None and family.ask is not None:
         family.ask()  # before the guards of a sandbox, and once for all kernels
     return library
+
+
+@contextmanager
+def pinned_random_keys() -> Iterator[None]:
+    """Meanwhile, random numbers without a seed are the same in each run: those of the references
+    (`compiler.ops.random_numbers`)."""
+    before = native().tw_pin_random_keys(1)
+    try:
+        yield
+    finally:
+        native().tw_pin_random_keys(before)
 
 
 def vector_bits() -> int:

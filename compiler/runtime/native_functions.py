@@ -2,7 +2,7 @@
 
 A function has a stage's type; its parameters are integers that the program holds. This module says
 what each reads and writes, so that a program can be checked before it runs. `native/selection.c`,
-`native/suppression.c` and `native/accumulation.c` hold the functions themselves.
+`native/suppression.c`, `native/accumulation.c` and `native/random.c` hold the functions themselves.
 """
 
 from __future__ import annotations
@@ -154,6 +154,10 @@ def _non_max_suppression(
     )
 
 
+def _random_key(_number: int) -> NativeSignature:
+    return NativeSignature((), 8)
+
+
 _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "top_k": _top_k,
     "positions": _positions,
@@ -163,5 +167,6 @@ _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "scatter": _scatter,
     "combine": _combine,
     "accumulate": _accumulate,
+    "random_key": _random_key,
     "non_max_suppression": _non_max_suppression,
 }

@@ -14,6 +14,7 @@ from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import OutOfMemoryError
 from tilewright.compiler.local import runs_here
 from tilewright.compiler.roofline import Speeds, measure_speeds
+from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.service.jobs.device import Checked, DeviceError, Loadable, Variant
@@ -104,7 +105,7 @@ class LocalDevice:
         expected: Mapping[str, np.ndarray],
         fetch: Sequence[str] = (),
     ) -> Checked:
-        with _in_memory():
+        with _in_memory(), pinned_random_keys():
             executable = loadable.load(threads)
             outputs = executable.run(self._given.draw(executable.inputs, seed), labels=False)
         names = (port.name for port in executable.outputs)

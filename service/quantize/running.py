@@ -13,6 +13,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.kernels import KernelCache
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stages import StagedExecutable
@@ -54,11 +55,8 @@ class FloatOutputs:
 
     @staticmethod
     def of(executable: Runnable, samples: Sequence[InputArrays]) -> FloatOutputs:
-        return FloatOutputs(
-            _names(executable),
-            tuple(samples),
-            tuple(executable.run(s, labels=False) for s in samples),
-        )
+        outputs = tuple(_outputs(executable, sample) for sample in samples)
+        return FloatOutputs(_names(executable), tuple(samples), outputs)
 
     def first(self, count: int) -> FloatOutputs:
         """Of the first samples alone."""
@@ -68,10 +66,17 @@ class FloatOutputs:
         """The outputs of another model for the same samples, which gets `more` inputs."""
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
-            came = executable.run({**sample, **(more or {})}, labels=False)
+            came = _outputs(executable, {**sample, **(more or {})})
             named = _named(executable, came)
             each = zip(self.names, expected, strict=True)
             found = added(found, tuple(OutputFidelity.of(n, e, named[n]) for n, e in each))
+        return found
+
+
+def _outputs(executable: Runnable, sample: InputArrays) -> Sequence[Array]:
+    """What a model gives, with the same random numbers each time."""
+    with pinned_random_keys():
+        found: Sequence[Array] = executable.run(sample, labels=False)
         return found
 
 
@@ -101,8 +106,8 @@ def layer_fidelity(
     second = sizes.compile(with_outputs(quantised, [seen[value] for value in values]))
     totals = dict.fromkeys(values, Fidelity())
     for sample in samples:
-        wanted = _named(first, first.run(sample, labels=False))
-        came = _named(second, second.run(sample, labels=False))
+        wanted = _named(first, _outputs(first, sample))
+        came = _named(second, _outputs(second, sample))
         for value in totals:
             totals[value] += Fidelity.of(wanted[value], came[seen[value]])
     return [totals.get(layer.value) for layer in layers]

@@ -49,8 +49,9 @@ ELSEWHERE = {
         *("GRU", "GridSample", "HammingWindow", "HannWindow", "LSTM", "MaxUnpool"),
         *("MelWeightMatrix", "RNN", "RoiAlign", "STFT", "TfIdfVectorizer"),
     ),
-    "constants that a seed decides: tests/unit/ops": (
+    "random numbers: tests/unit/ops": (
         *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("Bernoulli", "Multinomial"),
     ),
     "ONNX Runtime's own in ONNX's domain: tests/unit/ops": ("SimplifiedLayerNormalization",),
     "not in the opset that is drawn": ("BitCast", "CumProd", "Scatter", "Upsample"),

@@ -229,7 +229,7 @@ READERS: dict[str, Generator] = {
     "MaxPool with indices": partial(
         _plain, "MaxPool", rank=4, kernel_shape=[2, 2], pads=[0, 0, 1, 1], outputs=2
     ),
-    "RandomNormalLike": partial(_plain, "RandomNormalLike", seed=1.0),
+    "RandomNormalLike": partial(_plain, "RandomNormalLike"),
     "Hardmax": partial(_axis, "Hardmax"),
     "LpNormalization": partial(_axis, "LpNormalization"),
     "Unique": _unique, "Compress": _compress, "quantised": _quantised,

@@ -214,11 +214,14 @@ def test_failures_have_their_names(module: Any, tmp_path: Path) -> None:
 
 
 def test_an_operator_that_is_not_compiled_is_not_implemented() -> None:
-    unseeded = helper.make_node("RandomNormal", [], ["a"], shape=[2])
-    with pytest.raises(ort.NotImplemented, match="no attribute 'seed'") as caught:
-        session(ort, made([unseeded], [], [value("a", FLOAT, [2])]))
+    node = helper.make_node(
+        "MaxRoiPool", ["x", "rois"], ["a"], pooled_shape=[1, 1], spatial_scale=1.0
+    )
+    inputs = [value("x", FLOAT, [1, 1, 4, 4]), value("rois", FLOAT, [1, 5])]
+    with pytest.raises(ort.NotImplemented, match="not implemented") as caught:
+        session(ort, made([node], inputs, [value("a", FLOAT, [1, 1, 1, 1])]))
     assert isinstance(caught.value, CompilerError)
-    assert caught.value.operator == "RandomNormal"
+    assert caught.value.operator == "MaxRoiPool"
 
 
 @both

@@ -21,6 +21,7 @@ import numpy as np
 from tilewright.compiler.errors import CompilerError, OutOfMemoryError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.memory import check_memory
+from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.packing import Bytes, aligned_zeros
 from tilewright.compiler.runtime.program_json import program_from_json
 from tilewright.compiler.runtime.speeds import Probes, Speeds
@@ -53,7 +54,8 @@ def run_job(request: RunRequest, files: Mapping[str, str], emit: Emit) -> None:
         emit: takes events.
     """
     try:
-        result = _Run(request, files, emit).result()
+        with pinned_random_keys():  # the references draw these numbers
+            result = _Run(request, files, emit).result()
     except (MemoryError, OutOfMemoryError) as error:
         reason = str(error) or "there is not enough memory"
         result = RunResult(request.request_id, RunStatus.OUT_OF_MEMORY, reason)

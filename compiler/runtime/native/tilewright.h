@@ -45,6 +45,12 @@ TW_EXPORT int tw_pool_bind(const int *processors, int count);
 TW_EXPORT int tw_pool_workers(void);
 TW_EXPORT int tw_pool_sleeping(void);
 
+/* random.c */
+
+/* Say whether random numbers without a seed are the same in each run, as those of the references are.
+ * Returns whether they were. */
+TW_EXPORT int tw_pin_random_keys(int on);
+
 /* program.c */
 
 enum {

@@ -64,10 +64,12 @@ def test_engines_are_compared_on_one_model() -> None:
 
 def test_what_does_not_compile_has_its_reason() -> None:
     writer = operators.OnnxWriter("odd", 0)
-    y = writer.node("RandomNormalLike", writer.input("x", (3, 3)))
-    model = writer.finish([(y, ())])
-    result = compare_engines(model, random_feeds(model, 0), QUICK)
-    assert "RandomNormalLike" in result.failures["untuned"]
+    inputs = writer.input("x", (1, 1, 4, 4)), writer.input("rois", (1, 5))
+    y = writer.node("MaxRoiPool", *inputs, pooled_shape=[1, 1])
+    model = writer.finish([(y, (1, 1, 1, 1))])
+    feeds = random_feeds(model, 0) | {"rois": np.zeros((1, 5), np.float32)}
+    result = compare_engines(model, feeds, QUICK)
+    assert "MaxRoiPool" in result.failures["untuned"]
     assert set(result.seconds) == {"onnxruntime"}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from tilewright.compiler import driver
@@ -40,6 +41,14 @@ def for_wasm(
     any_rows = any(isinstance(d, str) for d in dims.values())
     builder = ProgramBuilder(None, chosen, threads, any_rows=any_rows)
     return builder.build(driver.make_plan(graph, chosen, in_place=False))
+
+
+def drawing() -> onnx.ModelProto:
+    """x (1, 9) + random numbers from 0 to 1."""
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        drawing (float[1, 9] x) => (float[1, 9] y) { z = RandomUniformLike (x) y = Add (x, z) }"""
+    )
 
 
 @pytest.fixture(scope="session")

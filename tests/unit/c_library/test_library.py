@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled
+from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled, drawing
 from tilewright.compiler import driver
 from tilewright.compiler.c_library import (
     ToolchainError,
@@ -146,6 +146,18 @@ def test_counted_outputs_say_how_many(load: Load) -> None:
     outputs = library.outputs()
     assert library.run(model, {"x": x}, outputs) == (OK, [4])
     np.testing.assert_array_equal(outputs[0].reshape(-1)[:8].reshape(2, 4), np.nonzero(x))
+
+
+def test_random_numbers_differ_from_run_to_run(load: Load) -> None:
+    library = load(drawing())
+    status, model = library.init(library.memory())
+    assert status == OK
+    drawn = []
+    for _ in range(3):
+        outputs = library.outputs()
+        assert library.run(model, {"x": np.zeros((1, 9), np.float32)}, outputs) == (OK, [])
+        drawn.append(np.array(outputs[0]))
+    assert len(np.unique(drawn)) == 27 and np.min(drawn) >= 0 and np.max(drawn) < 1
 
 
 def test_names_cannot_break_out_of_the_header(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.unit.c_library.conftest import MODELS, for_wasm
+from tests.unit.c_library.conftest import MODELS, drawing, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
 from tilewright.compiler import driver
 from tilewright.compiler.build import lower_workload
@@ -137,6 +137,18 @@ def test_counted_outputs(answers: Callable[..., list[dict[str, object]]]) -> Non
         np.array(np.nonzero(x)).reshape(-1).tolist(),
         (-x).reshape(-1).tolist(),
     ]
+
+
+@node
+def test_random_numbers_differ_from_run_to_run_and_from_page_to_page(
+    answers: Callable[..., list[dict[str, object]]],
+) -> None:
+    made = for_wasm(drawing())
+    x = np.zeros((1, 9), np.float32)
+    found = [answers(made, [({"x": x}, {})] * 2) for _ in range(2)]
+    drawn = np.array([each["results"][0] for page in found for each in page])
+    assert drawn.shape == (4, 9) and len(np.unique(drawn)) == 36
+    assert drawn.min() >= 0 and drawn.max() < 1
 
 
 @node

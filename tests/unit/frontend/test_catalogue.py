@@ -27,7 +27,6 @@ def test_every_rule_is_listed_with_its_limits() -> None:
         assert entries[key].types
     assert entries["", "If"].way == "control flow"
     assert entries["", "Shrink"].way == "function"
-    assert ("", "Bernoulli") not in entries
 
 
 def test_opsets_and_types_are_those_of_the_schemas() -> None:

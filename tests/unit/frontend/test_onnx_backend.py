@@ -38,8 +38,8 @@ def test_run_model_and_run_node() -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     (found,) = onnx_backend.run_node(node, [A, np.array([3, 2])])
     np.testing.assert_array_equal(found, A.reshape(3, 2))
-    with pytest.raises(UnsupportedOperatorError, match="Multinomial"):
-        onnx_backend.run_node(helper.make_node("Multinomial", ["x"], ["y"]), [A])
+    with pytest.raises(UnsupportedOperatorError, match="MaxRoiPool"):
+        onnx_backend.run_node(helper.make_node("MaxRoiPool", ["x", "r"], ["y"]), [A, B])
 
 
 def test_the_device_is_the_cpu() -> None:

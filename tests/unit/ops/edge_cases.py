@@ -119,7 +119,20 @@ TRAINED = [
     ),
 ]
 
+CERTAIN = [
+    Case(
+        "Bernoulli",
+        (data([[0, 1, 1], [1, 0, 0]], FLOAT),),
+        {"dtype": 6},
+        numpy=lambda p: [p.astype(np.int32)],
+    ),
+    Case("Multinomial", (data([[0, -99, -99], [-99, -99, 9]], FLOAT),), {"sample_size": 5}),
+]
+"""Chances of which nothing is left to chance."""
+
 SEEDED = [
+    Case("Bernoulli", (data([0, 1, 1, 0], FLOAT),), {"seed": 3.0}, numpy=lambda p: [p]),
+    Case("Multinomial", (data([[-99, 0]], FLOAT),), {"sample_size": 3, "dtype": 7, "seed": 1.0}),
     *(
         Case(op, (shape,), {"seed": seed}, atol=1e-5)
         for op in ("RandomNormalLike", "RandomUniformLike")
@@ -165,4 +178,4 @@ many samples as these sizes ask for."""
 EACH_SIZE = [*EMPTY, *NO_STEPS, *SEEDED]
 """Without elements, or constants that a seed decides: compiled for each size."""
 
-CASES = [*EACH_SIZE, *RECURRENT, *TRAINED, *GRIDS, *BLOCKS, *SAMPLED]
+CASES = [*EACH_SIZE, *CERTAIN, *RECURRENT, *TRAINED, *GRIDS, *BLOCKS, *SAMPLED]

@@ -8,6 +8,7 @@ import pytest
 import tilewright
 from tests.unit.ops.edge_cases import (
     BLOCKS,
+    CERTAIN,
     EMPTY,
     GRIDS,
     NO_STEPS,
@@ -20,6 +21,7 @@ from tests.unit.ops.rule_case import Case
 
 KINDS = [
     *(EMPTY[0], EMPTY[6], EMPTY[7], EMPTY[-1]),
+    *CERTAIN,
     *(kind[0] for kind in (BLOCKS, GRIDS, NO_STEPS, RECURRENT, SEEDED, TRAINED)),
     *(SAMPLED[0], SAMPLED[-2]),
 ]

@@ -19,6 +19,7 @@ from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.common_subexpressions import common_subexpressions
 from tilewright.compiler.passes.constant_folding import constant_folding
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.native_functions import native_signature
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, NativeCall, Port, Program
@@ -55,7 +56,8 @@ def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
         0,
         0,
     )
-    (found,) = Executable(program, aligned_empty(0), {}.__getitem__).run(arrays)
+    with pinned_random_keys():
+        (found,) = Executable(program, aligned_empty(0), {}.__getitem__).run(arrays)
     return found
 
 
@@ -68,6 +70,7 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     *(("unique", [scores(50, width)], {"sorted": s}) for width in (1, 2) for s in (0, 1)),
     ("unique", [RANDOM.integers(0, 2, (9, 4)).astype(np.bool_)], {"sorted": 1}),
     ("unique", [np.array([[np.nan], [1], [np.nan], [-0.0], [0]])], {"sorted": 0}),
+    *(("random_key", [], {"number": number}) for number in (0, 7, (1 << 39) + 3)),
     ("positions", [RANDOM.random(300) < 0.3], {}),
     ("scatter", [scores(2, 3, 4), np.array([5, -1, 0, 6, 5]), scores(5, 4)], {"depth": 2}),
     ("scatter", [scores(2, 3), np.array([4, 1, 4]), scores(3)], {"depth": 2}),

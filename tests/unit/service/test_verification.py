@@ -124,6 +124,25 @@ def test_references_that_are_computed_meanwhile_say_the_same(
                     checked(verifier)(read_artifact(tmp_path / "a"))
 
 
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_random_numbers_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Each run draws others, but for those that are verified."""
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [40]) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph([node], "drawing", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+    given = plan_model(ModelRequest(model.SerializeToString()))
+    builder = driver.ProgramBuilder(None, given.target)
+    artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
+    assert verify_artifact(given, read_artifact(tmp_path / "a"), HERE).complete
+    executable = read_artifact(tmp_path / "a").executable()
+    (first,), (second,) = (executable.run([np.zeros(40, np.float32)]) for _ in range(2))
+    assert (first != second).all()
+
+
 def checked(verifier: Verifier) -> Callable[[Artifact], None]:
     return lambda made: verifier.verify(partial(of_artifact, made))
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.c_library.conftest import drawing
 from tests.unit.service.leased import broken, compile_program, loadable
+from tilewright.compiler import driver
+from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.roofline import probe_library, vector_bytes
 from tilewright.compiler.target import host_target
 from tilewright.service.jobs.device import Loadable
@@ -79,6 +82,16 @@ def test_outputs_are_those_of_this_process(
     found = sandbox.run(request, blob)
     assert (found.status, found.errors, found.worker) == (RunStatus.OK, {"y": 0.0}, "w1")
     np.testing.assert_array_equal(found.arrays()["y"], expected)
+
+
+def test_random_numbers_are_those_of_the_reference(sandbox: Sandbox, blob: Blob) -> None:
+    graph = driver.load_graph(drawing())
+    plan = driver.make_plan(driver.optimise(graph, host_target()), host_target())
+    made = loadable(driver.ProgramBuilder(None, host_target()).build(plan))
+    request = ask(blob, [made], CheckWork(0, 3, {}, ("y",)))
+    found = sandbox.run(request, blob)
+    (expected,) = run_graph(graph, draw_inputs(made.program.inputs, 3))
+    np.testing.assert_allclose(found.arrays()["y"], expected, rtol=1e-6)
 
 
 def test_variants_of_several_programs_race_in_one_block_or_two(

@@ -1,0 +1,117 @@
+"""Random numbers without a seed: others in each run.
+
+    %1: uint32[2] = random_key() {number=7}         64 bits of the runtime, others at each call
+    element i of a tensor = hash(%1, i)             an expression of its own
+
+The hash is the finaliser of MurmurHash3, twice. Such a generator is called counter-based (Salmon
+et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): drawing fuses with what reads the
+numbers, and threads draw what one thread draws. Normal numbers are those of Box and Muller (1958).
+
+Runs that are verified pin the keys (`pinned_random_keys` of `compiler.runtime.native`): then a key
+is a hash of the node's number, as the reference has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import pi, prod
+
+import numpy as np
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Attrs
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.iota import counted
+from tilewright.compiler.ops.moves import part
+from tilewright.compiler.ops.native import native
+from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import Shape, operand_count
+
+_KEY = TensorType(DType.UINT32, (2,))
+_ALL = (1 << 64) - 1
+_SPLITMIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_MURMUR = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
+_GOLDEN = 0x9E3779B9
+"""2^32 over the golden ratio: multiples of it are spread evenly."""
+
+
+def _infer_key(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 0)
+    integer(attrs, "number")
+    return _KEY
+
+
+def _key_reference(_arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """The pinned key: the finaliser of SplitMix64, as in `native/random.c`."""
+    key = integer(attrs, "number") + 1
+    for shift, factor in _SPLITMIX:
+        key = (key ^ (key >> shift)) * factor & _ALL
+    key ^= key >> 31
+    return np.array([key & 0xFFFFFFFF, key >> 32], np.uint32)
+
+
+def _key_work(_types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    return "random_key", (integer(attrs, "number"),)
+
+
+class RandomTensor:
+    """Random numbers of one shape, which may be open; each call draws others."""
+
+    def __init__(self, node: OnnxNode, shape: Shape) -> None:
+        self._node = node
+        key = node.emit("random_key", [], number=len(node.builder.types))
+        self._key = [node.reshape(part(node, key, 0, place, 1), ()) for place in range(2)]
+        self._index = node.reshape(counted(node, prod(shape), dtype=DType.UINT32), shape)
+        self._words = 0
+
+    def uniform(self, dtype: DType) -> str:
+        """Numbers from 0 to 1, the latter excluded: multiples of 2^-24, or of 2^-53 in float64."""
+        node, high = self._node, self._bits(24)
+        if dtype is not DType.FLOAT64:
+            return self._scaled(cast_to(node, high, DType.FLOAT32), 2.0**-24)
+        low = self._scaled(cast_to(node, self._bits(29), dtype), 2.0**-53)
+        return node.emit("add", [self._scaled(cast_to(node, high, dtype), 2.0**-24), low])
+
+    def normal(self, dtype: DType) -> str:
+        """Numbers of a normal distribution with mean 0 and deviation 1, in float32 or float64."""
+        node, first = self._node, self.uniform(dtype)
+        kind = node.type(first).dtype
+        above_zero = node.emit("sub", [node.scalar(1, kind), first])
+        radius = node.emit("sqrt", [self._scaled(node.emit("log", [above_zero]), -2.0)])
+        turn = self._scaled(self.uniform(dtype), 2 * pi)
+        return node.emit("mul", [radius, node.emit("cos", [turn])])
+
+    def _scaled(self, value: str, factor: float) -> str:
+        number = self._node.scalar(factor, self._node.type(value).dtype)
+        return self._node.emit("mul", [value, number])
+
+    def _bits(self, count: int) -> str:
+        """The leading bits of a new word, at most 31: int32, which converts in one instruction."""
+        return cast_to(self._node, self._shifted(self._word(), 32 - count), DType.INT32)
+
+    def _word(self) -> str:
+        """32 bits for each element."""
+        node, (low, high) = self._node, self._key
+        self._words += 1
+        place = node.emit("add", [self._times(self._index, _GOLDEN), low])
+        salt = node.scalar(self._words * _GOLDEN & 0xFFFFFFFF, DType.UINT32)
+        again = node.emit("bit_xor", [self._hashed(place), high])
+        return self._hashed(node.emit("bit_xor", [again, salt]))
+
+    def _hashed(self, word: str) -> str:
+        """A word of which each bit depends on all bits."""
+        for shift, factor in _MURMUR:
+            word = self._node.emit("bit_xor", [word, self._shifted(word, shift)])
+            word = self._times(word, factor)
+        return self._node.emit("bit_xor", [word, self._shifted(word, 16)])
+
+    def _shifted(self, word: str, by: int) -> str:
+        return self._node.emit("shift_right", [word, self._node.scalar(by, DType.UINT32)])
+
+    def _times(self, word: str, factor: int) -> str:
+        return self._node.emit("mul", [word, self._node.scalar(factor, DType.UINT32)])
+
+
+OPERATORS = (native("random_key", _infer_key, _key_reference, _key_work),)
