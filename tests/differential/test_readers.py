@@ -19,6 +19,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, nu
 import tilewright
 from tests.differential.graph_nodes import generators
 from tests.differential.graphs import FLOAT, Draw, Grower, Rejected, Value
+from tests.differential.moving_nodes import MOVES
 from tests.differential.reading_nodes import JUMPS, READERS
 from tests.differential.test_graphs import check, describe
 from tests.examples import examples
@@ -38,7 +39,7 @@ MAKERS = (
     *("Conv", "Conv", "Conv", "MaxPool", "AveragePool", "ConvTranspose", "BatchNormalization"),
     *("Relu", "Mul", "Concat", "Resize", "InstanceNormalization", "Slice", "Pad", "Transpose"),
 )
-ATTEMPTS, MOST_MAKERS, MOST_READERS, MOST_BEHIND = 6, 2, 4, 2
+ATTEMPTS, MOST_MAKERS, MOST_KINDS, MOST_READERS, MOST_BEHIND = 6, 2, 3, 4, 2
 TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
@@ -49,12 +50,12 @@ def read_value(draw: Draw, kinds: Collection[str]) -> Grower:
     if g.flag():
         spatial[0] = g.pick(EXTENTS)
     made = g.input([g.pick([1, 1, 2]), g.pick(CHANNELS), *spatial])
-    for _ in range(g.integer(0, MOST_MAKERS)):
+    for _ in range(g.integer(1, MOST_MAKERS)):
         made = _grown(g, [made], MAKERS) or made
+    # few kinds, so that often all readers take the same layouts
+    pool = [_kind(g, kinds) for _ in range(g.integer(1, MOST_KINDS))]
     behind = [
-        value
-        for _ in range(g.integer(1, MOST_READERS))
-        if (value := _grown(g, [made], sorted(kinds)))
+        value for _ in range(g.integer(1, MOST_READERS)) if (value := _grown(g, [made], pool))
     ]
     for _ in range(g.integer(0, MOST_BEHIND)):
         _grown(g, [made, *behind], sorted(kinds))
@@ -62,6 +63,11 @@ def read_value(draw: Draw, kinds: Collection[str]) -> Grower:
 
 
 KINDS = {**generators(), **READERS}
+
+
+def _kind(g: Grower, kinds: Collection[str]) -> str:
+    """As often one that moves elements, which has the most to say about layouts."""
+    return g.pick(sorted(MOVES)) if g.flag() else g.pick(sorted(kinds))
 
 
 def _grown(g: Grower, offered: list[Value], kinds: Sequence[str]) -> Value | None:
