@@ -8,10 +8,17 @@
 #include "clock.h"
 #endif
 
-static _Atomic uint64_t calls;
+static _Atomic uint32_t calls;
 static _Atomic int pinned;
 
 int tw_pin_random_keys(int on) { return atomic_exchange(&pinned, on); }
+
+/* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): one bit of x changes half of the bits. */
+static uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
 
 #ifdef __wasm__
 static uint64_t seed;
@@ -21,19 +28,10 @@ void tw_seed_random_keys(uint32_t low, uint32_t high) { seed = (uint64_t)high <<
 
 static uint64_t of_this_run(void) { return seed; }
 #else
-static uint64_t mixed(uint64_t x);
-
 static uint64_t of_this_run(void) {
     return (uint64_t)tw_nanoseconds(CLOCK_REALTIME) ^ mixed((uint64_t)getpid());
 }
 #endif
-
-/* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): one bit of x changes half of the bits. */
-static uint64_t mixed(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 /* A key: of the time, the process and the number of the call; pinned, of the node's number alone.
  * One tile.  sizes: the node's number.  buffers: 2 uint32. */
@@ -43,7 +41,7 @@ TW_EXPORT void tw_native_random_key(void *const *buffers, void *scratch, const i
     uint64_t key = (uint64_t)sizes[0] + 1;
     if (!atomic_load(&pinned)) {
         key = mixed(of_this_run());
-        key += atomic_fetch_add(&calls, 1) * 0x9e3779b97f4a7c15u;
+        key += (uint64_t)atomic_fetch_add(&calls, 1) * 0x9e3779b97f4a7c15u;
     }
     key = mixed(key);
     uint32_t *words = buffers[0];
