@@ -1,14 +1,15 @@
-"""Random numbers without a seed: others in each run.
+"""Random numbers without a seed, which differ from run to run.
 
-    %1: uint32[2] = random_key() {number=7}         64 bits of the runtime, others at each call
+    %1: uint32[2] = random_key() {number=7}         64 bits, different at each call
     element i of a tensor = hash(%1, i)             an expression of its own
 
 The hash is the finaliser of MurmurHash3, twice. Such a generator is called counter-based (Salmon
-et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): drawing fuses with what reads the
-numbers, and threads draw what one thread draws. Normal numbers are those of Box and Muller (1958).
+et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the expression fuses with its readers,
+and gives the same numbers on any number of threads. The transform of Box and Muller (1958) makes
+normal numbers.
 
-Runs that are verified pin the keys (`pinned_random_keys` of `compiler.runtime.native`): then a key
-is a hash of the node's number, as the reference has it.
+Verified runs pin the keys (`pinned_random_keys` of `compiler.runtime.native`): then a key is a hash
+of the node's number, as the reference has it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _key_work(_types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[in
 
 
 class RandomTensor:
-    """Random numbers of one shape, which may be open; each call draws others."""
+    """Random numbers of one shape, which may be open; each call gives new ones."""
 
     def __init__(self, node: OnnxNode, shape: Shape) -> None:
         self._node = node

@@ -1,7 +1,7 @@
-"""Random numbers: of a stated seed the ones that ONNX Runtime's first run draws, without a seed
-others in each run (`compiler.ops.random_bits`).
+"""Random numbers: with a seed, the numbers of ONNX Runtime's first run; without one, different
+numbers in each run (`compiler.ops.random_bits`).
 
-Those of a seed are constants of the compiled model, and so each run gives the same. ONNX Runtime
+Numbers of a seed are constants of the compiled model, and so each run gives the same. ONNX Runtime
 draws with the C++ library's default engine and distributions, whose algorithms are written down
 here: a multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and Marsaglia's polar
 method.
@@ -106,10 +106,10 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
 
 
 def _of_type(node: OnnxNode, default: DType) -> DType:
-    """What the attribute `dtype` says.
+    """The type that the attribute `dtype` states.
 
     Raises:
-        InvalidModelError: if there is no such type.
+        InvalidModelError: if it states an unknown type.
     """
     number = node.integer("dtype", 0)
     if number and number not in ONNX_TYPES:

@@ -1,4 +1,4 @@
-"""Trip counts of loops that end on a condition: what a counter is compared with says them.
+"""Trip counts of loops that end on a condition, from the bound that a counter is compared with.
 
     s = 0                                       t = s + 1
     loop: t = s + 1; s = t                      going = less(cast(t), cast(n))
@@ -147,7 +147,7 @@ class _Analysis:
         pace = -margin.each
         try:
             return [(larger(over, 0) + pace - 1) // pace + 1], True
-        except OpenSizeError:  # which bounds the steps, unless there is no first one
+        except OpenSizeError:  # this bounds the steps if there is a first one
             return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
 
     def holds(self, steps: int) -> bool:
@@ -157,9 +157,8 @@ class _Analysis:
             for value in (counter.first, counter.first + counter.each * steps):
                 low, high = bounds(value)
                 # A dimension without a bound stays far below what 64 bits count.
-                if not dtype.is_float and dtype.bytes == 8 and is_open(value):
-                    continue
-                if low < first or high > last:
+                endless = dtype.bytes == 8 and not dtype.is_float and high == inf
+                if low < first or (high > last and not endless):
                     return False
         return True
 

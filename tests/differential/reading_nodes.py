@@ -1,6 +1,6 @@
-"""Generators of nodes that are drawn only as readers of a value that may lie in any layout.
+"""Generators of nodes that only `test_readers.py` uses, as readers of a value in any layout.
 
-Other tests compare what they compute. Here, it matters that the compiler gives them the value.
+Other tests compare their results. Here, it matters that the compiler gives them the value.
 """
 
 from __future__ import annotations

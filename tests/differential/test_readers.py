@@ -1,8 +1,7 @@
-"""One value that may lie in many layouts, read by operators of every kind: no partition of such a
-graph, in no type of floats and with no dimension open, leaves `compile_model` by an exception that
-is no `CompilerError`.
+"""Graphs in which operators of every kind read one value that may lie in many layouts:
+`compile_model` raises nothing but `CompilerError`, in any type of floats and with open dimensions.
 
-Plans are made of all graphs, and code of a few. `make fuzz` draws twenty times as many.
+All graphs are planned, and a few are compiled and run. `make fuzz` takes twenty times as many.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def expected(op: str, x: Array, w: Array, r: Array, b: Array, start: Array) -> list[Array]:
-    """What the operator is of float64: Y, Y_h and Y_c."""
+    """The results in float64: Y, Y_h and Y_c."""
     rows = r.shape[0]
     h, cell, outputs = start, np.zeros_like(start), []
 

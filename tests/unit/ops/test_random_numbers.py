@@ -1,7 +1,7 @@
-"""Random numbers without a seed: others in each run, of their distributions, and the references'
-where their keys are pinned.
+"""Random numbers without a seed: they differ from run to run, have their distributions, and equal
+the references' while the keys are pinned.
 
-All that is asserted of a distribution is of pinned keys: it holds always, or never.
+Distributions are tested with pinned keys, so that each test always passes or always fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model(body: str, inputs: str, outputs: str) -> Any:
 
 
 def pinned(proto: Any, feeds: dict[str, Any] | None = None) -> list[np.ndarray]:
-    """What a program draws, which is what the reference draws."""
+    """The numbers of a program, after comparing them with the reference's."""
     with pinned_random_keys():
         found = tilewright.compile_model(proto).run(feeds or {})
     for mine, theirs in zip(found, run_graph(load_graph(proto), feeds or {}), strict=True):

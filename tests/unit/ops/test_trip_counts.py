@@ -112,6 +112,21 @@ def test_what_the_data_decide_too_is_a_bound() -> None:
     assert found == TripCount(9, False)
 
 
+def test_sizes_without_a_bound_are_held_by_64_bits_alone() -> None:
+    n = open_size(Dimension("n", 1, None))
+    for dtype, down in ((DType.INT64, False), (DType.INT64, True), (DType.UINT64, False)):
+        body = Body()
+        value = body.counter(n - 1, -1, dtype) if down else body.counter(0, 1, dtype)
+        going = ("greater_or_equal", value, body.number(0, dtype))
+        going = going if down else ("less", value, body.number(n, dtype))
+        assert body.steps(body(*going)) == TripCount(n, True)
+    body = Body()
+    state = body.builder.input("s", TensorType(DType.INT32, ()))
+    body.states[state] = State(0, body("add", state, body.number(1, DType.INT32)))
+    wide = body("cast", body.states[state].following, to="int64")
+    assert body.steps(body("less", wide, body.number(n))) is None
+
+
 @pytest.mark.parametrize(
     ("dtype", "start", "move", "bound"),
     [
