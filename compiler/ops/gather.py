@@ -18,7 +18,6 @@ from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import grid, table
 from tilewright.compiler.ops.index_ends import counts_within
-from tilewright.compiler.ops.moves import transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.refusals import at_most
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
@@ -180,19 +179,20 @@ def _onnx_reverse_sequence(node: OnnxNode) -> str:
         raise node.invalid(f"batch_axis {batch_axis}, time_axis {time_axis} for {show(shape)}")
     if not same_extents(node.shape(lengths), (shape[batch_axis],)):
         raise node.invalid(f"sequence_lens {show(node.shape(lengths))} for {show(shape)}")
-    order = (batch_axis, time_axis, *range(2, rank))
     batch, length = shape[batch_axis], shape[time_axis]
-    rows = transposed(node, x, order)
-    flat = node.reshape(rows, (batch * length, prod(shape[2:])))
-    column = node.reshape(cast_to(node, lengths, DType.INT64), (batch, 1))
-    times = table(node, grid(node, {1: 1}, (batch, length)), DType.INT64)
+    flat = node.reshape(x, (prod(shape[:2]), prod(shape[2:])))
+    lengths = cast_to(node, lengths, DType.INT64)
+    column = node.reshape(lengths, (batch, 1) if batch_axis == 0 else (1, batch))
+    times = table(node, grid(node, {time_axis: 1}, shape[:2]), DType.INT64)
     last = node.emit("sub", [column, node.scalar(1, DType.INT64)])
     mirrored = node.emit("sub", [last, times])
     place = node.emit("where", [node.emit("less", [times, column]), mirrored, times])
-    base = table(node, grid(node, {0: length}, (batch, length)), DType.INT64)
+    if time_axis == 0:
+        place = node.emit("mul", [place, node.scalar(batch, DType.INT64)])
+    step = length if batch_axis == 0 else 1
+    base = table(node, grid(node, {batch_axis: step}, shape[:2]), DType.INT64)
     picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
-    moved = node.reshape(picked, (batch, length, *shape[2:]))
-    return transposed(node, moved, order)  # two axes are swapped back by the same permutation
+    return node.reshape(picked, shape)
 
 
 RULES = (

@@ -11,6 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.gather import row_strides
 from tilewright.compiler.ops.native import OUTPUT_ONLY, native, trimmed
 from tilewright.compiler.ops.onnx_node import OnnxNode
@@ -52,11 +53,24 @@ def _onnx_non_zero(node: OnnxNode) -> str:
     if len(shape) > 1:
         column = (len(shape), 1)
         steps, extents = (
-            node.reshape(node.sizes(each), column) for each in (row_strides(shape), shape)
+            cast_to(node, node.reshape(node.sizes(each), column), DType.FLOAT64)
+            for each in (row_strides(shape), shape)
         )
-        flat = node.emit("div", [flat, steps])
-        flat = node.emit("mod", [flat, extents], fmod=0)
+        line = _quotient(node, cast_to(node, flat, DType.FLOAT64), steps)
+        whole = node.emit("mul", [_quotient(node, line, extents), extents])
+        flat = cast_to(node, node.emit("sub", [line, whole]), DType.INT64)
     return trimmed(node, flat, chosen, 1)
+
+
+def _quotient(node: OnnxNode, number: str, divisors: str) -> str:
+    """number / divisors, rounded down: whole numbers below 2**50 as float64.
+
+    No vector instruction divides integers. With a half added, a quotient is so far from the next
+    whole number that rounding does not reach it.
+    """
+    half, one = (node.scalar(each, DType.FLOAT64) for each in (0.5, 1.0))
+    middle, shares = node.emit("add", [number, half]), node.emit("div", [one, divisors])
+    return node.emit("floor", [node.emit("mul", [middle, shares])])
 
 
 def _onnx_compress(node: OnnxNode) -> str:
