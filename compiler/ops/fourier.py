@@ -1,17 +1,21 @@
 """Discrete Fourier transforms, as products with constant matrices.
 
-Real and imaginary parts of a row are one vector, so that a transform is a single matrix product;
-its work grows with the square of the length.
+Real and imaginary parts of a row are one vector, so that a short transform is a single matrix
+product. A long one of n = a * b points is two: a-point transforms of every b-th value, times n-th
+roots of one, then b-point transforms of the results (Cooley and Tukey 1965). Its work grows with
+n * (a + b); if n is a prime, with the square of n.
 """
 
 from __future__ import annotations
+
+from math import isqrt
 
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.cast import ONNX_TYPES
-from tilewright.compiler.ops.moves import transposed, window
+from tilewright.compiler.ops.moves import part, transposed, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
@@ -85,22 +89,99 @@ def _onnx_dft(node: OnnxNode) -> str:
     if real and (parts != 2 or length < 1):
         raise node.invalid(f"the input {show(shape)} holds no half of the frequencies")
     lead = node.shape(values)[: rank - 2]
-    flat = node.reshape(values, (*lead, given * parts))
     if real:
-        matrix, kept, width = _half_matrix(given, length), length, 1
+        flat = node.reshape(values, (*(lead or (1,)), given * parts))
+        result = node.emit("matmul", [flat, _constant(node, _half_matrix(given, length), dtype)])
+        result = node.reshape(result, (*lead, length, 1))
     else:
-        kept, width = (length // 2 + 1 if onesided else length), 2
-        matrix = _matrix(given, length, parts, kept, inverse=inverse)
-    rows = flat if lead else node.reshape(flat, (1, given * parts))
-    result = node.emit("matmul", [rows, _constant(node, matrix, dtype)])
-    result = node.reshape(result, (*lead, kept, width))
+        result = _transform(node, values, length, inverse=inverse, onesided=onesided)
     return transposed(node, result, [order.index(d) for d in range(rank)])
+
+
+def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, onesided: bool) -> str:
+    """(..., given, parts) to (..., frequencies or values, 2); what is not given is zero."""
+    *lead, given, parts = node.shape(rows)
+    dtype, kept = node.type(rows).dtype, length // 2 + 1 if onesided else length
+    # Elements of 16 bits would be rounded between two steps.
+    first = _factor(given, length, parts, onesided=onesided) if dtype.bytes >= 4 else 0
+    if first:
+        rows = window(node, rows, {len(lead): (0, length)})
+        return _in_two_steps(node, rows, length, first, inverse=inverse, onesided=onesided)
+    flat = node.reshape(rows, (*(lead or (1,)), given * parts))
+    matrix = _matrix(given, length, parts, kept, inverse=inverse)
+    result = node.emit("matmul", [flat, _constant(node, matrix, dtype)])
+    return node.reshape(result, (*lead, kept, 2))
+
+
+_FEWER = 2
+"""Two products replace one that has so many times their multiplications: they are small, and beside
+them values are moved."""
+
+
+def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
+    """The points of the first of two steps; 0 where one product is better."""
+    kept = length // 2 + 1 if onesided else length
+
+    def work(first: int) -> int:
+        second = min(length // first, kept // first + 1)
+        return length * (parts * 2 * first + 4 * second)
+
+    factors = [f for f in range(2, isqrt(length) + 1) if length % f == 0]
+    both = [*factors, *(length // f for f in factors)]
+    best = min(both, key=work, default=1)
+    return best if both and _FEWER * work(best) <= given * parts * 2 * kept else 0
+
+
+def _in_two_steps(
+    node: OnnxNode, rows: str, length: int, first: int, *, inverse: bool, onesided: bool
+) -> str:
+    """(..., length, parts) to (..., kept, 2); frequency `p + first * q` is at (p, q) in between."""
+    *lead, _, parts = node.shape(rows)
+    second, dtype, dim = length // first, node.type(rows).dtype, len(lead)
+    whole = length // 2 + 1 if onesided else length
+    kept = min(second, (whole - 1) // first + 1)
+    split = node.reshape(rows, (*lead, first, second, parts))
+    split = transposed(node, split, [*range(dim), dim + 2, dim, dim + 1])
+    split = node.reshape(split, (*lead, parts * first, second))
+    turn = np.exp((2j if inverse else -2j) * np.pi / length)
+    far = np.outer(np.arange(first), np.arange(first)) * second % length
+    matrix = _real(turn**far, parts).reshape(2 * first, parts * first)
+    mixed = node.emit("matmul", [_constant(node, matrix, dtype), split])
+    mixed = node.reshape(mixed, (*lead, 2, first, second))
+    roots = turn ** (np.outer(np.arange(first), np.arange(second)) % length)
+    cosine, sine = (_constant(node, np.array(each), dtype) for each in (roots.real, roots.imag))
+    real, imaginary = (
+        node.reshape(part(node, mixed, dim, c, 1), (*lead, first, second)) for c in (0, 1)
+    )
+
+    def times(left: str, right: str) -> str:
+        return node.emit("mul", [left, right])
+
+    turned = [
+        node.emit("sub", [times(real, cosine), times(imaginary, sine)]),
+        node.emit("add", [times(real, sine), times(imaginary, cosine)]),
+    ]
+    vectors = node.emit("concat", turned, axis=dim + 1)
+    near = np.outer(np.arange(kept), np.arange(second)) * first % length
+    matrix = _real(turn**near / (length if inverse else 1), 2)
+    matrix = matrix.transpose(2, 3, 1, 0).reshape(2 * second, kept * 2)
+    result = node.emit("matmul", [vectors, _constant(node, matrix, dtype)])
+    result = node.reshape(result, (*lead, first, kept, 2))
+    result = transposed(node, result, [*range(dim), dim + 1, dim, dim + 2])
+    return window(node, node.reshape(result, (*lead, kept * first, 2)), {dim: (0, whole)})
+
+
+def _real(factors: np.ndarray, parts: int) -> np.ndarray:
+    """(2, outputs, parts, inputs): complex factors as those of real and imaginary parts."""
+    cosine, sine = factors.real, factors.imag
+    rows = [[cosine, -sine], [sine, cosine]]
+    return np.stack([np.stack(row[:parts], axis=1) for row in rows])
 
 
 def _onnx_stft(node: OnnxNode) -> str:
     """Transforms of pieces of a signal, each times a window."""
     signal, weights = node.input(0), node.optional(2)
-    shape, dtype = node.shape(signal), node.type(signal).dtype
+    shape = node.shape(signal)
     if len(shape) == 2:
         shape = (*shape, 1)
     if len(shape) != 3 or shape[2] not in (1, 2):
@@ -117,11 +198,9 @@ def _onnx_stft(node: OnnxNode) -> str:
     pieces = node.emit("gather", [node.reshape(signal, shape), node.constant(places)], axis=1)
     if weights is not None:
         pieces = node.emit("mul", [pieces, node.reshape(weights, (length, 1))])
-    kept = length // 2 + 1 if node.integer("onesided", 1) else length
-    matrix = _matrix(length, length, parts, kept, inverse=False)
-    rows = node.reshape(pieces, (batch, frames, length * parts))
-    result = node.emit("matmul", [rows, _constant(node, matrix, dtype)])
-    return node.reshape(result, (batch, frames, kept, 2))
+    rows = node.reshape(pieces, (batch, frames, length, parts))
+    onesided = bool(node.integer("onesided", 1))
+    return _transform(node, rows, length, inverse=False, onesided=onesided)
 
 
 def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
@@ -151,7 +230,7 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("DFT", _onnx_dft, limits="work grows with the square of the length"),
-    OnnxRule("STFT", _onnx_stft, limits="work grows with the square of a frame"),
+    OnnxRule("DFT", _onnx_dft, limits="work grows with the square of a length that is a prime"),
+    OnnxRule("STFT", _onnx_stft, limits="work grows with the square of a frame that is a prime"),
     OnnxRule("MelWeightMatrix", _onnx_mel_weight_matrix),
 )
