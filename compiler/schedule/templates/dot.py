@@ -24,6 +24,7 @@ from tilewright.compiler.schedule.structure import (
     LoopSpec,
     needs_padding,
     parallel_stage,
+    short_step,
     unit_stride,
     with_halo,
 )
@@ -94,6 +95,8 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None or found.matrix.tensor.role is Role.WEIGHT:
+            return 0.9
+        if short_step(found.matrix, found.rows):  # a window: lanes along the rows join nothing
             return 0.9
         return 1.5
 
