@@ -63,8 +63,13 @@ TW_EXPORT void tw_native_non_max_suppression(void *const *buffers, void *scratch
             numbers[looked_at] = i;
             looked_at += scores[i] > least;
         }
-        tw_select(&rows, looked_at, looked_at, order, sorting);
+        /* boxes in order: some first, since few are looked at where few may stay */
+        int64_t ordered = 0, some = 2 * limit < TW_FEW ? TW_FEW : 4 * limit;
         for (int64_t i = 0; i < looked_at && stayed < limit; i++) {
+            if (i == ordered) {
+                ordered = i == 0 && some < looked_at ? some : looked_at;
+                tw_select(&rows, looked_at, ordered, order, sorting);
+            }
             const int64_t number = numbers[order[i]];
             const tw_box box = box_of(boxes + 4 * number, centred);
             bool stays = true;

@@ -108,6 +108,18 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
         for centred in (0, 1)
         for limit, least in ((12, -np.inf), (3, 0.5), (99, 0.25))
     ),
+    (  # more are suppressed than are put in order at first
+        "non_max_suppression",
+        [
+            np.repeat(RANDOM.permutation(8), 40).astype(np.float32).reshape(1, -1, 1)
+            + np.array([0, 0, 1, 1], np.float32),
+            np.sort(scores(1, 1, 320)),
+            np.array(6),
+            np.array([0.1], np.float32),
+            np.array([0.0], np.float32),
+        ],
+        {"centred": 0, "room": 6},
+    ),
 ]
 
 
