@@ -82,7 +82,9 @@ def sampled(
         starts = node.emit("mul", [images, node.scalar(channels * size, DType.INT64)])
         starts = node.reshape(starts, (node.shape(images)[0], 1, 1))
         base = node.emit("add", [starts, base])
-    flat = node.reshape(x, (batch * channels * size,))
+    # The channels of one image are read at the same places.
+    alone = images is None and batch == 1
+    flat = node.reshape(x, (channels, size) if alone else (batch * channels * size,))
     read = batch if images is None else node.shape(images)[0]
     dtype = node.type(x).dtype
     total = ""
@@ -96,8 +98,12 @@ def sampled(
             if tap.weight is not None:
                 weight = node.emit("mul", [weight, tap.weight]) if weight else tap.weight
         count = node.shape(place)[1]
-        index = node.emit("add", [base, node.reshape(place, (read, 1, count))])
-        value = node.emit("gather", [flat, index], axis=0)
+        if alone:
+            picked = node.emit("gather", [flat, node.reshape(place, (count,))], axis=1)
+            value = node.reshape(picked, (1, channels, count))
+        else:
+            index = node.emit("add", [base, node.reshape(place, (read, 1, count))])
+            value = node.emit("gather", [flat, index], axis=0)
         if weight:
             factor = node.reshape(cast_to(node, weight, dtype), (read, 1, count))
             value = node.emit("mul", [value, factor])
