@@ -1,8 +1,9 @@
-"""One step down decision trees, for every row and every tree at once.
+"""Down decision trees to their leaves, for every row and every tree.
 
-Trees are tables of records: a record compares one feature of the row with its threshold, and the
-two records that may follow lie side by side. A leaf's threshold is a NaN, and the record that
-follows it is itself. So a number of equal steps takes every row to its leaves, without branches.
+Trees are a table of records of 16 bytes: a threshold (float64, or float32 and four bytes that are
+not read), the column of the row that is compared with it, and the first of the two records that may
+follow, which lie side by side. A leaf's threshold is a NaN, and the record that follows it is
+itself. How many comparisons a row takes depends on its values, so this is no loop nest.
 """
 
 from __future__ import annotations
@@ -15,68 +16,62 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.loops import maths
-from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
-from tilewright.compiler.loops.index import Affine
-from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.ops.native import native
 from tilewright.compiler.ops.shapes import operand_count, show
 
+WORDS = 4
+"""Of 32 bits in a record: two of the threshold, the column, the record that follows."""
 
-def _infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
-    """places (1 or rows, trees), x (rows, columns), and of each record: its column, its threshold,
-    the place that follows where x is not above that. All are int32, but x and thresholds.
-    """
-    operand_count(types, 5)
-    places, x, columns, thresholds, following = types
-    if len(places.shape) != 2 or len(x.shape) != 2 or places.shape[0] not in (1, x.shape[0]):
+
+def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """(records, WORDS), int32, of thresholds in float32 or float64."""
+    table = np.zeros((len(thresholds), WORDS), np.int32)
+    words = thresholds.reshape(-1, 1).view(np.int32)
+    table[:, : words.shape[1]] = words
+    table[:, 2], table[:, 3] = columns, following
+    return table
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """places (trees,), x (rows, columns), records (records, WORDS); the places of leaves (rows,
+    trees). After `steps` comparisons a row stays where it is."""
+    operand_count(types, 3)
+    places, x, table = types
+    if len(places.shape) != 1 or len(x.shape) != 2:
         raise InvalidModelError(f"places {show(places.shape)} for rows {show(x.shape)}")
-    tables = (columns, thresholds, following)
-    if any(table.shape != columns.shape or len(table.shape) != 1 for table in tables):
-        raise InvalidModelError(f"tables {', '.join(show(table.shape) for table in tables)}")
-    if any(kind.dtype is not DType.INT32 for kind in (places, columns, following)):
-        raise InvalidModelError("places and columns are not int32")
-    if x.dtype is not thresholds.dtype or not x.dtype.is_float:
-        raise InvalidModelError(f"thresholds are {thresholds.dtype}, rows {x.dtype}")
-    if not x.shape[1] or not columns.shape[0]:
-        raise InvalidModelError("there are no columns or no records")
-    return TensorType(DType.INT32, (x.shape[0], places.shape[1]))
+    if len(table.shape) != 2 or table.shape[1] != WORDS or not table.shape[0] or not x.shape[1]:
+        raise InvalidModelError(f"records {show(table.shape)} for rows {show(x.shape)}")
+    if any(kind.dtype is not DType.INT32 for kind in (places, table)):
+        raise InvalidModelError("places and records are not int32")
+    if x.dtype not in (DType.FLOAT32, DType.FLOAT64) or x.dtype.bytes != integer(attrs, "bytes"):
+        raise InvalidModelError(f"rows are {x.dtype}")
+    if integer(attrs, "steps") < 0:
+        raise InvalidModelError(f"{integer(attrs, 'steps')} steps")
+    return TensorType(DType.INT32, (x.shape[0], places.shape[0]))
 
 
-def _reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     """Places and columns out of range are those at the end."""
-    places, x, columns, thresholds, following = arrays
-    at = np.clip(places, 0, len(columns) - 1)
-    column = np.clip(columns[at], 0, x.shape[1] - 1)
-    given = x[np.arange(len(x))[:, None], column]
-    return np.asarray(following[at] + np.where(given <= thresholds[at], 0, 1), np.int32)
+    places, x, table = arrays
+    words = integer(attrs, "bytes") // 4
+    stored = np.float64 if words == 2 else np.float32
+    thresholds = np.ascontiguousarray(table[:, :words]).view(stored)[:, 0]
+    last = len(table) - 1, x.shape[1] - 1
+    at = np.tile(places, (len(x), 1))
+    for _ in range(integer(attrs, "steps")):
+        inside = np.where((at < 0) | (at > last[0]), last[0], at)
+        column = table[inside, 2]
+        column = np.where((column < 0) | (column > last[1]), last[1], column)
+        given = x[np.arange(len(x))[:, None], column]
+        at = table[inside, 3] + np.where(given <= thresholds[inside], 0, 1).astype(np.int32)
+    return np.asarray(at, np.int32)
 
 
-def _expression(
-    operands: Sequence[Source],
-    types: Sequence[TensorType],
-    _attrs: Attrs,
-    index: tuple[Affine, ...],
-    _fresh: Fresh,
-) -> Expr:
-    """following[at] where x[row, columns[at]] <= thresholds[at], else the place after it."""
-    places, x, columns, thresholds, following = operands
-    row, tree = index
-    place = places((Affine() if types[0].shape[0] == 1 else row, tree))
-    at = _within(place, types[2].shape[0])
-
-    def of_record(table: Source) -> Expr:
-        return table((Affine(),), ((0, at),))
-
-    column = _within(of_record(columns), types[1].shape[1])
-    given = x((row, Affine()), ((1, column),))
-    below = op(Operation.LE, given, of_record(thresholds))
-    zero, one = Const(0, DType.INT32), Const(1, DType.INT32)
-    return of_record(following) + maths.select(below, zero, one)
+def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    places, x, table = types
+    sizes = (*x.shape, places.shape[0], table.shape[0])
+    return "descend", (x.dtype.bytes, *sizes, integer(attrs, "steps"))
 
 
-def _within(place: Expr, extent: int) -> Expr:
-    first, last = (constant(value, DType.INT32) for value in (0, extent - 1))
-    return maths.minimum(maths.maximum(place, first), last)
-
-
-OPERATORS = (Operator("descend", OpKind.GATHER, _infer, _reference, _expression),)
+OPERATORS = (native("descend", _infer, _reference, _work),)

@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.ops.cast import cast_to
+from tilewright.compiler.ops.descend import records
 from tilewright.compiler.ops.ml_scores import (
     DOMAIN,
     TRANSFORMS,
@@ -152,12 +153,10 @@ def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
     """(rows, trees): the record of each tree's leaf for each row."""
     if tables.mirrored:
         x = node.emit("concat", [x, node.emit("neg", [x])], axis=1)
-    columns, following = node.constant(tables.columns), node.constant(tables.following)
-    thresholds = floats(node, tables.thresholds, node.type(x).dtype)
-    places = node.constant(roots.astype(np.int32)[None])
-    for _ in range(max(tables.steps, 1)):
-        places = node.emit("descend", [places, x, columns, thresholds, following])
-    return places
+    dtype = node.type(x).dtype
+    table = records(tables.thresholds.astype(dtype.numpy), tables.columns, tables.following)
+    operands = [node.constant(roots.astype(np.int32)), x, node.constant(table)]
+    return node.emit("descend", operands, bytes=dtype.bytes, steps=tables.steps)
 
 
 def _with_base(node: OnnxNode, scores: str, targets: int) -> str:

@@ -2,7 +2,8 @@
 
 A function has a stage's type; its parameters are integers that the program holds. This module says
 what each reads and writes, so that a program can be checked before it runs. `native/selection.c`,
-`native/suppression.c`, `native/accumulation.c` and `native/random.c` hold the functions themselves.
+`native/suppression.c`, `native/accumulation.c`, `native/random.c` and `native/descent.c` hold the
+functions themselves.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def native_symbol(function: str) -> str:
 
 FEW = 64
 """Elements that are chosen by comparisons; TW_FEW of `native/order.h`."""
+
+TREES = 64
+"""Trees of a tile of `descend`; the same in `native/descent.c`."""
 
 COLUMNS = 1024
 """Columns that a tile of `accumulate` has at most."""
@@ -158,6 +162,18 @@ def _random_key(_number: int) -> NativeSignature:
     return NativeSignature((), 8)
 
 
+def _descend(
+    size: int, rows: int, columns: int, trees: int, records: int, steps: int
+) -> NativeSignature:
+    if size not in (4, 8) or columns == 0 or records == 0:
+        raise ValueError(f"{records} records for {columns} columns of {size} bytes")
+    return NativeSignature(
+        (trees * 4, prod((rows, columns, size)), records * 16),
+        prod((rows, trees)) * 4,
+        extent=rows * -(-trees // TREES),
+    )
+
+
 _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "top_k": _top_k,
     "positions": _positions,
@@ -169,4 +185,5 @@ _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "accumulate": _accumulate,
     "random_key": _random_key,
     "non_max_suppression": _non_max_suppression,
+    "descend": _descend,
 }

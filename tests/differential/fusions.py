@@ -39,7 +39,7 @@ EXACT = frozenset(
 """Operators that give one of their operands, but for its sign."""
 JUMPING = frozenset(
     ["floor", "ceil", "round", "sign", "mod", "equal", "less", "less_or_equal", "greater",
-     "greater_or_equal", "arg_max", "arg_min", "cast", "descend", "is_inf", "is_nan"]
+     "greater_or_equal", "arg_max", "arg_min", "cast", "is_inf", "is_nan"]
 )  # fmt: skip
 TRUTHS = frozenset(
     ["logical_and", "logical_or", "logical_xor", "logical_not", "where", "identity", "cast",
@@ -442,15 +442,6 @@ def _lookup(g: Grower, op: str) -> str:
     return g.add(op, [g.input(*shape, dtype=kinds[0]), g.known(table)])
 
 
-def _descend(g: Grower, op: str) -> str:
-    x = g.some(rank=2, floats=True)
-    records = (g.extent(1, 12),)
-    places, columns, following = (
-        g.input(*shape, dtype=DType.INT32) for shape in ((1, g.extent(1, 20)), records, records)
-    )
-    return g.add(op, [places, x, columns, g.input(*records), following])
-
-
 def _interpolate(g: Grower, op: str) -> str:
     """Two taps for each of some outputs, along one dimension or two."""
     x = g.some(floats=True)
@@ -478,7 +469,7 @@ _KINDS: dict[OpKind, _Generator] = {
 _OWN: dict[str, _Generator] = {
     "transpose": _transpose, "slice": _slice, "expand": _expand, "reshape": _reshape,
     "lrn": _lrn, "max_pool": _pool, "average_pool": _pool, "conv": _conv, "matmul": _matmul,
-    "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather, "descend": _descend,
+    "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather,
     "block_matmul": _block_matmul, "iota": _iota, "lookup": _lookup,
     "interpolate": _interpolate,
 }  # fmt: skip

@@ -357,27 +357,11 @@ def gather(random: Random, lanes: int) -> Case:
     return case(make, value, random)
 
 
-def descend(random: Random, lanes: int) -> Case:
-    make = Maker()
-    rows, records = extent(random, 1, 9), extent(random, 1, 12)
-    places = make.input(
-        "places", pick(random, 1, rows), extent(random, 1, 20), dtype=DType.INT32
-    )  # fmt: skip
-    dtype = pick(random, DType.FLOAT32, DType.FLOAT64)
-    x = make.input("x", rows, extent(random, 1, 5), dtype=dtype)
-    columns, following = (
-        make.input(name, records, dtype=DType.INT32) for name in ("columns", "following")
-    )
-    thresholds = make.input("thresholds", records, dtype=dtype)
-    value = make("descend", places, x, columns, thresholds, following)
-    return case(make, value, random)
-
-
 FAMILIES: dict[str, Callable[[Random, int], Case]] = {
     f.__name__: f
     for f in (
         convolution, winograd, depthwise, matmul, pool, normalisation, attention, reduction,
         elementwise, movement, relayout, pieces, blocked_pieces, gather,
-        descend, byte_matmul, byte_convolution, byte_depthwise,
+        byte_matmul, byte_convolution, byte_depthwise,
     )
 }  # fmt: skip

@@ -276,7 +276,7 @@ def _before_offsets(graph: Graph, value: str) -> str:
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:
-    """Exclusive upper bounds of the inputs that are positions: of gathers, in tables of trees."""
+    """Exclusive upper bounds of the inputs that are positions of gathers."""
     bounds: dict[str, int] = {}
     for node in workload.graph.nodes:
         if node.op == "gather":
@@ -284,11 +284,6 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
             assert isinstance(axis, int)
             shape = workload.graph.types[node.inputs[0]].shape
             bounds[node.inputs[1]] = max(1, shape[axis])
-        elif node.op == "descend":
-            places, x, columns, _, following = node.inputs
-            records = workload.graph.types[columns].shape[0]
-            bounds |= {places: records, following: records}
-            bounds[columns] = workload.graph.types[x].shape[1]
     return bounds
 
 

@@ -225,16 +225,6 @@ CASES = [
     ),
     Case("lookup", (((5, 7), np.uint8), ((256,), np.int8)), low=-128, high=127),
     Case("lookup", (((5, 7), np.int8), ((256,), np.uint8)), low=-128, high=127),
-    *(
-        Case(
-            "descend",
-            (((rows, 7), INT), ((3, 4), dtype), ((9,), INT), ((9,), dtype), ((9,), INT)),
-            low=-2,
-            high=11,
-        )
-        for rows in (1, 3)
-        for dtype in (FLOAT, np.float64)
-    ),
 ]
 
 
@@ -370,8 +360,6 @@ BLOCKS = (_type(2, 32), _type(3, 4, dtype=DType.UINT32), _type(3, 2))
             "not .taps, outputs. alike",
         ),
         ("where", [_type(3), _type(3), _type(3)], {}, "condition is float32"),
-        ("descend", [_type(2, 3), _type(3, 4), *[_type(9)] * 3], {}, r"places \(2, 3\) for rows"),
-        ("descend", [_type(1, 3), _type(3, 4), *[_type(9)] * 3], {}, "not int32"),
         ("exp", [_type(3, dtype=DType.INT32)], {}, "where a float is needed"),
         ("reduce_sum", [_type(2, 3)], {"axes": (0, -2)}, "twice"),
         ("batch_norm", [_type(1, 3), *[_type(4)] * 4], {}, "3 channels"),

@@ -15,6 +15,7 @@ from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops import suppression
 from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.descend import records
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.common_subexpressions import common_subexpressions
 from tilewright.compiler.passes.constant_folding import constant_folding
@@ -59,6 +60,15 @@ def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
     with pinned_random_keys():
         (found,) = Executable(program, aligned_empty(0), {}.__getitem__).run(arrays)
     return found
+
+
+def chain(length: int, dtype: Any) -> np.ndarray:
+    """A tree that is one deeper wherever x is not below the threshold, and the leaf of none."""
+    thresholds = np.full(2 * length + 2, np.nan, dtype)
+    thresholds[0 : 2 * length : 2] = np.linspace(-1, 1, length)
+    following = np.arange(2 * length + 2) - 1
+    following[0 : 2 * length : 2] = np.arange(length) * 2 + 1
+    return records(thresholds, np.arange(2 * length + 2) % 3, following)
 
 
 CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
@@ -107,6 +117,19 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
         )
         for centred in (0, 1)
         for limit, least in ((12, -np.inf), (3, 0.5), (99, 0.25))
+    ),
+    *(
+        (
+            "descend",
+            [
+                np.arange(trees, dtype=np.int32) % 9 * 2,
+                np.vstack([RANDOM.uniform(-2, 2, (5, 3)), np.full((1, 3), np.nan)]).astype(dtype),
+                chain(10, dtype),
+            ],
+            {"bytes": np.dtype(dtype).itemsize, "steps": steps},
+        )
+        for dtype in (np.float32, np.float64)
+        for trees, steps in ((1, 20), (77, 20), (14, 2), (5, 0))
     ),
     (  # more are suppressed than are put in order at first
         "non_max_suppression",
@@ -165,6 +188,7 @@ HALVES = TensorType(DType.FLOAT16, (4,))
         ("accumulate", [VECTOR], {"axis": 1, "reduction": "add"}, "axis 1 is out of range"),
         ("accumulate", [VECTOR], {"axis": 0, "reduction": "max"}, "running 'max'"),
         ("trim", [VECTOR, SCALAR], {"axis": 0}, "the count is float32"),
+        ("descend", [VECTOR] * 3, {"bytes": 4, "steps": 1}, "for rows"),
         ("non_max_suppression", [VECTOR] * 5, {"room": 1}, "boxes"),
     ],
 )
