@@ -90,5 +90,10 @@ def enough_memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        reason = f": {error}" if str(error) else ""
-        raise OutOfMemoryError(f"there is not enough memory {what}{reason}") from error
+        raise OutOfMemoryError(memory_text(error, what)) from error
+
+
+def memory_text(error: MemoryError, what: str = "") -> str:
+    """The sentence for a MemoryError, which often has no text of its own."""
+    reason = f": {error}" if str(error) else ""
+    return f"there is not enough memory{' ' * bool(what)}{what}{reason}"

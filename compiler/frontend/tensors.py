@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
-from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.cast import ONNX_TYPES, onnx_type_name
 from tilewright.compiler.ops.constants import text_places
 from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.packing import Bytes
@@ -27,10 +27,7 @@ def element_type(number: int, what: str) -> DType:
     """An ONNX element type; raises InvalidModelError for those that are not supported."""
     dtype = ONNX_TYPES.get(number)
     if dtype is None:
-        names = {value: name for name, value in TensorProto.DataType.items()}
-        raise InvalidModelError(
-            f"{what}: element type {names.get(number, number)} is not supported"
-        )
+        raise InvalidModelError(f"{what}: element type {onnx_type_name(number)} is not supported")
     return dtype
 
 

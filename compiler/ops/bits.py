@@ -13,7 +13,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.expr import Expr, Operation
 from tilewright.compiler.loops.index import Affine
 from tilewright.compiler.ops.attributes import word
-from tilewright.compiler.ops.cast import ONNX_TYPES
+from tilewright.compiler.ops.cast import ONNX_TYPES, onnx_type_name
 from tilewright.compiler.ops.elementwise import native, pointwise, same
 from tilewright.compiler.ops.integers import shift_left, shift_right
 from tilewright.compiler.ops.onnx_node import OnnxNode
@@ -98,7 +98,7 @@ def _onnx_bitcast(node: OnnxNode) -> str:
     dtype = ONNX_TYPES.get(number)
     source = node.type(node.input(0)).dtype
     if dtype is None or DType.BFLOAT16 in (dtype, source):
-        raise node.unsupported(f"from {source} to ONNX element type {number}")
+        raise node.unsupported(f"from {source} to ONNX element type {onnx_type_name(number)}")
     if dtype.bytes != source.bytes:
         raise node.invalid(f"{source} and {dtype} differ in size")
     return node.input(0) if dtype is source else node.emit("bitcast", [node.input(0)], to=dtype)

@@ -33,6 +33,15 @@ ONNX_TYPES = {
 }
 """Element types by their number in `onnx.TensorProto.DataType`; others are not supported."""
 
+
+def onnx_type_name(number: int) -> str:
+    """How ONNX calls the element type of this number: "FLOAT8E4M3FN" for 17."""
+    from onnx import TensorProto
+
+    known = number in TensorProto.DataType.values()
+    return str(TensorProto.DataType.Name(number)) if known else str(number)
+
+
 _NAMED = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64} | {t.name: t for t in DType}
 """Element types by their name there."""
 
@@ -58,7 +67,8 @@ def _onnx_cast(node: OnnxNode) -> str:
     wanted = node.attrs.get("to")  # a name up to opset 5
     dtype = _NAMED.get(wanted) if isinstance(wanted, str) else ONNX_TYPES.get(node.integer("to"))
     if dtype is None:
-        raise node.unsupported(f"conversion to ONNX element type {wanted}")
+        name = wanted if isinstance(wanted, str) else onnx_type_name(node.integer("to"))
+        raise node.unsupported(f"conversion to ONNX element type {name}")
     return cast_to(node, node.input(0), dtype)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
-from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to, onnx_type_name
 from tilewright.compiler.ops.computed import counting, grid, table
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
@@ -82,7 +82,7 @@ def _onnx_eye_like(node: OnnxNode) -> str:
     if "dtype" in node.attrs:
         wanted = ONNX_TYPES.get(node.integer("dtype"))
         if wanted is None:
-            raise node.unsupported(f"ONNX element type {node.integer('dtype')}")
+            raise node.unsupported(f"ONNX element type {onnx_type_name(node.integer('dtype'))}")
         dtype = wanted
     if any(map(is_open, shape)):
         rows, columns = (grid(node, {dim: 1}, shape) for dim in range(2))

@@ -20,7 +20,7 @@ from tilewright.compiler.ops.computed import counting, table
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
 from tilewright.compiler.ops.shapes import Shape, operand_count, same_dtype, show
-from tilewright.compiler.sizes import is_open, larger, same_extents
+from tilewright.compiler.sizes import at, dimensions, is_open, larger, same_extents
 
 
 def _no_expression(
@@ -284,10 +284,23 @@ def _gathered(
             continue
         extent = node.shape(x)[dim]
         if mode == "reflect" and is_open(extent) and larger(b, a) >= extent:
-            raise node.invalid(f"padding of {larger(b, a)} reflects {extent} elements")
+            raise node.invalid(_too_few(larger(b, a), extent))
         places = _places(counting(node, extent + b + a) - b, extent, mode)
         x = node.emit("gather", [x, table(node, places, DType.INT64)], axis=dim)
     return x
+
+
+def _too_few(padding: int, extent: int) -> str:
+    """What is wrong with a reflection of an open extent, and a size that `--dim` may give."""
+    said = f"padding of {padding} reflects {extent} elements"
+    if is_open(padding) or len(named := dimensions(extent)) != 1:
+        return said
+    (dimension,) = named
+    for power in range(40):
+        size = dimension.multiple << power
+        if at(extent, {dimension.name: size}) > padding:
+            return f"{said}: give it more, such as --dim '{dimension.name}={size}'"
+    return said
 
 
 OPERATORS = (

@@ -8,7 +8,7 @@ nothing, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
 from __future__ import annotations
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to, onnx_type_name
 from tilewright.compiler.ops.convolution import convolve
 from tilewright.compiler.ops.matmul import product
 from tilewright.compiler.ops.onnx_node import OnnxNode
@@ -88,7 +88,7 @@ def _onnx_quantize(node: OnnxNode) -> str:
     else:
         dtype = ONNX_TYPES.get(number) if number else DType.UINT8
     if dtype is None or dtype.is_float:
-        raise node.unsupported(f"quantisation to ONNX element type {number}")
+        raise node.unsupported(f"quantisation to ONNX element type {onnx_type_name(number)}")
     value, factor, moved = _aligned(node, x, scale, zero, block)
     scaled = node.emit("div", [cast_to(node, value, WIDE), cast_to(node, factor, WIDE)])
     return node.reshape(_quantise(node, scaled, moved, dtype), node.shape(x))
@@ -100,7 +100,9 @@ def _onnx_dequantize(node: OnnxNode) -> str:
     number = node.integer("output_dtype", 0)
     result = ONNX_TYPES.get(number) if number else node.type(scale).dtype
     if result is None or node.type(x).dtype.is_float:
-        raise node.unsupported(f"from {node.type(x).dtype} to ONNX element type {number}")
+        raise node.unsupported(
+            f"from {node.type(x).dtype} to ONNX element type {onnx_type_name(number)}"
+        )
     if block and _is_weight(node, x) and result is WIDE:
         split = _in_blocks(node, x, scale, zero, block)
         if split is not None:

@@ -19,6 +19,7 @@ from tilewright.compiler.errors import (
     OutOfMemoryError,
     UnknownTargetError,
     UnsupportedOperatorError,
+    memory_text,
 )
 from tilewright.db.errors import (
     DatabaseError,
@@ -226,7 +227,8 @@ def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = do
 
     def on_memory(request: Request, error: Exception) -> Response:
         log.error("out of memory", path=request.url.path, error=repr(error))
-        sentence = f"there is not enough memory for this request: {error}"
+        assert isinstance(error, MemoryError)
+        sentence = memory_text(error, "for this request")
         return answer(request, ApiProblem(507, "insufficient-memory", sentence))
 
     def on_bug(request: Request, error: Exception) -> Response:

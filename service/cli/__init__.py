@@ -149,11 +149,15 @@ def _known(error: Exception) -> str | None:
         "tilewright.service.cli.common.UserError",
     }:
         return str(error)
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"no such file: '{error.filename}'"
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
         return f"{error.strerror or error}{where}"
     if isinstance(error, MemoryError):
-        return f"there is not enough memory: {error}"
+        from tilewright.compiler.errors import memory_text
+
+        return memory_text(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (
             f"this command needs the package '{error.name}': pip install 'tilewright[all]' has it"

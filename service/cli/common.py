@@ -233,7 +233,7 @@ def existing_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise UserError(f"'{path}' is not there")
+        raise UserError(f"no such file: '{path}'")
     raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
 
 
@@ -243,6 +243,10 @@ def connect(server: str | None, token: str | None) -> Client:
     from tilewright.service.embedded import client_token
 
     settings = load_settings(server, token)
+    if not settings.server:
+        raise UserError(
+            "the service's address is empty: give --server URL, or set TILEWRIGHT_SERVER to it"
+        )
     if not settings.server.startswith(("http://", "https://")):
         raise UserError(f"--server '{settings.server}' is not an http or https URL")
     return Client(settings.server, client_token(settings))

@@ -330,7 +330,7 @@ def worker(
     from tilewright.service.worker.process import main
 
     settings = load_settings()
-    arguments = ["--server", server or settings.server]
+    arguments = ["--server", settings.server if server is None else server]
     arguments += ["--check"] * check + ["--json"] * as_json
     if token_file is None and token is None and not check:
         from tilewright.service.embedded import client_token

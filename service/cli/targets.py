@@ -28,7 +28,7 @@ def targets(as_json: JsonOption = False) -> None:
     """
     from tilewright.compiler.detection import best_target, can_run, named_device
     from tilewright.compiler.errors import UnknownTargetError
-    from tilewright.compiler.target import host_target, known_targets
+    from tilewright.compiler.target import known_targets, resolve_target
 
     facts = named_device()
     listed = [
@@ -38,13 +38,13 @@ def targets(as_json: JsonOption = False) -> None:
             "cpu": target.cpu,
             "vector_bits": target.vector_bits,
             "vector_registers": target.vector_registers,
-            "runs_here": can_run(target, facts),
+            "here": can_run(target, facts),
             "key": target.key,
         }
         for target in known_targets().values()
     ]
     try:
-        host = host_target().name
+        host = resolve_target("host").name
         described, reason = best_target(facts)
         here = {"name": host, "described": described.name, "reason": reason}
     except UnknownTargetError as error:
@@ -69,7 +69,7 @@ def _table(listed: Sequence[dict[str, Any]], here: str) -> Table:
 
     table = make_table("<target", "<architecture", "<CPU", "vector bits", "registers", "<here")
     for one in listed:
-        runs = "this machine" if one["name"] == here else "runs" if one["runs_here"] else ""
+        runs = "this machine" if one["name"] == here else "runs" if one["here"] else ""
         table.add_row(
             one["name"],
             one["arch"],

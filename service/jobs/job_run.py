@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError, memory_text
 from tilewright.compiler.target import Target, resolve_target
 from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
 from tilewright.db.job_states import JobState
@@ -102,6 +102,8 @@ class JobRun:
             self._fail(str(error))
         except OSError as error:
             self._fail(f"the tuner's machine: {error.strerror or error}")
+        except MemoryError as error:
+            self._fail(f"the tuner's machine: {memory_text(error)}")
         except Exception as error:
             log.error("bug", job=claim.job_id, exc_info=error)
             self._fail(f"internal error: {type(error).__name__}: {error}")

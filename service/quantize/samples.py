@@ -190,7 +190,7 @@ def _arrays(
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
     """Arrays by name, and the file that they come from."""
     if not path.exists():
-        raise QuantizeError(f"'{path}' is not there")
+        raise QuantizeError(f"no such file: '{path}'")
     if not path.is_dir():
         yield str(path), _load(path)
         return

@@ -145,6 +145,8 @@ def parse_arguments(
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it holds no text"
             parser.error(f"the token file '{given.token_file}' cannot be read: {reason}")
+    if not given.check and not given.server:
+        parser.error("the service's address is empty: give --server URL, or set TILEWRIGHT_SERVER")
     if not given.check and not given.server.startswith(("http://", "https://")):
         parser.error(f"--server: '{given.server}' is not an http or https URL")
     if not given.check and not token:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.errors import CompilerError, memory_text
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.measure.measurement import Status
@@ -351,6 +351,8 @@ class _CachingTicket:
             return Built(pending.schedule, Status.BUILD_ERROR, text)
         except CompilerError as error:
             return self._kept(pending, Built(pending.schedule, Status.BUILD_ERROR, str(error)))
+        except MemoryError as error:
+            return Built(pending.schedule, Status.BUILD_ERROR, memory_text(error, "for the build"))
         except Exception as error:  # noqa: BLE001 - a bug in one candidate's lowering is recorded
             text = f"internal error: {type(error).__name__}: {error}"
             return Built(pending.schedule, Status.BUILD_ERROR, text)

@@ -195,7 +195,12 @@ class AsyncConnection:
     def _unreachable(self, error: httpx2.HTTPError) -> UnreachableError:
         """At an address where nobody ever answered there is no service to wait for."""
         self._met = self._met or not isinstance(error, NOT_MET)
-        found = UnreachableError(f"the service at {self.server} does not answer: {error}")
+        remedy = (
+            ""
+            if self._met
+            else "; start one with `tilewright serve`, or set TILEWRIGHT_SERVER to its address"
+        )
+        found = UnreachableError(f"the service at {self.server} does not answer: {error}{remedy}")
         found.passing = self._met and isinstance(error, PASSING)
         return found
 

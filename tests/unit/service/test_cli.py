@@ -395,7 +395,7 @@ def test_a_token_is_made_with_its_scopes(
 
 
 MISTAKES = [
-    (["inspect", "{none}"], 1, "none.onnx"),
+    (["inspect", "{none}"], 1, "no such file: '{none}'"),
     (["inspect", "{empty}"], 1, "empty"),
     (["inspect", "{noise}"], 1, "noise.onnx"),
     (["inspect", "{folder}"], 1, "is no artifact"),
@@ -420,7 +420,13 @@ MISTAKES = [
     (["run", "{model}", "--dim", "batch=2", "--inputs", "{in}", "--outputs", "/no/o"], 1, "/no/o"),
     (["run", "{folder}", "--inputs", "{in}", "--outputs", "o"], 1, "manifest"),
     (["compile", "{model}", "--dim", "batch=2"], 2, "output"),
-    (["submit", "{model}", "--server", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+    (
+        ["submit", "{model}", "--server", "http://127.0.0.1:9"],
+        1,
+        "127.0.0.1:9 does not answer: [Errno 111] Connection refused; start one with `tilewright "
+        "serve`, or set TILEWRIGHT_SERVER",
+    ),
+    (["submit", "{model}", "--server", ""], 1, "address is empty: give --server URL, or set"),
     (["submit", "{model}", "--server", "nonsense"], 1, "nonsense"),
     (["jobs", "--cancel"], 1, "JOB"),
     (
@@ -458,7 +464,7 @@ def test_a_mistake_is_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1, error
-    assert words in error
+    assert words.format(**names) in error
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
@@ -538,7 +544,7 @@ def test_targets_are_listed_with_the_one_that_this_machine_is(
     assert by_name.keys() == known_targets().keys()
     assert told["host"]["name"] == host_target().name
     here = told["host"]["described"]
-    assert by_name[here]["runs_here"] and not by_name["wasm32"]["runs_here"]
+    assert by_name[here]["here"] and not by_name["wasm32"]["here"]
     assert by_name[here]["key"] == known_targets()[here].key
     assert run("targets") == 0
     text = capsys.readouterr().out

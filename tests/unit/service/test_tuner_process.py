@@ -212,6 +212,7 @@ def test_a_target_that_cannot_be_built_for_here_fails_the_job_and_not_the_tuner(
         (ZeroDivisionError("oops"), "internal error: ZeroDivisionError: oops"),
         (OSError(28, "the disk is full"), "the tuner's machine: the disk is full"),
         (OSError("it is odd"), "the tuner's machine: it is odd"),
+        (MemoryError(), "the tuner's machine: there is not enough memory"),
     ],
 )
 def test_a_bug_or_a_sick_machine_fails_the_job_and_not_the_tuner(
