@@ -38,7 +38,22 @@ SLOW_SECONDS = 0.02
 AGAIN = 2
 """A case above NOTED is measured so many times more; the fastest times count."""
 
-REASONS: Mapping[str, str] = {}
+REASONS: Mapping[str, str] = {
+    "Col2Im": "a convolution of one channel per tap, most of whose products are by zero",
+    "Concat": "copies, bound by memory",
+    "DeformConv": "four lookups per element",
+    "DynamicQuantizeLinear": "the least and the largest value are two passes over the operand",
+    "EyeLike": "the result is a constant, which is copied",
+    "GatherElements": "places in the flat data are computed as int64 by a kernel of their own",
+    "GridSample": "four lookups per element",
+    "Inverse": "each step of the elimination is several kernels",
+    "MaxUnpool": "zeros are copied before the maxima go to their places",
+    "NonMaxSuppression": "the scores of all boxes become keys of 64 bits",
+    "QLinearAdd": "as much arithmetic as ONNX Runtime's",
+    r"(Log)?Softmax \d+x3 axis 0": "three of the lanes of a vector are used",
+    "Tree": "trees are walked together until the deepest one ends",
+    "Upsample": "a lookup per element; ONNX Runtime doubles rows and columns by code of its own",
+}
 """Why cases are slower, by a regular expression that the case's identity begins with."""
 
 

@@ -231,11 +231,14 @@ def quantised() -> Iterator[SweepCase]:
 def classifiers() -> Iterator[SweepCase]:
     domain = "ai.onnx.ml"
     for rows in (1, 4, 16, 1000):
-        for features, trees, depth in ((10, 1, 3), (30, 100, 6)):
+        for features, trees, depth in ((10, 1, 3), (30, 100, 6), (30, 300, 9)):
             name = f"{rows} of {features}, {trees} trees of {depth}"
             operands = (Given((rows, features)),)
-            forest = tree_ensemble(features, trees, depth, "target")
-            yield SweepCase("TreeEnsembleRegressor", name, operands, forest, domain=domain)
+            for label, uneven in (("", False), (", uneven", True)):
+                forest = tree_ensemble(features, trees, depth, "target", uneven=uneven)
+                yield SweepCase(
+                    "TreeEnsembleRegressor", name + label, operands, forest, domain=domain
+                )
             votes = tree_ensemble(features, trees, depth, "class")
             both = (INT64, FLOAT)
             yield SweepCase("TreeEnsembleClassifier", name, operands, votes, both, domain)
@@ -391,11 +394,20 @@ def losses() -> Iterator[SweepCase]:
         yield SweepCase("TfIdfVectorizer", text((rows, words)), operands, attributes)
 
 
-def tree_ensemble(features: int, trees: int, depth: int, kind: str) -> dict[str, Any]:
-    """Attributes of full binary trees over normal features: one target, or three classes."""
+def tree_ensemble(
+    features: int, trees: int, depth: int, kind: str, *, uneven: bool = False
+) -> dict[str, Any]:
+    """Attributes of binary trees over normal features: one target, or three classes.
+
+    The trees are full, or `uneven`: each node on the way down has a leaf beside it.
+    """
     random = np.random.default_rng(0)
-    inner, nodes = 2**depth - 1, 2 ** (depth + 1) - 1
+    inner = depth if uneven else 2**depth - 1
+    nodes = 2 * inner + 1
     numbers = np.arange(nodes)
+    yes, no = (numbers + depth, numbers + 1) if uneven else (2 * numbers + 1, 2 * numbers + 2)
+    if uneven:
+        no[depth - 1] = nodes - 1
     leaves = numbers[inner:]
     branch = numbers < inner
 
@@ -409,8 +421,8 @@ def tree_ensemble(features: int, trees: int, depth: int, kind: str) -> dict[str,
         "nodes_featureids": random.integers(0, features, trees * nodes).tolist(),
         "nodes_values": random.standard_normal(trees * nodes).astype(np.float32).tolist(),
         "nodes_modes": tiled(np.where(branch, "BRANCH_LEQ", "LEAF")),
-        "nodes_truenodeids": tiled(np.where(branch, 2 * numbers + 1, 0)),
-        "nodes_falsenodeids": tiled(np.where(branch, 2 * numbers + 2, 0)),
+        "nodes_truenodeids": tiled(np.where(branch, yes, 0)),
+        "nodes_falsenodeids": tiled(np.where(branch, no, 0)),
         "nodes_hitrates": [1.0] * (trees * nodes),
         "nodes_missing_value_tracks_true": [0] * (trees * nodes),
     }

@@ -6,7 +6,9 @@ A store keeps infinities in JSON as text.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
+from typing import Any
 
 
 def finite(value: object) -> float | None:
@@ -46,3 +48,19 @@ def duration(seconds: float | None) -> str:
     """Minutes and seconds."""
     known = finite(seconds)
     return "-" if known is None else f"{int(known) // 60}:{int(known) % 60:02d}"
+
+
+def speedup(ratio: float | None) -> str:
+    """`1.05x`: how many times as fast as a baseline something is that takes `ratio` of its time."""
+    known = finite(ratio)
+    return "-" if not known or not math.isfinite(1 / known) else f"{1 / known:.2f}x"
+
+
+def speedups(comparison: Mapping[str, Any], baseline: str) -> str:
+    """`1.05x untuned (1.02x to 1.08x)`: the speed-up over a baseline, with its interval.
+
+    Args:
+        comparison: `ratio`, `low` and `high`: our time over that of the baseline.
+    """
+    low, high = speedup(comparison["high"]), speedup(comparison["low"])
+    return f"{speedup(comparison['ratio'])} {baseline} ({low} to {high})"

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.db.standing import Backing
 from tilewright.service.api.schemas.workers import WorkerCondition
 from tilewright.service.sentences import one_sentence
-from tilewright.service.units import microseconds, milliseconds
+from tilewright.service.units import microseconds, milliseconds, speedup, speedups
 from tilewright.tuner.events import Ended
 from tilewright.tuner.forecast import Forecast
 
@@ -28,10 +28,11 @@ def schedule_text(schedule: Mapping[str, Any] | None) -> str:
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """The ratio to the incumbent with its interval; the incumbent itself has none."""
+    """The speed-up over the incumbent with its interval; the incumbent itself has none."""
     if comparison is None:
         return "kept"
-    return f"{comparison['ratio']:.3f} ({comparison['low']:.3f}-{comparison['high']:.3f})"
+    ratio, low, high = (speedup(comparison[name]) for name in ("ratio", "high", "low"))
+    return f"{ratio} ({low}-{high})"
 
 
 def condition_text(condition: WorkerCondition | None) -> str:
@@ -80,7 +81,7 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     """What is served, and how the tuned program did against the untuned one."""
     served = {
         "tuned": "the tuned schedules are served",
-        "partly": f"{len(verdict['dropped'])} tasks fall back to their defaults",
+        "partly": _fallen_back(len(verdict["dropped"])),
         "default": "the defaults are served",
     }[verdict["served"]]
     comparison = verdict["comparison"]
@@ -88,10 +89,17 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         return f"{served}; {verdict['reason']}"
     backing = verdict.get("backing")
     return (
-        f"{served}; tuned / untuned {comparison['ratio']:.3f} "
-        f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
+        f"{served}; tuned: {speedups(comparison, 'untuned')}, {verdict['outcome']}"
         + (f"; {verdict['reason']}" if verdict["reason"] else "")
         + (f"; {Backing(backing).sentence}" if backing and Backing(backing).weak else "")
+    )
+
+
+def _fallen_back(tasks: int) -> str:
+    return (
+        "1 task falls back to its default"
+        if tasks == 1
+        else f"{tasks} tasks fall back to their defaults"
     )
 
 
@@ -200,13 +208,12 @@ def latency_text(latency: Mapping[str, Any]) -> str:
 
 
 def peer_text(peer: Mapping[str, Any]) -> str:
-    """Another engine's run, and how many times as long as ours beside it that is; or why it was not
-    timed."""
+    """Another engine's run, and the speed-up of ours, in turns with it; or why it was not timed."""
     if "reason" in peer:
         return f"{peer['engine']} was not timed: {peer['reason']}"
     return (
-        f"{peer['engine']}: {milliseconds(peer['seconds'])}{_at(peer)}, "
-        f"{peer['ratio']:.2f} times as long as the artifact beside it"
+        f"{peer['engine']}: {milliseconds(peer['seconds'])}{_at(peer)}; "
+        f"the artifact, in turns with it: {peer['ratio']:.2f}x {peer['engine']}"
     )
 
 

@@ -68,8 +68,8 @@ def native_symbol(function: str) -> str:
 FEW = 64
 """Elements that are chosen by comparisons; TW_FEW of `native/order.h`."""
 
-TREES = 64
-"""Trees of a tile of `descend`; the same in `native/descent.c`."""
+WALKS = 96
+"""Walks down a tree in a tile of `descend`; the same in `native/descent.c`."""
 
 COLUMNS = 1024
 """Columns that a tile of `accumulate` has at most."""
@@ -170,7 +170,7 @@ def _descend(
     return NativeSignature(
         (trees * 4, prod((rows, columns, size)), records * 16),
         prod((rows, trees)) * 4,
-        extent=rows * -(-trees // TREES),
+        extent=-(-rows * trees // WALKS),
     )
 
 

@@ -29,10 +29,10 @@ from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inpu
 from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import console, say_json
-from tilewright.service.units import milliseconds
+from tilewright.service.units import milliseconds, speedup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
@@ -41,8 +41,15 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.stages import StagedExecutable
 
 
+OURS = "tilewright"
+"""How tables name this program."""
+
+
 class Peer(StrEnum):
+    """Engines of `service.jobs.comparison.PEERS`, which is not imported before a command runs."""
+
     ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,13 +83,15 @@ def bench(
 ) -> None:
     """Time a model with the schedules that the database knows, interleaved with another engine.
 
-    Of ranges it is timed at the size hints of --dim, or at those of its profile. On a worker it
-    runs interleaved with its untuned program, until the ratio is sure.
+    The speed-up is the other engine's time over ours: above 1x this program is faster. Of ranges it
+    is timed at the size hints of --dim, or at those of its profile. On a worker it runs interleaved
+    with its untuned program, until the speed-up is sure.
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
     from tilewright.compiler.errors import InvalidInputError
     from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.drawn_choices import with_inputs
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.stage_planning import plan_first_program
@@ -107,30 +116,34 @@ def bench(
     dims = {name: [size] for name, size in ranges.items()}
     given = given_inputs(source or model, samples, value, dims)
     sampled = {} if model.is_dir() else sampled_hints(model, given, dims)
-    with opened(model, threads, numerics, precision, {**sampled, **ranges}) as (executable, known):
+    stated = {**sampled, **ranges}
+    with (
+        telling(console(as_json=True)) as tell,
+        opened(model, threads, numerics, precision, stated, tell) as (executable, known),
+    ):
         feeds = feeds_of(executable, model, hinted_shares(dims), ranges, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         try:
             turns = _Turns(threads, rounds or 5, seconds or 0.5)
-            rows, error = _race(executable, feeds, peer, turns)
+            rows, error = _race(executable, feeds, peer, turns, tell)
         except InvalidInputError as failed:
             if source is None:
                 raise
             request = ModelRequest(source, given=given)
             raise with_inputs(failed, [plan_first_program(request, dims)]) from failed
-        if as_json:
-            say_json({"times": rows, "largest_error": error, "served": known_facts(known)})
-            return
-        out = console()
-        out.print(_table(rows))
-        if error is not None:
-            out.print(f"largest error, relative to the largest output: {error:.1e}")
-        tell_served(known)
+    if as_json:
+        say_json({"times": rows, "largest_error": error, "served": known_facts(known)})
+        return
+    out = console()
+    out.print(_table(rows))
+    if error is not None:
+        out.print(f"largest error, relative to the largest output: {error:.1e}")
+    tell_served(known)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The times of an engine at some sizes, and how many times as long as the last engine's."""
+    """The times of an engine at some sizes, and these times over those of the last engine."""
 
     sizes: str
     engine: str
@@ -152,21 +165,24 @@ def _race(
     feeds: Sequence[Feed],
     peer: tuple[str, Path] | None,
     turns: _Turns,
+    tell: Callable[[str], None],
 ) -> tuple[list[_Row], float | None]:
     """Time each feed, beside another engine if one is named; and the largest difference to it, as
     a share of the largest output."""
-    from tilewright.service.jobs.comparison import Run, onnxruntime_run, race
+    from tilewright.service.jobs.comparison import PEERS, Run, race
     from tilewright.service.jobs.verification import largest_model_error
 
     rows: list[_Row] = []
     errors = []
     for feed in feeds:
-        runs: dict[str, Run] = {"tilewright": partial(executable.run, feed.arrays)}
+        runs: dict[str, Run] = {OURS: partial(executable.run, feed.arrays)}
         if peer is not None:
             name, source = peer
-            other, version = onnxruntime_run(source, feed.arrays, turns.threads)
+            other, version = PEERS[name](source, feed.arrays, turns.threads)
             errors.append(largest_model_error(list(executable.run(feed.arrays)), list(other())))
             runs[f"{name} {version}"] = other
+        at = f" at {feed.sizes}" if feed.sizes else ""
+        tell(f"timing {' and '.join(runs)}{at}: {turns.rounds} times {turns.seconds:g} s each")
         timings = race(runs, threads=turns.threads, rounds=turns.rounds, turn_seconds=turns.seconds)
         reference = timings[-1]
         for timing in timings:
@@ -184,19 +200,22 @@ def _race(
 
 
 def _table(rows: Sequence[_Row]) -> Table:
+    """A row for each engine at each size; with two engines also our speed-up over the other."""
     from tilewright.service.cli.view import make_table
 
     sized = any(row.sizes for row in rows)
-    columns = ("<sizes", "<engine", "median", "min", "ratio of medians", "ratio of minima")
-    table = make_table(*columns[not sized :])
+    others = list(dict.fromkeys(row.engine for row in rows if row.engine != OURS))
+    table = make_table(*["<sizes"] * sized, "<engine", "median", "min")
+    for other in others:
+        table.add_column(f"vs {other}, median", justify="right", no_wrap=True)
+        table.add_column("min", justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            *([row.sizes] if sized else []),
+            *[row.sizes] * sized,
             row.engine,
             milliseconds(row.median_seconds),
             milliseconds(row.min_seconds),
-            f"{row.ratio_of_medians:.3f}",
-            f"{row.ratio_of_minima:.3f}",
+            *[speedup(row.ratio_of_medians), speedup(row.ratio_of_minima)] * len(others),
         )
     return table
 
@@ -240,8 +259,8 @@ def _bench_on(
         return
     out = console()
     out.print(
-        f"{milliseconds(timing.seconds)} on {name}, the fastest run; untuned / served {ratio:.3f} "
-        f"({interval.low:.3f} to {interval.high:.3f})",
+        f"{milliseconds(timing.seconds)} on {name}, the fastest run; {ratio:.2f}x untuned "
+        f"({interval.low:.2f}x to {interval.high:.2f}x)",
         soft_wrap=True,
         markup=False,
     )

@@ -80,6 +80,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import make_table
     from tilewright.service.sentences import one_sentence
+    from tilewright.service.units import speedup
     from tilewright.service.wording import condition_text
 
     def text(said: object) -> Text:
@@ -113,7 +114,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
             size(memory) if isinstance(memory, int) else "?",
             text(facts.get("governor") or "-"),
             Text(one["health"] or "here"),
-            "-" if speed is None else f"{speed['arithmetic_ratio']:.2f}",
+            speedup(None if speed is None else speed["arithmetic_ratio"]),
             text(condition_text(_condition(one))),
         )
     return table

@@ -11,7 +11,7 @@ import typer
 
 from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
 from tilewright.service.cli.terminal import console, say_json
-from tilewright.service.units import microseconds, milliseconds
+from tilewright.service.units import microseconds, milliseconds, speedup
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +39,7 @@ def diff(
 
     Kernels are matched by their workloads, and those of other types or layouts by what they
     compute ("alike"). Times are those that a job measured; of artifacts that run on this machine,
-    each is timed as a whole. A ratio below 1 says that B is faster.
+    each is timed as a whole. The speed-up of B over A is above 1x if B is faster.
 
     Example: tilewright diff before/ after/
     """
@@ -72,7 +72,7 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
     for name, (one, other) in found.changed.items():
         head.add_row(name.replace("_", " "), Text(_said(one)), Text(_said(other)))
     head.add_row("a run", milliseconds(found.a.seconds), milliseconds(found.b.seconds))
-    rows = make_table("<workload", "count", "A us", "B us", "B / A", "<schedule")
+    rows = make_table("<workload", "count", "A us", "B us", "B vs A", "<schedule")
     same = 0
     for pair in found.pairs:
         if pair.same and not everything:
@@ -83,7 +83,7 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
             pair.counts,
             microseconds(pair.a.seconds if pair.a else None),
             microseconds(pair.b.seconds if pair.b else None),
-            "-" if pair.ratio is None else f"{pair.ratio:.3f}",
+            speedup(pair.ratio),
             Text(pair.schedules),
         )
     parts: list[RenderableType] = [head]

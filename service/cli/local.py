@@ -35,7 +35,7 @@ from tilewright.service.cli.common import (
 from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tilewright.compiler.hinted_ranges import Shares
     from tilewright.compiler.program_builder import CompiledProgram
@@ -463,8 +463,10 @@ def opened(
     numerics: Numerics,
     precision: Precision,
     dims: Mapping[str, int | str],
+    tell: Callable[[str], None] = lambda _step: None,
 ) -> Iterator[tuple[Executable | SizedExecutable | StagedExecutable, KnownModel | None]]:
-    """An artifact, or a model compiled with what the database knows and its KnownModel."""
+    """An artifact, or a model compiled with what the database knows and its KnownModel. `tell` is
+    called before the model is compiled, which may take long."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from tilewright.compiler.runtime.artifact import load_artifact
@@ -483,6 +485,7 @@ def opened(
     storage = open_storage(load_settings())
     try:
         known = KnownModel(model, storage, threads, numerics.value, precision.value)
+        tell(f"compiling {model.name}")
         # what no program is there for compiles, and asks the database, when it runs
         yield known.compile(dims), known
     finally:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tilewright.service.cli.view import make_table
+from tilewright.service.units import speedup
 from tilewright.service.wording import decision_line
 
 SHOWN = 10
@@ -21,7 +22,7 @@ def decision_view(decision: Mapping[str, Any] | None) -> RenderableType:
     tried = [each for each in (decision or {}).get("tried", ()) if each["new_seconds"] is not None]
     if decision is None or not tried:
         return line
-    table = make_table("<alternative", "kernels", "instead of us", "us", "ratio", "whole")
+    table = make_table("<alternative", "kernels", "instead of us", "us", "speed-up", "whole")
     for each in sorted(tried, key=lambda t: t["new_seconds"] - t["old_seconds"])[:SHOWN]:
         old, new = each["old_seconds"], each["new_seconds"]
         table.add_row(
@@ -29,7 +30,7 @@ def decision_view(decision: Mapping[str, Any] | None) -> RenderableType:
             str(each["kernels"]),
             f"{old * 1e6:,.0f}",
             f"{new * 1e6:,.0f}",
-            f"{new / old:.3f}" if old else "-",
-            f"{each['ratio']:.3f} {each['outcome']}" if each["ratio"] else "-",
+            speedup(new / old if old else None),
+            f"{speedup(each['ratio'])} {each['outcome']}" if each["ratio"] else "-",
         )
     return Group(line, Text(), table)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tilewright.service.cli.view import make_table
 from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity
 from tilewright.service.quantize.report import QuantizeReport, Times
-from tilewright.service.quantize.run import Tell, quiet
 from tilewright.service.units import microseconds, milliseconds
 
 ROWS = 40
@@ -26,18 +23,6 @@ LEGEND = (
     "noise that comes in from before. For layers that stay in float32, 'quantised us' is what they "
     "would take."
 )
-
-
-@contextmanager
-def telling(out: Console | None) -> Iterator[Tell]:
-    """One line that says what goes on: rewritten on a terminal, else a line for each step."""
-    if out is None:
-        yield quiet
-    elif out.is_terminal:
-        with Live(console=out, refresh_per_second=4, transient=True) as live:
-            yield live.update
-    else:
-        yield lambda step: out.print(step, soft_wrap=True, markup=False)
 
 
 def report_view(report: QuantizeReport) -> RenderableType:

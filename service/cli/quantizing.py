@@ -98,7 +98,8 @@ def quantize(
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
-    from tilewright.service.cli.quantize_view import report_view, telling
+    from tilewright.service.cli.quantize_view import report_view
+    from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.no_regret import settle_known
     from tilewright.service.jobs.planning import Planned
     from tilewright.service.quantize.errors import NothingToQuantizeError

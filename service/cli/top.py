@@ -87,8 +87,8 @@ def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> 
     alive = sum(worker.health == "healthy" for worker in workers)
     head = Text(f"{said}; {alive} of {len(workers)} devices healthy", style="bold")
     table = make_table(
-        "<job", "<state", "<model", "<target", "<owner", "tasks", "trials", "best", "gain", "for",
-        "left",
+        "<job", "<state", "<model", "<target", "<owner", "tasks", "trials", "best", "vs untuned",
+        "for", "left",
     )  # fmt: skip
     table.add_column("why", no_wrap=False)
     for job in _most_wanted(jobs):
@@ -103,7 +103,7 @@ def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> 
             f"{progress.tasks_done}/{progress.tasks_total}",
             f"{progress.trials_done}/{progress.trials_budget}",
             milliseconds(progress.best_seconds),
-            "-" if job.gain is None else f"{job.gain:.2f}",
+            "-" if job.gain is None else f"{job.gain:.2f}x",
             duration(max(0.0, (job.finished_at or now) - began)),
             "-" if job.final else duration(progress.seconds_left),
             Text(one_sentence(job.error or job.reason or "", 80)),

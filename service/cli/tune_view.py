@@ -19,6 +19,7 @@ from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.run_job import JobOutcome, JobWatcher
 from tilewright.service.jobs.tracker import Tracker
 from tilewright.service.progress import phase_line, progress_line
+from tilewright.service.units import speedup
 from tilewright.service.wording import failures_text, kernels_text, result_lines, run_text
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event
@@ -94,8 +95,9 @@ class LineWatcher(JobWatcher):
         speed = self._device.local_runner.speed
         if speed is not None and speed["throttled"]:
             out.print(
-                "this machine is slow for long: the reference kernel takes "
-                f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
+                "this machine is slow for long: the reference kernel runs at "
+                f"{speedup(speed['arithmetic_ratio'])} and {speedup(speed['memory_ratio'])} of its "
+                "best speeds (arithmetic, memory)"
             )
 
 

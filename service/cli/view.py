@@ -15,7 +15,7 @@ from tilewright.service.api.schemas.jobs import JobView, TaskView
 from tilewright.service.api.schemas.lookups import LookupView
 from tilewright.service.api.schemas.workers import WorkerView
 from tilewright.service.sentences import one_sentence
-from tilewright.service.units import duration, microseconds, milliseconds
+from tilewright.service.units import duration, microseconds, milliseconds, speedup
 from tilewright.service.wording import (
     comparison_text,
     condition_text,
@@ -130,7 +130,7 @@ def lookup_table(found: LookupView) -> Table:
 
 
 def worker_table(workers: Sequence[WorkerView]) -> Table:
-    """The workers, and how fast their devices are just now compared with their best."""
+    """The workers, and the speed of their devices just now as a multiple of their best."""
     table = make_table(
         "<worker",
         "<name",
@@ -158,8 +158,8 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
             str(worker.in_hand),
             failed_text(worker.trials),
             str(len(worker.target_keys)),
-            "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
-            "-" if speed is None else f"{speed.memory_ratio:.2f}",
+            speedup(None if speed is None else speed.arithmetic_ratio),
+            speedup(None if speed is None else speed.memory_ratio),
             Text(state),
             Text(condition_text(worker.condition)),
         )

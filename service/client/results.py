@@ -63,7 +63,7 @@ class Jobs(list[Job]):
 
     def _repr_html_(self) -> str:
         return notebook.table(
-            ("<job", "<state", "<model", "<target", "trials", "untuned", "best", "gain"),
+            ("<job", "<state", "<model", "<target", "trials", "untuned", "best", "vs untuned"),
             [
                 (
                     job.id[:12],
@@ -73,7 +73,7 @@ class Jobs(list[Job]):
                     f"{job.progress.trials_done}/{job.progress.trials_budget}",
                     milliseconds(job.progress.default_seconds),
                     milliseconds(job.progress.best_seconds),
-                    "-" if job.gain is None else f"{job.gain:.2f}",
+                    "-" if job.gain is None else f"{job.gain:.2f}x",
                 )
                 for job in self
             ],

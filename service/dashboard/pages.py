@@ -51,6 +51,7 @@ def _environment() -> Environment:
         "moment": figures.moment,
         "ago": figures.ago,
         "gain": figures.gain,
+        "speedup": units.speedup,
         "percent": figures.percent,
         "count": figures.count,
     }

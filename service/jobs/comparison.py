@@ -1,4 +1,4 @@
-"""Two engines interleaved on one model: how `tilewright bench` measures."""
+"""Two engines interleaved on one model: how `tilewright bench` measures. `PEERS` are the others."""
 
 from __future__ import annotations
 
@@ -81,13 +81,64 @@ def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int)
     except Exception as error:
         raise CompilerError(f"onnxruntime refuses '{model}': {error}") from error
     feeds = dict(inputs)
-    wanted = sorted(value.name for value in session.get_inputs())
-    if wanted != sorted(feeds):
-        raise CompilerError(
-            f"'{model}' has the inputs {', '.join(wanted)} instead of {', '.join(sorted(feeds))}"
-        )
+    _check_inputs(model, [value.name for value in session.get_inputs()], feeds)
     try:
         session.run(None, feeds)
     except Exception as error:
         raise CompilerError(f"onnxruntime cannot run '{model}': {error}") from error
     return lambda: session.run(None, feeds), onnxruntime.__version__
+
+
+def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
+    """A run of OpenVINO on the same inputs, and its version.
+
+    It computes in float32: by itself it takes bfloat16 if the CPU has that, with errors of per
+    cents.
+
+    Raises:
+        CompilerError: if it is not installed or refuses the model.
+    """
+    try:
+        import openvino
+    except ModuleNotFoundError as error:
+        raise CompilerError("openvino is not installed: pip install openvino") from error
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "ENABLE_CPU_PINNING": False,
+    }
+    core = openvino.Core()
+    try:
+        request = core.compile_model(str(model), "CPU", settings).create_infer_request()
+    except RuntimeError as error:
+        raise CompilerError(f"openvino refuses '{model}': {error}") from error
+    feeds = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    named = [value.get_any_name() for value in request.model_inputs]
+    _check_inputs(model, named, feeds)
+    try:
+        for name, array in feeds.items():
+            request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        request.infer()
+    except RuntimeError as error:
+        raise CompilerError(f"openvino cannot run '{model}': {error}") from error
+
+    def run() -> list[np.ndarray]:
+        request.infer()
+        return [np.array(tensor.data) for tensor in request.output_tensors]
+
+    return run, openvino.__version__.partition("-")[0]
+
+
+def _check_inputs(model: Path, named: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
+    """Raises CompilerError unless the engine's inputs are those that are fed."""
+    if sorted(named) != sorted(feeds):
+        raise CompilerError(
+            f"'{model}' has the inputs {', '.join(sorted(named))} instead of "
+            f"{', '.join(sorted(feeds))}"
+        )
+
+
+PEERS = {"onnxruntime": onnxruntime_run, "openvino": openvino_run}
+"""Engines to compare with: a function that gives a run on the same inputs, and the version."""

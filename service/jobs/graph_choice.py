@@ -29,6 +29,7 @@ from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.model_tasks import task_of, tasks_of
 from tilewright.service.jobs.planning import ModelRequest, Planned
 from tilewright.service.jobs.second_opinion import race_again
+from tilewright.service.units import speedup
 from tilewright.service.version import version
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Finished
@@ -245,7 +246,7 @@ def confirm_plan(
             "choice": RULE.to_json(),
             "name": RULE_NAME,
             "reason": f"'{decision['name']}' was faster untuned, and is not with tuned kernels "
-            f"(ratio {found.ratio:.3f})",
+            f"({speedup(found.ratio)} the plan by rule)",
         }
         served = replace(rule, decision=decision)
     keep_plan(rule, storage, race.incumbent_seconds)

@@ -39,7 +39,7 @@ from tilewright.service.jobs.known_plan import known_plan, planner_of
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.second_opinion import race_again
-from tilewright.service.units import finite
+from tilewright.service.units import finite, speedup
 from tilewright.tuner.graph.search import RULE_NAME
 from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
 from tilewright.tuner.measure.model_runs import Race
@@ -48,6 +48,7 @@ from tilewright.tuner.measure.statistics import Comparison, Outcome
 PROGRAMS = 3
 """Most programs of one race: untuned, tuned and partly tuned."""
 
+ALL_DEFAULTS = "no tuned schedule differs from them"
 NOT_RACED = "not raced end to end yet: a tuning job does that"
 
 SURE_RATIO = 0.97
@@ -170,7 +171,7 @@ def settle(
     verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
-    if verdict.served is Served.DEFAULT:
+    if verdict.served is Served.DEFAULT and tuned:
         plans = tuple(by_rules(each) for each in planned)
     used = {
         key: record_id(one.key, one.schedule.digest, one.trial_id)
@@ -197,7 +198,7 @@ def _verdict(
 ) -> Verdict:
     """What an earlier race of these records found, or one that is run now."""
     if not records:
-        return Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
+        return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
     identity = _identity(planned, schedules, limit)
     known = storage.verdicts.find(identity, job_id)
@@ -321,7 +322,7 @@ def _race(
         )
         return verdict, race.worker
     sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
-    found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
+    found = f"all tuned schedules together: {whole.outcome.value}, {speedup(whole.ratio)} untuned"
     worker = race.worker
     if sure and len(sure) < len(tuned):
         race = programs.race(device, sure)

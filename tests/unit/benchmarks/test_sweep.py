@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,12 @@ def test_a_case_runs_on_both_engines(operator: str, monkeypatch: pytest.MonkeyPa
     row = measured(case, "c")
     assert row.problem == "" and row.commit == "c"
     assert row.ours_us > 0 and row.theirs_us > 0
+
+
+def test_reasons_are_for_cases_of_the_sweep() -> None:
+    names = [case.identity for case in cases()]
+    for start in sweep.REASONS:
+        assert any(re.match(start, name) for name in names), start
 
 
 def test_values_are_of_their_kind() -> None:

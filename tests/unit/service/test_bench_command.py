@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.service.command_line import data_folder, model, run
 from tilewright.compiler import driver
+from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan import GraphPlan
 from tilewright.compiler.sizes import OpenSizeError
-from tilewright.service.jobs.comparison import Timing, race
+from tilewright.service.cli.bench import Peer
+from tilewright.service.jobs.comparison import PEERS, Timing, openvino_run, race
 
 __all__ = ["data_folder", "model"]  # fixtures
 
@@ -108,7 +112,64 @@ def test_bench_passes_its_options_on(
     alone = {"runs": ["tilewright"], "threads": 1, "rounds": 5, "turn_seconds": 0.5}
     assert given == [alone, {**alone, "threads": 2, "rounds": 7, "turn_seconds": 0.25}]
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "tilewright 2.750 ms 1.000 ms 1.000 1.000" in shown
+    assert shown.count("tilewright 2.750 ms 1.000 ms") == 2, "alone it has no speed-up"
+
+
+def test_the_speed_up_is_over_the_other_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their time over ours, in any of the engines; progress is on standard error."""
+
+    def race(runs: Any, **options: Any) -> list[Timing]:
+        return [Timing(name, ((3e-3 if number else 2e-3,),)) for number, name in enumerate(runs)]
+
+    def other(source: Path, feeds: Any, threads: int) -> tuple[Any, str]:
+        return lambda: [2 * feeds["x"]], "2.5"
+
+    monkeypatch.setattr("tilewright.service.jobs.comparison.race", race)
+    monkeypatch.setitem(PEERS, "openvino", other)
+    checked = "tilewright.service.jobs.verification.largest_model_error"
+    monkeypatch.setattr(checked, lambda *_: 0.0)
+    assert run("bench", model, "--dim", "batch=2", "--against", "openvino") == 0
+    told = capsys.readouterr()
+    rows = [line.split() for line in told.out.splitlines()[:3]]
+    assert rows[0] == ["engine", "median", "min", "vs", "openvino", "2.5,", "median", "min"]
+    assert rows[1] == ["tilewright", "2.000", "ms", "2.000", "ms", "1.50x", "1.50x"]
+    assert rows[2] == ["openvino", "2.5", "3.000", "ms", "3.000", "ms", "1.00x", "1.00x"]
+    assert "compiling tiny.onnx\ntiming tilewright and openvino 2.5: 5 times 0.5 s" in told.err
+
+
+def test_each_engine_of_the_option_has_a_loader() -> None:
+    assert PEERS.keys() == {peer.value for peer in Peer}
+
+
+def test_openvino_runs_in_float32_on_these_inputs(model: Path) -> None:
+    pytest.importorskip("openvino")
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    weights = np.arange(16, dtype=np.float32).reshape(4, 4) - 8
+    run_once, version = openvino_run(model, {"x": x}, 1)
+    (y,) = run_once()
+    assert version[0].isdigit()
+    np.testing.assert_allclose(y, np.maximum(x @ weights, 0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(CompilerError, match="has the inputs x instead of z"):
+        openvino_run(model, {"z": x}, 1)
+
+
+def test_openvino_that_is_not_installed_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert run("bench", model, "--dim", "batch=2", "--against", "openvino") == 1
+    assert "openvino is not installed: pip install openvino" in capsys.readouterr().err
+
+
+def test_a_model_of_which_nothing_is_known_is_served_with_defaults(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("--rounds", "1", "--seconds", "0.01", "--json")
+    assert run("bench", model, "--dim", "batch=2", *quick) == 0
+    (served,) = json.loads(capsys.readouterr().out)["served"]
+    assert (served["workloads_known"], served["end_to_end"]["served"]) == (0, "default")
 
 
 def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.MonkeyPatch) -> None:

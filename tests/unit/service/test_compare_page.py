@@ -69,8 +69,8 @@ def test_two_precisions_of_a_model(browser: TestClient, storage: Storage) -> Non
     path = f"/dashboard/compare?a={a}&b={b}"
     text = words(browser, path)
     assert "precision float32 bfloat16" in text
-    assert "conv alike 2 4.0 1.0 0.250 6.0 direct tile_m=4>1" in text
-    assert f"{HOSTILE} 2 1.0 1.0 1.000 0.0 the same" in text
+    assert "conv alike 2 4.0 1.0 4.00x 6.0 direct tile_m=4>1" in text
+    assert f"{HOSTILE} 2 1.0 1.0 1.00x 0.0 the same" in text
     assert "pool - > 2" not in text and "pool 2 > - 2.0 - - - only in A: direct" in text
     assert f"tilewright diff {a} {b} --server http://testserver" in text
     links = [each["href"] for each in opened(browser, path).named("a")]
@@ -86,7 +86,7 @@ def test_kernels_of_open_sizes_count_at_their_share_of_the_runs(
     a, b = (tuned(storage, {"1": ("conv", t)}, runs=0.25) for t in (4e-3, 2e-3))
     text = words(browser, f"/dashboard/compare?a={a}&b={b}")
     assert "A run of A 1.000 ms A run of B 0.500 ms" in text
-    assert "conv 2 4,000.0 2,000.0 0.500 500.0" in text
+    assert "conv 2 4,000.0 2,000.0 2.00x 500.0" in text
 
 
 def test_what_there_is_to_choose_from(browser: TestClient, storage: Storage) -> None:

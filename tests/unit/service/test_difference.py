@@ -115,11 +115,11 @@ def test_what_is_shown_of_a_difference(capsys: pytest.CaptureFixture[str]) -> No
     text = shown(difference_view(compared()), capsys)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "precision float32 bfloat16" in lines and "a run 11.000 ms 6.001 ms" in lines
-    assert "a 2 1,000.0 500.0 0.500 direct tile_m=4>8" in lines
-    assert "b 1 5,000.0 1,000.0 0.200 direct tile_m=4 parallel=1 > winograd" in lines
+    assert "a 2 1,000.0 500.0 2.00x direct tile_m=4>8" in lines
+    assert "b 1 5,000.0 1,000.0 5.00x direct tile_m=4 parallel=1 > winograd" in lines
     assert "d - > 1 - 1.0 - only in B: -" in lines
     assert lines[-1] == "1 workloads are the same on both sides"
-    assert "c 1 4,000.0 4,000.0 1.000 the same" in [
+    assert "c 1 4,000.0 4,000.0 1.00x the same" in [
         " ".join(line.split())
         for line in shown(difference_view(compared(), True), capsys).splitlines()
     ]
@@ -151,7 +151,7 @@ def test_a_schedule_that_is_none_is_not_known(
 ) -> None:
     side = side_of_job(job(), [task("a", 1e-3, schedule=lie)])
     found = difference(side, side_of_job(job(), [task("a", 2e-3)]))
-    assert found.pairs[0].same_schedule is None and "2.000" in shown(difference_view(found), capsys)
+    assert found.pairs[0].same_schedule is None and "0.50x" in shown(difference_view(found), capsys)
 
 
 def test_top_knows_what_runs_behind_many_that_wait() -> None:
@@ -180,5 +180,5 @@ def test_top_shows_first_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in text and "0 of 0 devices healthy" in text
     lines = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()][1:]
     assert [line[0][0] for line in lines] == ["3", "2", "1"]
-    assert {"2.00", "1:01", "60:05"} <= set(lines[0]) and "another one runs" in text
+    assert {"2.00x", "1:01", "60:05"} <= set(lines[0]) and "another one runs" in text
     assert "no jobs" in shown(top_view([], [], NOW), capsys)

@@ -167,8 +167,8 @@ def test_what_came_of_a_job_is_said(browser: TestClient, storage: Storage, claim
     storage.jobs.transition(claim, JobState.VERIFYING)
     storage.jobs.transition(claim, JobState.SUCCEEDED, result=ENDED)
     seen = opened(browser, f"/dashboard/jobs/{claim.job_id}")
-    assert "the tuned schedules are served; tuned / untuned 0.750" in seen.text
-    assert "0.900 faster" in seen.text and "failed" not in seen.text
+    assert "the tuned schedules are served; tuned: 1.33x untuned" in seen.text
+    assert "1.11x faster" in seen.text and "failed" not in seen.text
     assert f"plan: {HOSTILE}" in seen.text
     (frame,) = (json.loads(a["data-frame"] or "") for _, a in seen.found if "data-frame" in a)
     assert frame["race"] == [0.7, 0.8]

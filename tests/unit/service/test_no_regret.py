@@ -287,7 +287,7 @@ def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Plann
 def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
     found = settle([planned], storage, ours())
-    assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "same")
+    assert (found.verdict.served, found.verdict.outcome) == (Served.DEFAULT, "same")
     assert found.known == 1 and storage.verdicts.counts() == {}
 
 
@@ -459,7 +459,7 @@ def test_verdicts_read_back_and_speak() -> None:
     verdict = Verdict(Served.PARTLY, "faster", Comparison("untuned", (0.9, 0.91)), ("k",), "why")
     assert Verdict.from_json(verdict.to_json()) == verdict
     text = verdict_text(verdict.to_json())
-    assert "1 tasks fall back" in text and "0.905 (0.900 to 0.910, faster)" in text
+    assert "1 task falls back to its default; tuned: 1.10x untuned (1.10x to 1.11x), faster" in text
 
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:
