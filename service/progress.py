@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tilewright.service import notebook
 from tilewright.service.api.schemas.jobs import JobEventView, ProgressView
-from tilewright.service.sentences import one_sentence
+from tilewright.service.sentences import one_sentence, with_reason
 from tilewright.service.units import duration, milliseconds
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def why(event: JobEventView) -> str | None:
     if event.kind != "state" or "reason" not in event.data:
         return None
     state = str(event.data.get("state", "state")).replace("_", " ")
-    return f"{state}: {one_sentence(str(event.data['reason'] or 'no reason was given'))}"
+    return with_reason(state, str(event.data["reason"] or ""))
 
 
 def _bar(share: float, line: str) -> Any:

@@ -18,3 +18,9 @@ def one_sentence(text: str, limit: int = LIMIT) -> str:
         return shown
     half = (limit - 3) // 2
     return f"{shown[:half]}...{shown[-half:]}"
+
+
+def with_reason(what: str, reason: str | None) -> str:
+    """`cancelled: out of time`; what happened alone if nobody gave a reason. A reason may hold
+    names that workers chose."""
+    return f"{what}: {one_sentence(reason)}" if reason else what

@@ -12,7 +12,7 @@ from rich.text import Text
 from tilewright.service.cli.view import make_table
 from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity
 from tilewright.service.quantize.report import QuantizeReport, Times
-from tilewright.service.units import microseconds, milliseconds
+from tilewright.service.units import microseconds, milliseconds, speedup
 
 ROWS = 40
 """Most parts of a table; `--json` has all of them."""
@@ -90,13 +90,16 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _times(times: Times) -> str:
-    if times.float_seconds is None or times.quantised_seconds is None:
+    if not times.float_seconds or times.quantised_seconds is None:
         return f"{times.device} does not run the code: no times"
     line = (
         f"all kernels on {times.device}, {times.threads} thread{'s' * (times.threads > 1)}: "
         f"{milliseconds(times.float_seconds)} in float32, "
         f"{milliseconds(times.quantised_seconds)} quantised"
     )
+    line += f", {speedup(times.quantised_seconds / times.float_seconds)} float32"
+    if times.quantised_seconds > times.float_seconds:
+        line += " (the quantised model is slower on this device)"
     if any(times.elsewhere):
         before, after = (milliseconds(seconds) for seconds in times.elsewhere)
         line += f"; of no quantised layer: {before} and {after} of those"

@@ -44,6 +44,7 @@ from tilewright.service.cli.common import (
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
 from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.sentences import with_reason
 from tilewright.service.units import duration
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def submit(
         if job.state not in ("succeeded", "incomplete"):
             if as_json:
                 say_json({**job.model_dump(mode="json"), "tasks": client.tasks(job.id)})
-            raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
+            raise UserError(with_reason(f"job {job.id} {job.state}", job.error))
         from tilewright.service.cli.tune_view import tell_artifact
         from tilewright.service.cli.view import told_tasks
 
@@ -164,7 +165,7 @@ def submit(
         if as_json:
             say_json({**job.model_dump(mode="json"), "tasks": tasks})
     if job.state != "succeeded":
-        raise UserError(f"job {job.id} is incomplete: {_reason(job.reason)}")
+        raise UserError(with_reason(f"job {job.id} is incomplete", job.reason))
 
 
 def _follow(client: Client, job: Job, out: Console) -> Job:
@@ -186,18 +187,11 @@ def _summary(job: JobView) -> str:
     )
 
 
-def _reason(text: str | None) -> str:
-    """A reason as it may be shown: it holds names that workers chose."""
-    from tilewright.service.sentences import one_sentence
-
-    return one_sentence(text or "no reason was given")
-
-
 def _tell_reason(job: JobView, out: Console) -> None:
     """Say why a job waits, or is incomplete, and what would help."""
     if job.reason:
         state = job.state.replace("_", " ")
-        out.print(f"{state}: {_reason(job.reason)}", soft_wrap=True, markup=False)
+        out.print(with_reason(state, job.reason), soft_wrap=True, markup=False)
 
 
 def _tell_result(job: JobView, out: Console) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tilewright.service.api.schemas.bodies import ProblemView
+from tilewright.service.sentences import with_reason
 
 if TYPE_CHECKING:
     import httpx2
@@ -67,7 +68,7 @@ class JobEndedError(ClientError):
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        super().__init__(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
+        super().__init__(with_reason(f"job {job.id} {job.state}", job.error))
 
 
 def refusal(answer: httpx2.Response) -> RefusedError:

@@ -264,7 +264,8 @@ def _run(
         confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):
         workshop.builder.start()
-    tracker = Tracker(tasks, budget.trials)
+    kept = sum(each.reserve.trials for each in chosen if each.reserve is not None)
+    tracker = Tracker(tasks, spec.budget.trials, spec.budget.trials - budget.trials - kept)
     watcher.tasks(tracker)
 
     def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:

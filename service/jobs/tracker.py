@@ -18,10 +18,17 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """The state of one run. `take` says which tasks an event has changed."""
+    """The state of one run. `take` says which tasks an event has changed.
 
-    def __init__(self, tasks: list[Task], trials: int) -> None:
+    Args:
+        tasks: what is tuned.
+        trials: as many as the job asked for.
+        before: how many of them the comparison of plans took.
+    """
+
+    def __init__(self, tasks: list[Task], trials: int, before: int = 0) -> None:
         self._tasks = {task.key: task for task in tasks}
+        self._before = max(0, before)
         self._failures: dict[RecordKey, int] = {}
         self.rows: dict[RecordKey, JobTask] = {
             task.key: JobTask(
@@ -43,19 +50,19 @@ class Tracker:
                 self._bound(event.inputs)
                 changed = [self._status(status) for status in event.tasks]
                 done = sum(status.trials for status in event.tasks)
-                self._count(done, event.trials_total, None)
+                self._count(self._before + done, None)
             case events.Progress():
                 changed = [self._status(event.task, event.task_gain)]
                 self.candidates_per_second = event.candidates_per_second
                 self._foresee(event.forecast)
-                self._count(event.trials_done, event.trials_total, event.seconds_left)
+                self._count(self._before + event.trials_done, event.seconds_left)
             case events.Recorded():
                 changed = [self._recorded(event.task, event.record)]
-                self._count(self.progress.trials_done, self.progress.trials_budget, None)
+                self._count(self.progress.trials_done, None)
             case events.Finished():
                 changed = self._finished(event)
                 self._foresee(event.forecast)
-                self._count(event.trials_done, self.progress.trials_budget, 0.0)
+                self._count(self._before + event.trials_done, 0.0)
             case _:
                 assert_never(event)
         return changed
@@ -134,14 +141,13 @@ class Tracker:
         if forecast is not None:
             self.progress = replace(self.progress, forecast_gain=forecast.gain_per_minute)
 
-    def _count(self, done: int, total: int, seconds_left: float | None) -> None:
+    def _count(self, done: int, seconds_left: float | None) -> None:
         rows = list(self.rows.values())
         finished = (TaskStatus.TUNED, TaskStatus.CACHED, TaskStatus.FAILED)
         self.progress = replace(
             self.progress,
             tasks_done=sum(row.status in finished for row in rows),
             trials_done=done,
-            trials_budget=total,
             trials_failed=sum(self._failures.values()),
             default_seconds=self._total("default_seconds"),
             best_seconds=self._total("best_seconds"),

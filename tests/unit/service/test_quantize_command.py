@@ -14,9 +14,11 @@ from PIL import Image
 from tests.unit.quantize.small import network, perceptron, saved
 from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.service import cli
+from tilewright.service.cli.quantize_view import _times
 from tilewright.service.jobs.model_tasks import tasks_of
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.jobs.tuning import save_texts
+from tilewright.service.quantize.report import Times
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.measure.measurement import (
@@ -169,6 +171,16 @@ def test_random_is_said_loudly(
     assert json.loads(captured.out)["outputs"][0]["top_one"]["rows"] == 12
     assert run(model, "-o", output, "--random") == 0
     assert "sizes of the samples: batch=1; change with --dim" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(1e-3, "1.000 ms quantised, 2.00x float32;"),
+     (4e-3, "4.000 ms quantised, 0.50x float32 (the quantised model is slower on this device);")],
+)  # fmt: skip
+def test_a_model_that_became_slower_is_said(seconds: float, said: str) -> None:
+    times = Times("this machine", 1, 2e-3, seconds, (), (1e-4, 1e-4))
+    assert said in _times(times)
 
 
 def test_a_model_with_nothing_to_quantise_is_written_as_it_is(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.service.sentences import LIMIT, one_sentence
+from tilewright.service.sentences import LIMIT, one_sentence, with_reason
 
 
 def test_a_sentence_is_one_printable_line() -> None:
@@ -16,3 +16,8 @@ def test_a_long_sentence_keeps_its_ends() -> None:
     assert len(text) <= LIMIT
     assert text.startswith("node 'deep/deep/")
     assert text.endswith("/': not implemented")
+
+
+def test_a_reason_that_nobody_gave_is_left_out() -> None:
+    assert with_reason("cancelled", "out of\ntime") == "cancelled: out of time"
+    assert with_reason("cancelled", "") == with_reason("cancelled", None) == "cancelled"

@@ -58,7 +58,7 @@ def test_it_begins_with_tuning_and_the_whole_budget() -> None:
 
 def test_a_run_is_followed_to_its_end() -> None:
     first, second = tasks()
-    tracker = Tracker([first, second], 7)
+    tracker = Tracker([first, second], 40)
 
     def told(*rows: JobTask) -> list[tuple[str, str, int]]:
         return [(row.name, row.status.value, row.trials) for row in rows]
@@ -168,3 +168,12 @@ def test_a_record_of_another_release_keeps_its_time_and_its_schedule() -> None:
     plain = replace(kept, measurement=replace(kept.measurement, comparison=None))
     (row,) = tracker.take(Recorded(snapshot(first), plain))
     assert (row.facts or {})["comparison"] is None
+
+
+def test_trials_that_chose_the_plan_count_among_those_that_were_asked_for() -> None:
+    first, second = tasks()
+    tracker = Tracker([first, second], 1000, 15)
+    tracker.take(Started((snapshot(first), snapshot(second)), 985))
+    assert (tracker.progress.trials_done, tracker.progress.trials_budget) == (15, 1000)
+    tracker.take(Finished((snapshot(first), snapshot(second)), (None, None), 985, 1.0))
+    assert (tracker.progress.trials_done, tracker.progress.trials_budget) == (1000, 1000)
