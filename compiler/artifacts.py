@@ -77,7 +77,12 @@ def _saved(
             "threads": builder.threads,
             "numerics": builder.numerics,
             "schedules": {
-                key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
+                key: {
+                    "schedule": schedule.to_json(),
+                    "tuned": key in program.tuned,
+                    "kernel": program.described[key][0],
+                    "operators": program.described[key][1],
+                }
                 for program in compiled
                 for key, schedule in program.schedules.items()
             },

@@ -50,7 +50,8 @@ class CompiledProgram:
     """A program with everything that running or saving it needs.
 
     `schedules` says for each workload key what was compiled; `tuned` which of them a source knew.
-    Kernels whose code is equal share an object.
+    Kernels whose code is equal share an object. `described` has for each workload key the name of
+    the kernel in the program, and its operators.
     """
 
     program: Program
@@ -59,6 +60,7 @@ class CompiledProgram:
     schedules: Mapping[str, Schedule]
     tuned: frozenset[str]
     target: Target
+    described: Mapping[str, tuple[str, tuple[str, ...]]]
 
 
 def build_program(
@@ -160,6 +162,11 @@ class ProgramBuilder:
             {key: kernel.schedule for kernel in kernels for key in kernel.keys},
             frozenset(key for kernel in kernels if kernel.known for key in kernel.keys),
             self.target,
+            {
+                key: (kernel.lowered.spec.name, kernel.lowered.operators)
+                for kernel in kernels
+                for key in kernel.keys
+            },
         )
 
     def _have_room(self, needed: int, spare: int) -> PackedWeights:

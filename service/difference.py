@@ -12,14 +12,20 @@ from tilewright.service.wording import schedule_text
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.artifact import Artifact
+    from tilewright.compiler.runtime.kernel import KernelSpec
     from tilewright.service.api.schemas.jobs import JobView, TaskView
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedKernel:
-    """One workload of a side. `seconds` is one run of it, None where nothing measured it; `macs`
-    are the multiply-adds of its definition. `runs` is how often a run of the model runs it, which
-    with open sizes is not its count alone."""
+    """One workload of a side.
+
+    Attributes:
+        name: for people; "" in artifacts, where `told` stands in for it: operators and a shape.
+        seconds: of one run of it, None if nothing measured it.
+        macs: the multiply-adds of its definition.
+        runs: how often a run of the model runs it, which with open sizes is not its count alone.
+    """
 
     key: str
     name: str
@@ -28,6 +34,7 @@ class ComparedKernel:
     schedule: Mapping[str, Any] | None
     macs: float | None = None
     runs: float | None = None
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,10 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether nothing is known to differ."""
-        return bool(self.same_schedule) and self.ratio in (None, 1)
+        """Whether nothing is known to differ: artifacts are timed on the spot, so that times of one
+        schedule differ by chance."""
+        timed_here = bool(self.a and self.b and self.a.told and self.b.told)
+        return bool(self.same_schedule) and (timed_here or self.ratio in (None, 1))
 
     @property
     def either(self) -> ComparedKernel:
@@ -87,8 +96,10 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Of whichever side has one: artifacts know workloads by their keys."""
-        return next((k.name for k in (self.a, self.b) if k and k.name), "") or self.either.key[:12]
+        """Of whichever side has one: artifacts know operators and shapes alone."""
+        sides = [kernel for kernel in (self.a, self.b) if kernel]
+        names = (*(k.name for k in sides), *(k.told for k in sides), self.either.key[:12])
+        return next(filter(None, names))
 
     @property
     def ratio(self) -> float | None:
@@ -229,14 +240,32 @@ def runs_of(task: TaskView) -> float:
     return runs if math.isfinite(runs) and runs > 0.0 else 0.0
 
 
-def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> ComparedSide:
-    """An artifact; `seconds` of one run of it, where it was timed."""
-    schedules = _mapping(artifact.metadata.get("schedules")) or {}
-    known = {
-        key: ComparedKernel(key, "", None, None, _schedule((_mapping(said) or {}).get("schedule")))
-        for key, said in schedules.items()
-    }
+def side_of_artifact(
+    artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
+) -> ComparedSide:
+    """An artifact.
+
+    Args:
+        artifact: as `read_artifact` read it.
+        timed: by the names of kernels, how often a run calls each, and the seconds of these calls;
+            by "", the seconds of all other instructions. None if it was not timed.
+    """
     program = artifact.programs[0].program
+    specs = {spec.name: spec for spec in program.kernels}
+    seconds = None if timed is None else sum(spent for _, spent in timed.values())
+    known = {}
+    for key, told in (_mapping(artifact.metadata.get("schedules")) or {}).items():
+        said = _mapping(told) or {}
+        symbol = str(said.get("kernel"))
+        count, spent = (timed or {}).get(symbol, (0, 0.0))
+        known[key] = ComparedKernel(
+            key,
+            "",
+            count or None,
+            spent / count if count else None,
+            _schedule(said.get("schedule")),
+            told=_told(said.get("operators"), specs.get(symbol)),
+        )
     types = sorted({str(spec.dtype) for k in program.kernels for spec in k.buffers})
     facts = {
         "model": program.name,
@@ -252,6 +281,14 @@ def side_of_artifact(artifact: Artifact, seconds: float | None = None) -> Compar
         "file_bytes": sum(f.stat().st_size for f in artifact.path.iterdir() if f.is_file()),
     }
     return ComparedSide(f"artifact {artifact.path}", facts, known, seconds)
+
+
+def _told(operators: object, spec: KernelSpec | None) -> str:
+    """`matmul +relu 2x4`: the operators of a kernel, and the shape that it writes."""
+    if not isinstance(operators, list) or spec is None or not spec.outputs:
+        return ""
+    shape = "x".join(map(str, spec.buffers[spec.outputs[0]].shape))
+    return f"{' +'.join(map(str, operators[:4]))} {shape}"
 
 
 def _cost(kernel: ComparedKernel) -> float:

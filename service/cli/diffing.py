@@ -38,8 +38,8 @@ def diff(
     """What differs between two artifacts or jobs: kernels, times, schedules, sizes, precision.
 
     Kernels are matched by their workloads, and those of other types or layouts by what they
-    compute ("alike"). Times are those that a job measured; of artifacts that run on this machine,
-    each is timed as a whole. The speed-up of B over A is above 1x if B is faster.
+    compute ("alike"). Times are those that a job measured; artifacts that run on this machine are
+    timed, kernel by kernel. The speed-up of B over A is above 1x if B is faster.
 
     Example: tilewright diff before/ after/
     """
@@ -90,7 +90,8 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
     if rows.row_count:
         parts += [Text(), rows]
     if same:
-        parts.append(Text(f"{same} workloads are the same on both sides"))
+        are = "workload is" if same == 1 else "workloads are"
+        parts.append(Text(f"{same} {are} the same on both sides"))
     return Group(*parts)
 
 
@@ -112,11 +113,13 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
         raise UserError(f"'{given}' is no folder here and no job there: {error}") from error
 
 
-def _timed(folder: Path) -> float | None:
-    """Seconds of one run; None if this machine does not run it, or it has no one size."""
+def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
+    """How often a run calls each kernel, and the seconds of these calls; by "", the seconds of all
+    else. None if this machine does not run the artifact, or it has no one size."""
     from tilewright.compiler.errors import CompilerError
     from tilewright.compiler.runtime.artifact import load_artifact
     from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.program import KernelCall
     from tilewright.service.jobs.profiling import SAMPLES
     from tilewright.tuner.measure.model_runs import draw_inputs
 
@@ -127,7 +130,15 @@ def _timed(folder: Path) -> float | None:
         found = loaded.profile(draw_inputs(loaded.inputs), SAMPLES)
     except CompilerError:
         return None
-    return float(found.min(axis=0).sum())
+    timed: dict[str, tuple[int, float]] = {}
+    program = loaded.program
+    for instruction, seconds in zip(program.walk(), found.min(axis=0), strict=True):
+        name = ""
+        if isinstance(instruction, KernelCall):
+            name = program.kernels[instruction.kernel].name
+        count, spent = timed.get(name, (0, 0.0))
+        timed[name] = count + 1, spent + float(seconds)
+    return timed
 
 
 def _said(value: object) -> str:

@@ -118,7 +118,7 @@ def test_what_is_shown_of_a_difference(capsys: pytest.CaptureFixture[str]) -> No
     assert "a 2 1,000.0 500.0 2.00x direct tile_m=4>8" in lines
     assert "b 1 5,000.0 1,000.0 5.00x direct tile_m=4 parallel=1 > winograd" in lines
     assert "d - > 1 - 1.0 - only in B: -" in lines
-    assert lines[-1] == "1 workloads are the same on both sides"
+    assert lines[-1] == "1 workload is the same on both sides"
     assert "c 1 4,000.0 4,000.0 1.00x the same" in [
         " ".join(line.split())
         for line in shown(difference_view(compared(), True), capsys).splitlines()
@@ -136,9 +136,14 @@ def test_two_artifacts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told["changed"]["numerics"] == {"a": "fast", "b": "strict"}
     assert told["b"]["precision"] == "float32"
     assert told["a"]["seconds"] > 0 and told["a"]["file_bytes"] > told["a"]["weight_bytes"] > 0
-    assert len(told["kernels"]) == 1
+    (kernel,) = told["kernels"]
+    assert kernel["name"] == "matmul +relu 2x4", "and no hash"
+    assert kernel["a"]["count"] == 1 and 0 < kernel["a"]["seconds"] <= told["a"]["seconds"]
+    assert kernel["ratio"] == kernel["b"]["seconds"] / kernel["a"]["seconds"]
     assert run("diff", tmp_path / "a", tmp_path / "a") == 0
-    assert "1 workloads are the same" in capsys.readouterr().out
+    assert "1 workload is the same on both sides" in capsys.readouterr().out
+    assert run("diff", tmp_path / "a", tmp_path / "a", "--all") == 0
+    assert "matmul +relu 2x4" in capsys.readouterr().out
     assert run("diff", tmp_path / "a", model) == 1
     assert "is a file: give an artifact's folder, or a job" in capsys.readouterr().err
     assert run("diff", tmp_path / "a", "5f", "--server", "http://127.0.0.1:9") == 1
