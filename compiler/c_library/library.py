@@ -40,6 +40,9 @@ _OWN_NAMES = """
 program."""
 
 
+NATIVE_FUNCTIONS = ("accumulation", "descent", "order", "selection", "suppression")
+"""Sources of the runtime that programs with native functions need."""
+
 RANDOM = "tw_native_random_key"
 """The native function that draws, which needs the time and the process, or a page's seed."""
 
@@ -208,9 +211,7 @@ def compile_objects(
     sources = [Path(folder, f"{name}.c"), NATIVE / "tw_model.c"]
     sources += [_RUNTIME / f"{each}.c" for each in ("program", "sizing")]
     if natives:
-        sources += [
-            _RUNTIME / f"{each}.c" for each in ("accumulation", "selection", "suppression", "order")
-        ]
+        sources += [_RUNTIME / f"{each}.c" for each in NATIVE_FUNCTIONS]
     if RANDOM in natives:
         sources.append(_RUNTIME / "random.c")
         options.append(f"-Dtw_seed_random_keys={name}_seed")

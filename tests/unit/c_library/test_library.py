@@ -26,11 +26,13 @@ from tilewright.compiler.c_library import (
 )
 from tilewright.compiler.c_library import toolchain as tools
 from tilewright.compiler.c_library.header import SHORT_VECTORS, Interface
+from tilewright.compiler.c_library.library import NATIVE_FUNCTIONS
 from tilewright.compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from tilewright.compiler.driver import compile_model, load_program
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
 from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.runtime import native
 from tilewright.compiler.target import Target, host_target, resolve_target
 
 Load = Callable[..., Loaded]
@@ -416,3 +418,11 @@ def test_weights_lie_in_a_section_unless_a_file_is_asked_for(tmp_path: Path) -> 
     start = library.vit_weights(ctypes.byref(size))
     assert start % 64 == 0
     assert ctypes.string_at(start, size.value) == aligned(made.weights).tobytes()
+
+
+def test_a_library_links_every_native_function() -> None:
+    """A missing one would be found where the library is used."""
+    folder = Path(native.__file__).parent / "native"
+    names = {path.stem: path.read_text() for path in folder.glob("*.c")}
+    having = {stem for stem, text in names.items() if "TW_EXPORT void tw_native_" in text}
+    assert "selection" in having and having <= {*NATIVE_FUNCTIONS}
