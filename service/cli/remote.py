@@ -227,7 +227,7 @@ def jobs(
 
     Example: tilewright jobs 1f0e --follow -o artifact
     """
-    from tilewright.service.cli.view import job_table, task_table
+    from tilewright.service.cli.view import job_table, sizes_note, task_table
     from tilewright.service.wording import failures_text
 
     if job_id is None and (cancel or pause or resume or follow or output):
@@ -259,6 +259,8 @@ def jobs(
         else:
             out.print(job_table([job]))
             out.print(task_table(tasks))
+            if note := sizes_note([task.name for task in tasks]):
+                out.print(note, soft_wrap=True)
             _tell_result(job, out)
             out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
             _tell_reason(job, out)
@@ -394,7 +396,7 @@ def lookup(
     Example: tilewright lookup model.onnx --target board
     """
     from tilewright.service.api.schemas.lookups import LookupRequest
-    from tilewright.service.cli.view import lookup_table
+    from tilewright.service.cli.view import lookup_table, sizes_note
     from tilewright.service.client import NotKnownError
     from tilewright.service.wording import schedule_text
 
@@ -431,6 +433,8 @@ def lookup(
         return
     out = console()
     out.print(lookup_table(found))
+    if note := sizes_note([entry.name for entry in found.schedules]):
+        out.print(note, soft_wrap=True)
     out.print(f"{found.known} of {len(found.schedules)} known for target {found.target_key}")
     if answer is not None:
         out.print(f"{schedule_text(answer.schedule)}: {answer.sentence}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -53,11 +54,29 @@ def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
     told: list[RenderableType] = [task_table(shown)] if shown else []
+    if note := sizes_note([task.name for task in shown]):
+        told.append(note)
     if more := len(tasks) - len(shown):
         told.append(f"and {more} more {'task' if more == 1 else 'tasks'}: -v shows all")
     if verbose and (suggested := origins_line(tasks)):
         told.append(suggested)
     return told
+
+
+_OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")
+"""`s0` and `s1` of `matmul ks0 s1x64` and `add s1xs0`, and not the end of an operator's name."""
+
+
+def sizes_note(names: Sequence[str]) -> str:
+    """What `s0` stands for in names of workloads; "" if none has it."""
+    found = sorted({size for name in names for size in _OPEN.findall(name)})
+    sizes = "a size of its workload" if len(found) == 1 else "sizes of their workload"
+    return f"{', '.join(found)}: {sizes} that each run decides" if found else ""
+
+
+def _told_apart(task: TaskView, names: Counter[str]) -> str:
+    """Its name; if several tasks have it, with the start of its key."""
+    return f"{task.name} {task.workload_key[:6]}" if names[task.name] > 1 else task.name
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
@@ -73,9 +92,10 @@ def task_table(tasks: Sequence[TaskView]) -> Table:
         "trials",
         "<schedule",
     )
+    names = Counter(task.name for task in tasks)
     for task in sorted(tasks, key=_cost, reverse=True):
         table.add_row(
-            Text(task.name),
+            Text(_told_apart(task, names)),
             str(task.count),
             microseconds(task.default_seconds),
             microseconds(task.best_seconds),
