@@ -127,7 +127,7 @@ def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
     assert found.schedules.schedules.keys() == found.records.keys() == {good}
     assert found.verdict.served is Served.PARTLY and found.verdict.dropped == (bad,)
     assert verdict_text(found.verdict.to_json()) == (
-        "1 tasks fall back to their defaults; tuned, value 'h' is wrong"
+        "1 task falls back to its default; tuned, value 'h' is wrong"
     )
     states = {one.record.key.workload_key: one.state for one in storage.ledger.list()}
     assert states[bad] is Standing.WITHDRAWN and states[good] is not Standing.WITHDRAWN
