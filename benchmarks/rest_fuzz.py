@@ -59,7 +59,7 @@ def credentials(storage: Storage) -> dict[str, dict[str, str]]:
     """Headers of no token, and of one with each scope."""
     made: dict[str, dict[str, str]] = {"none": {}}
     for scope in Scope:
-        secret, _ = storage.tokens.create(scope.value, [scope])
+        secret, _ = storage.tokens.create(scope.value, [scope], all_owners=True)
         made[scope.value] = {"Authorization": f"Bearer {secret}"}
     return made
 

@@ -28,6 +28,8 @@ class TokenRow(Base):
     # the secret before the last rotation, and until when it is taken
     previous_digest: Mapped[str | None] = mapped_column(unique=True)
     previous_until: Mapped[float | None]
+    # whether it sees the jobs and models of everybody, and not only those of tokens of its name
+    all_owners: Mapped[bool]
 
 
 class RateLimitRow(Base):

@@ -38,3 +38,16 @@ class BlobReferenceRow(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
     holder: Mapped[str] = mapped_column(primary_key=True)
+
+
+class ModelUploadRow(Base):
+    """An owner's upload of a model: what this owner calls it."""
+
+    __tablename__ = "model_uploads"
+
+    digest: Mapped[str] = mapped_column(
+        sa.ForeignKey("models.digest", ondelete="CASCADE"), primary_key=True
+    )
+    owner: Mapped[str] = mapped_column(primary_key=True)  # the name of tokens, "" for nobody
+    name: Mapped[str]
+    created_at: Mapped[float]

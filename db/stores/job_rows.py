@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tilewright.db.errors import StaleLeaseError
 from tilewright.db.job_states import HELD_STATES, JobState, check_transition
-from tilewright.db.models import JobRow, OpenTaskRow
+from tilewright.db.models import JobRow, OpenTaskRow, TokenRow
 from tilewright.db.stores.events import EventData, append_events
 from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.measure_queue import cancel_requests
@@ -20,6 +20,7 @@ JsonObject = Mapping[str, Any]
 
 jobs_table = table_of(JobRow)
 _open_tasks = table_of(OpenTaskRow)
+_tokens = table_of(TokenRow)
 held_states = sorted(state.value for state in HELD_STATES)
 
 
@@ -77,9 +78,21 @@ class JobClaim:
     fencing_token: int
 
 
-def get_job(connection: sa.Connection, job_id: str, *, lock: bool = False) -> Job:
-    """The job with this id, or the only one whose id begins so. Raises NotFoundError."""
-    query = sa.select(jobs_table)
+def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
+    """The condition that jobs are one owner's; none for None."""
+    if sees is None:
+        return ()
+    return (jobs_table.c.owner.in_(sa.select(_tokens.c.id).where(_tokens.c.name == sees)),)
+
+
+def get_job(
+    connection: sa.Connection, job_id: str, *, lock: bool = False, sees: str | None = None
+) -> Job:
+    """The job with this id, or the only one whose id begins so, of those that an owner sees.
+
+    Raises NotFoundError.
+    """
+    query = sa.select(jobs_table).where(*seen_jobs(sees))
     query = query.with_for_update() if lock else query
     return job_of(row_of_id(connection, query, jobs_table.c.id, job_id, "job"))
 

@@ -24,6 +24,7 @@ from tilewright.db.stores.job_rows import (
     get_job,
     job_of,
     jobs_table,
+    seen_jobs,
     state_event,
     step,
 )
@@ -120,23 +121,29 @@ class JobStore(JobClaims):
             append_events(connection, made.id, [state_event(state, reason=waits)], now)
             return job_of(made)
 
-    def get(self, job_id: str) -> Job:
-        """Raises NotFoundError."""
+    def get(self, job_id: str, sees: str | None = None) -> Job:
+        """The job with this id, or the only one whose id begins so.
+
+        `sees` is the owner for whom there are no jobs of others (`Token.sees`). Raises
+        NotFoundError.
+        """
         with reading(self._engine) as connection:
-            return get_job(connection, job_id)
+            return get_job(connection, job_id, sees=sees)
 
     def list(
         self,
         *,
         owner: str | None = None,
+        sees: str | None = None,
         state: JobState | None = None,
         results: bool = True,
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[Job]:
         """Newest first, after a page's `next`; without `results`, which may be long, None stands
-        for each. Raises PositionError."""
+        for each. `owner` is a token's id, `sees` as in `get`. Raises PositionError."""
         query = sa.select(*_jobs.columns) if results else sa.select(*_without_results)
+        query = query.where(*seen_jobs(sees))
         if owner is not None:
             query = query.where(_jobs.c.owner == owner)
         if state is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,23 +11,25 @@ import sqlalchemy as sa
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
-from tilewright.db.models import ModelRow
+from tilewright.db.models import ModelRow, ModelUploadRow, TokenRow
 from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.blobs import BlobStore
 from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.pages import Page, PageOrder, Position
-from tilewright.db.stores.statements import chunks, insert_new, table_of
+from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
 
 _models = table_of(ModelRow)
+_uploads = table_of(ModelUploadRow)
+_tokens = table_of(TokenRow)
 _newest_first = PageOrder((_models.c.created_at, _models.c.digest))
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     digest: str  # sha256 hex of the ONNX file
-    name: str
+    name: str  # that the owner who asks gave, else the first
     bytes: int
-    owner: str | None  # token id
+    owner: str | None  # the id of the token that uploaded it first
     created_at: float
 
 
@@ -40,59 +42,83 @@ class ModelStore:
         self._clock = clock
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> Model:
-        """Save a model; for the same bytes again, return the first row. Raises StorageError."""
+        """Save a model, as `register` does. Raises StorageError."""
         return self.register(self._blobs.put(data), len(data), name, owner)
 
     def register(self, digest: str, size: int, name: str, owner: str | None = None) -> Model:
-        """Add the row for a blob of `size` bytes that is already stored (a streamed upload).
+        """Add the row for a blob of `size` bytes that is already stored (a streamed upload), and
+        the name that its owner gives it; the owner's last one holds.
+
+        Args:
+            owner: the id of a token, whose name stands for all tokens of the owner.
 
         Raises NotFoundError if the blob store does not have it.
         """
         if digest not in self._blobs:
             raise NotFoundError("blob", digest)
-        row = {
-            "digest": digest,
-            "name": name,
-            "bytes": size,
-            "owner": owner,
-            "created_at": self._clock(),
-        }
+        now = self._clock()
+        row = {"digest": digest, "name": name, "bytes": size, "owner": owner, "created_at": now}
         with writing(self._engine) as connection:
             insert_new(connection, _models, [row])
             refer(connection, BlobKind.MODEL, digest, [digest])
-            return _get(connection, digest)
+            known = sa.select(_tokens.c.name).where(_tokens.c.id == owner)
+            uploader = connection.execute(known).scalar_one_or_none() or ""
+            connection.execute(
+                upsert(connection, _uploads)
+                .values(digest=digest, owner=uploader, name=name, created_at=now)
+                .on_conflict_do_update(
+                    index_elements=[_uploads.c.digest, _uploads.c.owner], set_={"name": name}
+                )
+            )
+            return replace(_get(connection, digest), name=name)
 
-    def get(self, digest: str) -> Model:
+    def get(self, digest: str, sees: str | None = None) -> Model:
         """The model with this digest, or the only one whose digest begins so.
 
-        Raises NotFoundError.
+        `sees` is an owner for whom there are only models that this owner uploaded (`Token.sees`),
+        under the owner's names. Raises NotFoundError.
         """
         with reading(self._engine) as connection:
-            return _get(connection, digest)
+            return _get(connection, digest, sees)
 
-    def names(self, digests: Collection[str]) -> Mapping[str, str]:
-        """Digest -> name of the models that are known."""
-        found: dict[str, str] = {}
+    def names(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+        """(digest, owner) -> what the owner calls the model; its first name where the owner has
+        none for it."""
+        first: dict[str, str] = {}
+        own: dict[tuple[str, str], str] = {}
         with reading(self._engine) as connection:
-            for some in chunks(sorted(set(digests))):
+            for some in chunks(sorted({digest for digest, _ in wanted})):
                 query = sa.select(_models.c.digest, _models.c.name)
                 rows = connection.execute(query.where(_models.c.digest.in_(some)))
-                found.update({row.digest: row.name for row in rows})
-        return found
+                first.update({row.digest: row.name for row in rows})
+                uploads = sa.select(_uploads).where(_uploads.c.digest.in_(some))
+                own.update({(r.digest, r.owner): r.name for r in connection.execute(uploads)})
+        return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def data(self, digest: str) -> bytes:
         """The ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""
         self.get(digest)
         return self._blobs.get(digest)
 
-    def list(self, limit: int = 100, after: Position | None = None) -> Page[Model]:
-        """Newest first, after a page's `next`. Raises PositionError."""
+    def list(
+        self, limit: int = 100, after: Position | None = None, sees: str | None = None
+    ) -> Page[Model]:
+        """Newest first, after a page's `next`; `sees` as in `get`. Raises PositionError."""
         with reading(self._engine) as connection:
-            return _newest_first.page(connection, sa.select(_models), _model, limit, after)
+            return _newest_first.page(connection, _query(sees), _model, limit, after)
 
 
-def _get(connection: sa.Connection, digest: str) -> Model:
-    return _model(row_of_id(connection, sa.select(_models), _models.c.digest, digest, "model"))
+def _query(sees: str | None) -> sa.Select[Any]:
+    """All models; or those of an owner, under the owner's names."""
+    if sees is None:
+        return sa.select(_models)
+    columns = [_uploads.c.name if c is _models.c.name else c for c in _models.columns]
+    mine = sa.and_(_uploads.c.digest == _models.c.digest, _uploads.c.owner == sees)
+    return sa.select(*columns).join_from(_models, _uploads, mine)
+
+
+def _get(connection: sa.Connection, digest: str, sees: str | None = None) -> Model:
+    return _model(row_of_id(connection, _query(sees), _models.c.digest, digest, "model"))
 
 
 def _model(row: sa.Row[Any]) -> Model:

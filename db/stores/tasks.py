@@ -14,6 +14,7 @@ from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
 from tilewright.db.models import TargetRow, TaskRow, WorkloadRow
 from tilewright.db.stores.ids import row_of_id
+from tilewright.db.stores.job_rows import jobs_table, seen_jobs
 from tilewright.db.stores.jobs import JobClaim, check_claim
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
@@ -127,10 +128,12 @@ class TaskStore:
         job_id: str | None = None,
         workload_key: str | None = None,
         status: TaskStatus | None = None,
+        sees: str | None = None,
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Tasks that match all that is given with the ids of their jobs, job by job.
+        """Tasks that match all that is given with the ids of their jobs, job by job; `sees` as in
+        `JobStore.get`.
 
         Raises PositionError.
         """
@@ -142,6 +145,9 @@ class TaskStore:
         query = sa.select(_tasks).where(
             *(column == value for column, value in wanted.items() if value is not None)
         )
+        if sees is not None:
+            own = sa.select(jobs_table.c.id).where(*seen_jobs(sees))
+            query = query.where(_tasks.c.job_id.in_(own))
         with reading(self._engine) as connection:
             return _by_job.page(
                 connection, query, lambda row: (row.job_id, _task(row)), limit, after

@@ -47,6 +47,13 @@ class Token:
     previous_until: float | None = None  # until when the secret before the last rotation is taken
     max_open_jobs: int | None = None  # None: what the service is set to
     max_running_jobs: int | None = None
+    all_owners: bool = False  # sees the jobs and models of everybody
+
+    @property
+    def sees(self) -> str | None:
+        """The owner whose jobs and models the token sees: all tokens of a name are one owner's.
+        None is everybody's."""
+        return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
     def allows(self, scope: Scope) -> bool:
         """Whether the token may do this; admin may do everything."""
@@ -72,12 +79,14 @@ class TokenStore:
         secret: str | None = None,
         max_open_jobs: int | None = None,
         max_running_jobs: int | None = None,
+        all_owners: bool = False,
     ) -> tuple[str, Token]:
         """(secret, token). The secret is shown once and not kept.
 
         A secret that is given (the embedded mode has one in a file) makes this idempotent: the
         token of that secret gets this name, these scopes and this lifetime from now on. One that
         was revoked stays so.
+        Without `all_owners` it sees the jobs and models of tokens of this name alone.
         The quotas bound the jobs of the token that are open or running; without, the
         service's settings do.
         """
@@ -89,6 +98,7 @@ class TokenStore:
             "expires_at": None if lifetime_seconds is None else now + lifetime_seconds,
             "max_open_jobs": max_open_jobs,
             "max_running_jobs": max_running_jobs,
+            "all_owners": all_owners,
         }
         with writing(self._engine) as connection:
             row = connection.execute(
@@ -225,4 +235,5 @@ def _token(row: sa.Row[Any]) -> Token:
         previous_until=row.previous_until,
         max_open_jobs=row.max_open_jobs,
         max_running_jobs=row.max_running_jobs,
+        all_owners=row.all_owners,
     )

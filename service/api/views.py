@@ -52,18 +52,20 @@ def failures(counts: Mapping[Status, int]) -> dict[str, int]:
 
 
 def job_view(
-    job: Job, counts: Mapping[Status, int] | None = None, names: Mapping[str, str] | None = None
+    job: Job,
+    counts: Mapping[Status, int] | None = None,
+    *,
+    model_name: str = "",
+    owner: str = "",
 ) -> JobView:
-    """`counts` are the job's trials by how they ended, `names` those of models by their digests
-    and of tokens by their ids."""
-    known = names or {}
+    """`counts` are the job's trials by how they ended; the names are those that people gave."""
     return JobView(
         id=job.id,
         state=job.state.value,
         final=job.state.final,
         model=job.model_digest,
-        model_name=known.get(job.model_digest, ""),
-        owner=known.get(job.owner or "", ""),
+        model_name=model_name,
+        owner=owner,
         target=job.target,
         target_key=job.target_key,
         worker_id=job.worker_id,
@@ -197,6 +199,7 @@ def token_view(token: Token) -> TokenView:
         previous_until=token.previous_until,
         max_open_jobs=token.max_open_jobs,
         max_running_jobs=token.max_running_jobs,
+        all_owners=token.sees is None,
     )
 
 

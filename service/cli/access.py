@@ -54,7 +54,7 @@ def tokens(
 
     from tilewright.service.cli.view import make_table
 
-    table = make_table("<token", "<name", "<scopes", "<made", "<last used", "<state")
+    table = make_table("<token", "<name", "<scopes", "<sees", "<made", "<last used", "<state")
     with connect(server, token) as client:
         found = client.tokens()
     if as_json:
@@ -65,6 +65,7 @@ def tokens(
             each.id,
             Text(each.name),
             ", ".join(each.scopes),
+            "all owners" if each.all_owners else "its own",
             _moment(each.created_at),
             _moment(each.last_used_at),
             _state(each),

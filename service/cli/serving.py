@@ -364,9 +364,15 @@ def token(
     max_running_jobs: Annotated[
         int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
     ] = None,
+    all_owners: Annotated[
+        bool, typer.Option("--all-owners", help="See the jobs and models of everybody")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a bearer token in the database, and print its secret.
+
+    It sees the jobs and models of tokens of the same name, and those of others with --all-owners
+    or the scope admin. Tuning records are everybody's.
 
     Example: tilewright token board --scope measure --days 90
     """
@@ -389,6 +395,7 @@ def token(
                 lifetime_seconds=None if days is None else days * 86400,
                 max_open_jobs=max_open_jobs,
                 max_running_jobs=max_running_jobs,
+                all_owners=all_owners,
             )
             write_down(
                 storage.audit,
@@ -397,6 +404,7 @@ def token(
                 made.id,
                 name=made.name,
                 scopes=sorted(scopes),
+                all_owners=all_owners,
                 expires_at=made.expires_at,
             )
     finally:

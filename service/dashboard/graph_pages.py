@@ -34,7 +34,7 @@ async def graph(
     wait: bool = False,
 ) -> Response:
     """The page at once; the drawing comes with it if somebody looked at it lately."""
-    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = None
     if wait or planning.knows(question):
         found = await counted_answer(question, planning, limiter)
@@ -57,7 +57,7 @@ async def drawing(
     token: Reader,
 ) -> Response:
     """The drawing, once it is made."""
-    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
 
     def shown() -> Response:
@@ -79,7 +79,7 @@ async def step(
     token: Reader,
 ) -> Response:
     """One step: what it computes, and the nodes of the file behind it."""
-    question = await run_in_threadpool(graphs.graph_question, job_id, storage)
+    question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
     if number >= len(found.steps):
         raise NotFoundError("step", str(number))

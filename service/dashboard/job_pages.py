@@ -86,7 +86,7 @@ def _shown(
     request: Request, job_id: str, storage: Storage, token: Token, rows: int
 ) -> dict[str, Any]:
     # the curve first: what comes meanwhile is sent behind it
-    found = storage.jobs.get(job_id)
+    found = storage.jobs.get(job_id, token.sees)
     curve = event_routes.get_job_curve(found, storage)
     view = routes.get_job(job_id, storage, token)
     pages, answer = first_page(request, MOST_ROWS)

@@ -49,7 +49,7 @@ async def task(
     shown = await run_in_threadpool(_shown, request, job_id, workload, storage, token)
     parts: dict[str, Any] = {"wait": wait}
     if wait:
-        found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+        found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
         parts |= await _code(found, storage, planning, limiter)
         parts |= await _predictions(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task.html", **shown, **parts)
@@ -63,10 +63,10 @@ async def code(
     storage: StorageDep,
     planning: PlanningDep,
     limiter: LimiterDep,
-    _: Reader,
+    token: Reader,
 ) -> Response:
     """The best schedule and the untuned one as code, side by side."""
-    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _code(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_code.html", **parts)
 
@@ -79,10 +79,10 @@ async def predictions(
     storage: StorageDep,
     planning: PlanningDep,
     limiter: LimiterDep,
-    _: Reader,
+    token: Reader,
 ) -> Response:
     """Predicted against measured."""
-    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _predictions(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_predictions.html", **parts)
 

@@ -46,6 +46,7 @@ async def create(request: Request, storage: StorageDep, audit: AuditDep, token: 
         name=form.get("name", [""])[0],
         scopes=form.get("scope", []),
         lifetime_seconds=_days(days) if days else None,
+        all_owners="all_owners" in form,
     )
     made = await run_in_threadpool(routes.create_token, body, storage, audit, token)
     return _told(request, made, "made")

@@ -29,9 +29,9 @@ CURVE_POINTS = 500
 _PROGRESS = "progress"
 
 
-def existing_job(job_id: str, storage: StorageDep, _: Reader) -> Job:
+def existing_job(job_id: str, storage: StorageDep, token: Reader) -> Job:
     """Found before the stream starts, so that a wrong id is a 404 and no broken stream."""
-    return storage.jobs.get(job_id)
+    return storage.jobs.get(job_id, token.sees)
 
 
 _EVENT = (

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
 from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Token
 from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
 from tilewright.service.api.gate import GatedRoute
 from tilewright.service.api.limiter import LimiterDep, counted_answer
@@ -23,11 +24,11 @@ router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 @router.get("/jobs/{job_id}/graph", response_model=GraphView)
 @refuses(404, 422, 429)
 async def get_graph(
-    job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, _: Reader
+    job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, token: Reader
 ) -> Response:
     """The model of a job after fusion: its kernels, what lies between them, and the ONNX nodes
     behind each. With the plan that the job chose, once it did; of several sizes, at the first."""
-    question = await run_in_threadpool(graph_question, job_id, storage)
+    question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)
 
     def said() -> Response:  # of a large one it takes a second, which no other request waits for
@@ -36,9 +37,9 @@ async def get_graph(
     return await run_in_threadpool(said)
 
 
-def graph_question(job_id: str, storage: Storage) -> GraphQuestion:
+def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
     """What the drawing of a job's model is made by. Raises NotFoundError for the job."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     target = target_of_key(job.target_key or "", storage)
     check = JobCheck(job.model_digest, target, job.threads, job.numerics, dict(job.options))
     return GraphQuestion(check, ((job.result or {}).get("plan") or {}).get("choice"))

@@ -41,14 +41,14 @@ async def checked_job(
     storage: StorageDep,
     planning: PlanningDep,
     limiter: LimiterDep,
-    _: Submitter,
+    token: Submitter,
 ) -> Addressee:
     """Whom a job is for, once its model was found to be one that can be tuned so. It is planned in
     another process, and no thread waits for that."""
 
     def found() -> tuple[JobCheck, Addressee]:
         limiter.take(Limited.JOBS)
-        model = storage.models.get(body.model)
+        model = storage.models.get(body.model, token.sees)
         # touched: a sweep must not remove them before the job holds them
         for digest in set(body.samples) - set(storage.blobs.touch(body.samples)):
             raise NotFoundError("samples", digest)
@@ -105,37 +105,40 @@ def create_job(
 @router.get("/jobs")
 def list_jobs(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     pages: PagesDep,
     state: JobState | None = None,
     results: Annotated[bool, Query(description="With the final reports, which may be long")] = True,
 ) -> list[JobView]:
     """Jobs, the newest first."""
-    found = storage.jobs.list(state=state, results=results, limit=pages.limit, after=pages.after)
-    names = _names(storage, found)
-    return [job_view(job, names=names) for job in pages.told(found)]
+    found = storage.jobs.list(
+        sees=token.sees, state=state, results=results, limit=pages.limit, after=pages.after
+    )
+    return _shown(storage, pages.told(found))
 
 
 @router.get("/jobs/{job_id}")
-def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
+def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
     """A job, with its trials that failed, by kind."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     return shown_job(storage, job, storage.records.count_trials(job.id))
 
 
 @router.get("/jobs/{job_id}/tasks")
-def list_job_tasks(job_id: str, storage: StorageDep, _: Reader, pages: PagesDep) -> list[TaskView]:
+def list_job_tasks(
+    job_id: str, storage: StorageDep, token: Reader, pages: PagesDep
+) -> list[TaskView]:
     """The tasks of a job: workload, count, default and best time, what was chosen."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
     return [task_view(task, job.id) for task in pages.told(found)]
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")
-def get_nest(job_id: str, workload: str, storage: StorageDep, _: Reader) -> NestView:
+def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> NestView:
     """The loop nest of a task's best schedule, to be read; of the untuned one while none is
     chosen."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     task = storage.tasks.get(job.id, workload)
     target = target_of_key(job.target_key or "", storage)
     text = storage.workloads.workload(task.workload_key)
@@ -178,18 +181,30 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
     """A job with the names of its model and its owner; `counts` are its trials by outcome."""
-    return job_view(job, counts, _names(storage, [job]))
+    return _shown(storage, [job], counts)[0]
 
 
-def _names(storage: Storage, jobs: Sequence[Job]) -> Mapping[str, str]:
-    """The names of their models by digest, and of their owners by id."""
-    models = storage.models.names([job.model_digest for job in jobs])
-    return {**storage.tokens.names([job.owner for job in jobs if job.owner]), **models}
+def _shown(
+    storage: Storage, jobs: Sequence[Job], counts: Mapping[Status, int] | None = None
+) -> list[JobView]:
+    """Jobs, each with its owner's name and with the name that this owner gave the model."""
+    owners = storage.tokens.names([job.owner for job in jobs if job.owner])
+    whose = [(job, owners.get(job.owner or "", "")) for job in jobs]
+    models = storage.models.names({(job.model_digest, owner) for job, owner in whose})
+    return [
+        job_view(
+            job,
+            counts,
+            model_name=models.get((job.model_digest, owner), ""),
+            owner=owner,
+        )
+        for job, owner in whose
+    ]
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
     """The job. Raises NotFoundError, or a 403 problem if it is another token's."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
         raise forbidden(f"job '{job.id}' is another token's")
     return job
@@ -197,9 +212,9 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
 
 @router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=FILE)
 @refuses(409, 416)
-def get_artifact(job_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
+def get_artifact(job_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
     """The artifact folder as a tar file."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     if job.artifact_digest is None:
         raise ApiProblem(409, "no-artifact", f"job '{job.id}' is {job.state} and has no artifact")
     return blob_response(

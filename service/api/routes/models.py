@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Token
 from tilewright.service.api.blob_response import FILE, blob_response
 from tilewright.service.api.deps import (
     PlanningDep,
@@ -53,7 +54,7 @@ async def upload_model(
         await planning.check_model(staged.path, name, token.id)
 
         def save() -> tuple[ModelView, bool]:
-            known = _known(storage, staged.digest)
+            known = _known(storage, staged.digest, token)
             storage.blobs.keep(staged)
             model = storage.models.register(staged.digest, staged.bytes, name, token.id)
             return model_view(model), known
@@ -64,9 +65,9 @@ async def upload_model(
     return view
 
 
-def _known(storage: Storage, digest: str) -> bool:
+def _known(storage: Storage, digest: str, token: Token) -> bool:
     try:
-        storage.models.get(digest)
+        storage.models.get(digest, token.sees)
     except NotFoundError:
         return False
     return True
@@ -75,22 +76,26 @@ def _known(storage: Storage, digest: str) -> bool:
 @router.get("/models")
 def list_models(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     pages: PagesDep,
 ) -> list[ModelView]:
     """Models, the newest first."""
-    return [model_view(model) for model in pages.told(storage.models.list(*pages.wanted))]
+    return [
+        model_view(model) for model in pages.told(storage.models.list(*pages.wanted, token.sees))
+    ]
 
 
 @router.get("/models/{digest}")
-def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
+def get_model(digest: str, storage: StorageDep, token: Reader) -> ModelView:
     """A model by the SHA-256 of its bytes."""
-    return model_view(storage.models.get(digest))
+    return model_view(storage.models.get(digest, token.sees))
 
 
 @router.get("/models/{digest}/content", response_class=StreamingResponse, responses=FILE)
 @refuses(416)
-def get_model_content(digest: str, request: Request, storage: StorageDep, _: Reader) -> Response:
+def get_model_content(
+    digest: str, request: Request, storage: StorageDep, token: Reader
+) -> Response:
     """The ONNX file."""
-    model = storage.models.get(digest)
+    model = storage.models.get(digest, token.sees)
     return blob_response(request, storage, model.digest, filename=model.name)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from tilewright.db.errors import AmbiguousIdError, NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import TaskStatus
+from tilewright.db.stores.tokens import Token
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.conditional import NOT_MODIFIED, tagged
 from tilewright.service.api.deps import Reader, StorageDep
@@ -40,16 +41,18 @@ router = APIRouter(tags=["resources"], route_class=GatedRoute)
 JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id, or how it begins")]
 
 
-def whole_job_id(storage: Storage, job: str) -> str:
+def whole_job_id(storage: Storage, job: str, token: Token) -> str:
     """The id that `job` begins; as it is for a run of `tilewright tune`, which is no job.
 
-    Raises AmbiguousIdError.
+    Raises NotFoundError for a job that the token does not see, AmbiguousIdError.
     """
     try:
-        return storage.jobs.get(job).id
+        return storage.jobs.get(job, token.sees).id
     except AmbiguousIdError:
         raise
     except NotFoundError:
+        if token.sees is not None:
+            raise
         return job
 
 
@@ -57,7 +60,7 @@ def whole_job_id(storage: Storage, job: str) -> str:
 @refuses(404)
 def list_tasks(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     pages: PagesDep,
     job: JobQuery = None,
     workload: Digest | None = None,
@@ -65,9 +68,10 @@ def list_tasks(
 ) -> list[TaskView]:
     """Tasks of all jobs, job by job."""
     found = storage.tasks.search(
-        job_id=None if job is None else whole_job_id(storage, job),
+        job_id=None if job is None else whole_job_id(storage, job, token),
         workload_key=workload,
         status=status,
+        sees=token.sees,
         limit=pages.limit,
         after=pages.after,
     )
@@ -78,7 +82,7 @@ def list_tasks(
 @refuses(404)
 def list_trials(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     pages: PagesDep,
     job: JobQuery = None,
     workload: Digest | None = None,
@@ -91,7 +95,7 @@ def list_trials(
     if job is None and workload is None:
         raise invalid("query: give 'job' or 'workload'")
     found = storage.trials.list(
-        job_id=None if job is None else whole_job_id(storage, job),
+        job_id=None if job is None else whole_job_id(storage, job, token),
         workload_key=workload,
         target_key=None if target is None else target_key_of(target, storage),
         status=status,

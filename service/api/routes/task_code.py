@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job
 from tilewright.db.stores.tasks import JobTask
+from tilewright.db.stores.tokens import Token
 from tilewright.service.api.deps import PlanningDep, Reader, StorageDep
 from tilewright.service.api.gate import GatedRoute
 from tilewright.service.api.limiter import Limiter, LimiterDep, counted_answer
@@ -43,13 +44,13 @@ async def get_code(
     storage: StorageDep,
     planning: PlanningDep,
     limiter: LimiterDep,
-    _: Reader,
+    token: Reader,
     untuned: bool = False,
 ) -> CodeView:
     """The loop nest and the assembly of a task's best schedule, with its registers and spills
     counted: of its fastest trial while none is chosen. With `untuned`, or without a trial that
     worked, of the untuned one."""
-    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await code_of(found, untuned, storage, planning, limiter)
 
 
@@ -61,14 +62,14 @@ async def get_predictions(
     storage: StorageDep,
     planning: PlanningDep,
     limiter: LimiterDep,
-    _: Reader,
+    token: Reader,
 ) -> PredictionsView:
     """What the models of cost say of a task's newest trials, beside what was measured.
 
     The cost model is the version that tuning runs of the target start from, and may have learned
     from these trials; the estimate is that of the machine's roofs.
     """
-    found = await run_in_threadpool(task_of_job, job_id, workload, storage)
+    found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await predictions_of(found, storage, planning, limiter)
 
 
@@ -80,9 +81,9 @@ class TaskOfJob:
     task: JobTask
 
 
-def task_of_job(job_id: str, workload: str, storage: Storage) -> TaskOfJob:
+def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> TaskOfJob:
     """Raises NotFoundError for the job or the task."""
-    job = storage.jobs.get(job_id)
+    job = storage.jobs.get(job_id, token.sees)
     return TaskOfJob(job, storage.tasks.get(job.id, workload))
 
 

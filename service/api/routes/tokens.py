@@ -34,12 +34,14 @@ def create_token(
             lifetime_seconds=body.lifetime_seconds,
             max_open_jobs=body.max_open_jobs,
             max_running_jobs=body.max_running_jobs,
+            all_owners=body.all_owners,
         )
         audit(
             Action.TOKEN_CREATED,
             token.id,
             name=token.name,
             scopes=sorted(token.scopes),
+            all_owners=token.all_owners,
             expires_at=token.expires_at,
         )
     return NewTokenView(secret=secret, **token_view(token).model_dump())

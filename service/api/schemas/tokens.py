@@ -24,6 +24,11 @@ class TokenRequest(RequestBody):
     max_running_jobs: int | None = Field(
         None, ge=0, le=1_000_000, description="Quota; without, the service's setting"
     )
+    all_owners: bool = Field(
+        False,
+        description="Whether it sees the jobs and models of everybody; without, those of tokens "
+        "of the same name alone",
+    )
 
 
 class TokenView(View):
@@ -35,6 +40,9 @@ class TokenView(View):
     revoked_at: Time | None
     max_open_jobs: int | None = None
     max_running_jobs: int | None = None
+    all_owners: bool = Field(
+        False, description="Whether it sees the jobs and models of everybody, as an admin does"
+    )
     last_used_at: Time | None = Field(description="To within a minute or so")
     previous_until: Time | None = Field(
         description="Until when the secret before the last rotation is taken"

@@ -52,6 +52,7 @@ def test_an_ambiguous_beginning_names_what_it_may_be(engine: sa.Engine, tokens: 
     with writing(engine) as connection:
         for each in ids:
             row = {"id": each, "digest": each, "name": "n", "scopes": [], "created_at": 0.0}
+            row["all_owners"] = False
             connection.execute(sa.insert(_tokens).values(row))
     with reading(engine) as connection:
         assert id_of(connection, _tokens.c.id, "1f0e", "token") == "1f0e", "a whole id is one"

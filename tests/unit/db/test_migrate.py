@@ -16,7 +16,8 @@ from tilewright import db
 from tilewright.db.engine import open_engine, reading, writing
 from tilewright.db.errors import SchemaVersionError
 from tilewright.db.migrate import current_revision, downgrade, head_revision, upgrade
-from tilewright.db.models import Base, BlobReferenceRow, BlobRow
+from tilewright.db.models import Base, BlobReferenceRow, BlobRow, ModelUploadRow
+from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tokens import TokenStore
 from tilewright.db.stores.workers import WorkerStore
 
@@ -113,6 +114,38 @@ def test_rows_of_the_first_release_survive_every_upgrade(fresh: sa.Engine) -> No
         for name in ("trials", "graph_plans", "workers", "targets"):
             assert len(connection.execute(sa.select(Base.metadata.tables[name])).all()) == 1
     assert differences(fresh) == []
+
+
+def test_tokens_of_earlier_releases_see_what_they_saw(fresh: sa.Engine) -> None:
+    """And who made a job of a model has a name for it."""
+    upgrade(fresh, "0034")
+    tables = sa.MetaData()
+    with reading(fresh) as connection:
+        tables.reflect(connection)
+
+    def insert(connection: sa.Connection, table: str, **values: object) -> None:
+        kinds = {sa.Text: "x", sa.JSON: {}}
+        row = {
+            column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
+            for column in tables.tables[table].columns
+            if not column.nullable
+        }
+        connection.execute(sa.insert(tables.tables[table]).values({**row, **values}))
+
+    with writing(fresh) as connection:
+        for name in ("ada", "bob"):
+            insert(connection, "tokens", id=f"{name}-id", digest=name, name=name)
+        insert(connection, "models", digest="m", name="net.onnx", owner="ada-id")
+        for number in range(2):
+            insert(connection, "jobs", id=f"j{number}", model_digest="m", owner="bob-id")
+    upgrade(fresh)
+    with reading(fresh) as connection:
+        uploads = connection.execute(sa.select(table_of(ModelUploadRow))).all()
+    assert sorted((r.digest, r.owner, r.name) for r in uploads) == [
+        ("m", "ada", "net.onnx"),
+        ("m", "bob", "net.onnx"),
+    ]
+    assert {token.sees for token in TokenStore(fresh).list()} == {None}
 
 
 def _is(column: sa.Column[Any], kind: type[Any]) -> bool:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tilewright.db.errors import NotFoundError
 from tilewright.db.stores.models import ModelStore
+from tilewright.db.stores.tokens import Scope, TokenStore
 
 
 def test_a_model_is_kept_by_its_digest(models: ModelStore, clock: Any) -> None:
@@ -19,8 +21,31 @@ def test_a_model_is_kept_by_its_digest(models: ModelStore, clock: Any) -> None:
 def test_the_same_bytes_give_the_first_row(models: ModelStore, clock: Any) -> None:
     first = models.add(b"bytes", "first")
     clock.advance(1)
-    assert models.add(b"bytes", "second") == first
+    assert models.add(b"bytes", "second") == replace(first, name="second")
     assert models.list() == [first]
+
+
+def test_each_owner_has_a_name_for_the_same_bytes(models: ModelStore, tokens: TokenStore) -> None:
+    """All tokens of a name are one owner's."""
+    (_, ada), (_, again), (_, bob) = (
+        tokens.create(name, [Scope.SUBMIT]) for name in ("ada", "ada", "bob")
+    )
+    digest = models.add(b"bytes", "ada.onnx", owner=ada.id).digest
+    assert models.add(b"bytes", "bob.onnx", owner=bob.id).name == "bob.onnx"
+    names = {"ada": "ada.onnx", "bob": "bob.onnx"}
+    asked = [(digest, owner) for owner in (*names, "eve")]
+    assert models.names(asked) == {
+        **{(digest, owner): name for owner, name in names.items()},
+        (digest, "eve"): "ada.onnx",
+    }
+    for owner, name in names.items():
+        assert models.get(digest[:9], owner).name == name
+        assert [model.name for model in models.list(sees=owner)] == [name]
+    models.add(b"bytes", "renamed.onnx", owner=again.id)
+    assert models.names([(digest, "ada")]) == {(digest, "ada"): "renamed.onnx"}
+    assert models.list(sees="eve") == [] and models.names([("none", "ada")]) == {}
+    with pytest.raises(NotFoundError):
+        models.get(digest, "eve")
 
 
 def test_unknown(models: ModelStore) -> None:

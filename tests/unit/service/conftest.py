@@ -114,8 +114,8 @@ def paths() -> list[tuple[re.Pattern[str], str, dict[str, Any]]]:
 
 
 def with_scopes(storage: Storage, *scopes: Scope) -> dict[str, str]:
-    """The header of a new token."""
-    secret, _ = storage.tokens.create("test", scopes)
+    """The header of a new token, which sees the jobs of all owners."""
+    secret, _ = storage.tokens.create("test", scopes, all_owners=True)
     return {"Authorization": f"Bearer {secret}"}
 
 

@@ -144,7 +144,7 @@ def test_an_answer_that_cannot_be_kept_is_given(
 
 
 def test_an_answer_is_read_with_the_secret_of_then(client: TestClient, storage: Storage) -> None:
-    secret, token = storage.tokens.create("mine", [Scope.SUBMIT])
+    secret, token = storage.tokens.create("mine", [Scope.SUBMIT], all_owners=True)
     body = {"model": upload(client), "dims": {"batch": 2}}
     before = {"Authorization": f"Bearer {secret}", **KEY}
     first = client.post("/v1/jobs", json=body, headers=before)

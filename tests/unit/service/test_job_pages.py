@@ -219,7 +219,7 @@ def test_a_job_is_paused_resumed_and_cancelled_by_who_may(
         assert storage.jobs.get(job).state.value == state
     assert {str(entry.action) for entry in storage.audit.list()} >= {"job.cancelled"}
     other = storage.jobs.create(model.digest, "host", owner="somebody").id
-    secret, _ = storage.tokens.create("reader", [Scope.READ])
+    secret, _ = storage.tokens.create("reader", [Scope.READ], all_owners=True)
     sign_in(browser, secret)
     assert "Pause" not in opened(browser, f"/dashboard/jobs/{other}").text
     answer = browser.post(f"/dashboard/jobs/{other}/cancel", headers=ORIGIN)

@@ -325,7 +325,8 @@ def events_of_job(storage: Storage, job: dict[str, Any]) -> list[Any]:
 
 
 def test_a_token_has_no_more_open_jobs_than_its_quota(client: TestClient, storage: Storage) -> None:
-    wanted = {"name": "small", "scopes": ["submit"], "max_open_jobs": 1, "max_running_jobs": 1}
+    quotas = {"max_open_jobs": 1, "max_running_jobs": 1}
+    wanted = {"name": "small", "scopes": ["submit"], "all_owners": True, **quotas}
     made = client.post("/v1/tokens", json=wanted).json()
     assert (made["max_open_jobs"], made["max_running_jobs"]) == (1, 1)
     header = {"Authorization": f"Bearer {made['secret']}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 import threading
 from dataclasses import fields
@@ -13,7 +14,11 @@ import onnx
 import pytest
 
 from tests.unit.service.api_calls import onnx_bytes
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.workload import Boundary, make_workload
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
@@ -235,3 +240,20 @@ def test_a_model_with_tensors_in_files_beside_it_is_uploaded_as_one(
     (tmp_path / "weights.bin").unlink()
     assert run_cli(["lookup", str(path)]) == 1
     assert "weights.bin" in capsys.readouterr().err
+
+
+def test_a_workload_is_looked_up_by_how_its_key_begins(
+    storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = TensorType(DType.FLOAT32, (4,))
+    graph = Graph("g", ("x",), ("y",), (Node("r", "relu", ("x",), ("y",)),), {"x": x, "y": x}, {})
+    workload = make_workload(graph, ["r"], {"x": Boundary(x)})
+    key = workload.key
+    storage.workloads.put_workloads({key: workload.text()})
+    for given in (key, key[:6]):
+        assert run_cli(["lookup", given, "--target", "x86-64-v3", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["schedules"]
+        assert found["workload_key"] == key
+    assert run_cli(["lookup", "f" * 40, "--target", "x86-64-v3"]) == 1
+    said = capsys.readouterr().err
+    assert "is no file here: workload 'ff" in said and "does not exist" in said

@@ -35,6 +35,10 @@ def test_a_token_is_made_and_its_secret_shown_once(browser: TestClient, storage:
     token = storage.tokens.verify(secret_of(made.text))
     assert token is not None and token.scopes == {Scope.READ, Scope.SUBMIT}
     assert token.expires_at == pytest.approx(token.created_at + 1.5 * 86400.0)
+    assert token.sees == "ci <b>"
+    made = browser.post("/dashboard/tokens", data={**form, "all_owners": "1"}, headers=ORIGIN)
+    every = storage.tokens.verify(secret_of(made.text))
+    assert every is not None and every.sees is None
     listed = opened(browser, "/dashboard/tokens").text
     assert "ci <b>" in listed and "read, submit" in listed and "tw_" not in listed
 

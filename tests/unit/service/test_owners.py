@@ -1,0 +1,104 @@
+"""A token sees the jobs and models of its owner, as if there were no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.unit.service.api_calls import onnx_bytes, problem
+from tilewright.db.storage import Storage
+from tilewright.db.stores.tokens import Scope
+from tilewright.service.cli import run as run_cli
+
+WORKLOAD = "ab" * 32
+
+JOB_PARTS = (
+    *("", "/tasks", "/log", "/curve", "/events", "/graph", "/artifact"),
+    *(f"/tasks/{WORKLOAD}/{part}" for part in ("nest", "code", "predictions")),
+)
+
+
+def header(storage: Storage, name: str, *scopes: Scope, **more: Any) -> dict[str, str]:
+    secret, _ = storage.tokens.create(name, scopes, **more)
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture
+def ada(anonymous: TestClient, storage: Storage) -> dict[str, Any]:
+    """A job of Ada's; her model is called `ada.onnx`."""
+    return job_of("ada", anonymous, storage)
+
+
+def job_of(owner: str, anonymous: TestClient, storage: Storage) -> dict[str, Any]:
+    """A job of an owner, who uploads the same bytes as everybody and gives them a name."""
+    anonymous.headers.update(header(storage, owner, Scope.SUBMIT, Scope.READ))
+    answer = anonymous.post("/v1/models", params={"name": f"{owner}.onnx"}, content=onnx_bytes())
+    assert answer.status_code == 201, "new to this owner"
+    made = anonymous.post("/v1/jobs", json={"model": answer.json()["digest"], "dims": {"batch": 2}})
+    assert made.status_code == 201, made.text
+    job: dict[str, Any] = made.json()
+    return job
+
+
+def test_jobs_and_models_of_others_do_not_exist(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    anonymous.headers.update(header(storage, "bob", Scope.SUBMIT, Scope.READ))
+    job, model = f"/v1/jobs/{ada['id']}", f"/v1/models/{ada['model']}"
+    for path in (*(job + part for part in JOB_PARTS), model, f"{model}/content"):
+        unknown = path.replace(ada["id"], "f" * 32).replace(ada["model"], "f" * 64)
+        status, slug, detail = problem(anonymous.get(path))
+        assert (status, slug) == problem(anonymous.get(unknown))[:2] == (404, "not-found"), path
+        assert detail.endswith("does not exist"), "it says no more than of an unknown one"
+    for change in ("cancel", "pause", "resume"):
+        assert problem(anonymous.post(f"{job}:{change}"))[0] == 404
+    assert problem(anonymous.get(job[:-20]))[0] == 404, "nor does the beginning of the id"
+    for query in ("tasks", "trials"):
+        assert problem(anonymous.get(f"/v1/{query}", params={"job": ada["id"]}))[0] == 404
+    assert problem(anonymous.post("/v1/jobs", json={"model": ada["model"]}))[0] == 404
+    for path in ("jobs", "models", "tasks"):
+        assert anonymous.get(f"/v1/{path}").json() == []
+    assert storage.jobs.get(ada["id"]).state.value == ada["state"]
+
+
+def test_tokens_of_one_name_are_one_owners_and_admins_see_all(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    for seen in (
+        header(storage, "ada", Scope.READ),
+        header(storage, "auditor", Scope.READ, all_owners=True),
+        header(storage, "root", Scope.ADMIN),
+    ):
+        assert anonymous.get(f"/v1/jobs/{ada['id']}", headers=seen).json()["owner"] == "ada"
+        assert [each["id"] for each in anonymous.get("/v1/jobs", headers=seen).json()] == [
+            ada["id"]
+        ]
+        content = anonymous.get(f"/v1/models/{ada['model']}/content", headers=seen)
+        assert content.content == onnx_bytes()
+
+
+def test_a_job_shows_the_name_that_its_owner_gave_the_model(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    """The same bytes have another name for somebody else."""
+    assert job_of("bob", anonymous, storage)["model_name"] == "bob.onnx"
+    every = anonymous.get("/v1/jobs", headers=header(storage, "root", Scope.ADMIN)).json()
+    assert {job["owner"]: job["model_name"] for job in every} == {
+        "ada": "ada.onnx",
+        "bob": "bob.onnx",
+    }
+
+
+def test_the_command_and_the_route_make_tokens_that_see_everybody(
+    client: TestClient, storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, sees in (([], "ci"), (["--all-owners"], None)):
+        assert run_cli(["token", "ci", "--scope", "read", *options]) == 0
+        made = storage.tokens.verify(capsys.readouterr().out.strip())
+        assert made is not None and made.sees == sees
+    for all_owners in (False, True):
+        body = {"name": "x", "scopes": ["read"], "all_owners": all_owners}
+        assert client.post("/v1/tokens", json=body).json()["all_owners"] == all_owners
+    assert storage.audit.list()[0].detail["all_owners"] is True
