@@ -208,9 +208,9 @@ class Supervised:
         pause = 1.0
         while not self._stopping.wait(0.2):
             if self._process.poll() is not None:
-                complain(f"the {self._command} ended ({self._process.returncode})")
-                if self._stopping.wait(pause):
+                if self._stopping.wait(pause):  # Ctrl-C ends the children too, and is no news
                     return
+                complain(f"the {self._command} ended ({self._process.returncode})")
                 pause = min(2 * pause, 30.0)
                 self._process = self._start()
 
