@@ -452,7 +452,7 @@ def test_a_bad_model_is_refused_each_time(kept: KeptModels, path: Path) -> None:
 def test_a_process_loads_what_another_compiled(path: Path, tmp_path: Path) -> None:
     """The second process does without onnx and the compiler."""
     script = (
-        "import sys, numpy, compiler\n"
+        "import sys, numpy, tilewright\n"
         f"found = tilewright.compile_model({str(path)!r})\n"
         "print(found.run([numpy.ones((2, 3), numpy.float32)])[0].sum(),"
         " 'onnx' in sys.modules, 'tilewright.compiler.driver' in sys.modules)\n"
